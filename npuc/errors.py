@@ -1,0 +1,141 @@
+"""What npuc says when it refuses: one block with code, node, operator, tensor, reason, limit and remedy.
+
+Every error that a user can cause is an NpucError; a traceback always means a bug in npuc.
+The codes are stable: a meaning is never given to another number (docs/errors.md is generated from CODES).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+CODES: dict[str, str] = {
+    # the model
+    "E101": "the model file cannot be read",
+    "E102": "the file is not an ONNX model, or it is damaged",
+    "E103": "the opset is newer or older than this version understands",
+    "E104": "the graph is not well formed (cycle, undefined tensor, duplicate name)",
+    "E105": "a node's inputs contradict its operator (shapes, types, attributes)",
+    "E106": "a dimension is not known at compile time",
+    "E107": "the element type is not supported",
+    "E108": "external data lies outside the model's folder, or is missing or too short",
+    "E109": "an --input-shape does not fit the model",
+    # operators
+    "E201": "the operator is not known to npuc",
+    "E202": "the target does not run this operator in this form",
+    "E203": "a host step would be needed, and --strict refuses host steps",
+    "E204": "the extension words would be needed, and --isa documented refuses them",
+    "E205": "a quantised form of this operator is not available",
+    # the machine's limits
+    "E301": "a value does not fit its field in the instruction word",
+    "E302": "a tensor does not fit into a memory of the machine",
+    "E303": "no tile of the layer fits the scratch pads",
+    "E304": "the accumulator could overflow",
+    "E305": "the machine description is not valid",
+    # data
+    "E401": "a data file cannot be read or lacks an input",
+    "E402": "the data has the wrong shape or type",
+    # artefacts and listings
+    "E501": "this is not an npuc artefact, or not one of this version",
+    "E502": "a file of the artefact is missing, truncated or changed",
+    "E503": "the program cannot run on the machine it names",
+    "E504": "the listing cannot be assembled",
+    "E505": "the output exists and is not an npuc artefact",
+    "E506": "the output cannot be written",
+    # results
+    "E601": "the results differ by more than the tolerance",
+    "E602": "simulator and integer reference differ",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, with everything a user needs to mend it. Unknown facts are None."""
+
+    code: str
+    reason: str
+    node: str | None = None
+    op: str | None = None
+    tensor: str | None = None
+    limit: str | None = None
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        where = " ".join(part for part in (self.op, f"'{self.node}'" if self.node else None) if part)
+        if self.tensor:
+            where = f"{where}, tensor '{self.tensor}'" if where else f"tensor '{self.tensor}'"
+        lines = [f"error[{self.code}] {where + ': ' if where else ''}{self.reason}"]
+        if self.limit:
+            lines.append(f"  limit: {self.limit}")
+        if self.remedy:
+            lines.append(f"  help: {self.remedy}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, str | None]:
+        """The fields of the command line's JSON contract."""
+        return asdict(self)
+
+
+class NpucError(Exception):
+    """Base of everything a user can cause; holds one or more problems.
+
+    >>> print(ModelError("E104", "two nodes write it", tensor="y", remedy="rename one"))
+    error[E104] tensor 'y': two nodes write it
+      help: rename one
+    """
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        node: str | None = None,
+        op: str | None = None,
+        tensor: str | None = None,
+        limit: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        if code not in CODES:
+            raise KeyError(f"undeclared error code {code}")
+        self.problems: tuple[Problem, ...] = (Problem(code, reason, node, op, tensor, limit, remedy),)
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> NpucError:
+        """One error that carries several problems."""
+        gathered = tuple(problems)
+        first = gathered[0]
+        error = cls(first.code, first.reason)
+        error.problems = gathered
+        return error
+
+
+class ModelError(NpucError):
+    """The model file is at fault."""
+
+
+class UnsupportedOperator(NpucError):
+    """The model is sound; npuc or the target cannot run it in this form."""
+
+
+class DoesNotFit(NpucError):
+    """A memory, a scratch pad or a field of the machine is too small."""
+
+
+class DataError(NpucError):
+    """A data file is at fault."""
+
+
+class ArtefactError(NpucError):
+    """The compiled program or a listing is at fault, or cannot be written."""
+
+
+class EncodingError(NpucError):
+    """A value does not fit its field, or a word cannot be decoded."""
+
+
+class Mismatch(NpucError):
+    """Two results that should agree do not."""

@@ -1,0 +1,215 @@
+"""The graph: frozen nodes over named tensors, in single assignment as in ONNX.
+
+Invariants, checked by `Graph.check`: nodes stand in topological order; every tensor has one producer and a
+static type; a name that occurs in the ONNX model denotes exactly that tensor, in its shape and layout (a pass
+that moves a value into another layout gives it a new name).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from npuc.errors import ModelError
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Array = NDArray[Any]
+Attr = int | float | str | tuple[int, ...] | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape in elements and element type as numpy names it."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes behind it."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict[str, Attr])
+    name: str = ""
+    sources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
+
+    @property
+    def output(self) -> str:
+        """The first (for most operators the only) output."""
+        return self.outputs[0]
+
+    def with_attrs(self, **attrs: Attr) -> Node:
+        """The same node with some attributes set."""
+        return replace(self, attrs={**self.attrs, **attrs})
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """An attribute as an integer."""
+        value = self.attrs.get(key, default)
+        if not isinstance(value, int):
+            raise TypeError(f"{self.op}.{key} is {value!r}, not an integer")
+        return value
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """An attribute as a float."""
+        value = self.attrs.get(key, default)
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{self.op}.{key} is {value!r}, not a number")
+        return float(value)
+
+    def text(self, key: str, default: str = "") -> str:
+        """An attribute as a string."""
+        value = self.attrs.get(key, default)
+        if not isinstance(value, str):
+            raise TypeError(f"{self.op}.{key} is {value!r}, not a string")
+        return value
+
+    def integers(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """An attribute as a tuple of integers."""
+        value = self.attrs.get(key, default)
+        if not isinstance(value, tuple):
+            raise TypeError(f"{self.op}.{key} is {value!r}, not a tuple")
+        return tuple(int(item) for item in value)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A typed network: nodes in topological order, constants by name, a type for every tensor."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Array]
+    tensors: Mapping[str, TensorType]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that writes each tensor; inputs and constants have none."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each tensor, once per node, in order; a graph output has no extra reader here."""
+        found: dict[str, list[Node]] = {name: [] for name in self.tensors}
+        for node in self.nodes:
+            for name in dict.fromkeys(filter(None, node.inputs)):
+                found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def only_reader(self, tensor: str) -> Node | None:
+        """The node that alone reads the tensor, or None if there are several, none, or it is a graph output."""
+        readers = self.readers[tensor]
+        return readers[0] if len(readers) == 1 and tensor not in self.outputs else None
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The tensor's shape in elements."""
+        return self.tensors[tensor].shape
+
+    def constant(self, tensor: str) -> Array | None:
+        """The tensor's value if it is a constant."""
+        return self.constants.get(tensor)
+
+    @cached_property
+    def dataflow(self) -> nx.MultiDiGraph[Node]:
+        """The derived view for graph algorithms: nodes, and an edge per tensor that one reads from another."""
+        import networkx as nx
+
+        view: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
+        positions = {id(node): position for position, node in enumerate(self.nodes)}
+        view.add_nodes_from((position, {"node": node}) for position, node in enumerate(self.nodes))
+        for node in self.nodes:
+            for name in filter(None, node.inputs):
+                if name in self.producers:
+                    view.add_edge(positions[id(self.producers[name])], positions[id(node)], tensor=name)
+        return view
+
+    def check(self) -> None:
+        """Raises ModelError (E104) where an invariant of this module does not hold."""
+        known = {*self.inputs, *self.constants}
+        for node in self.nodes:
+            for name in filter(None, node.inputs):
+                if name not in known:
+                    raise ModelError("E104", "read before it is written", node=node.name, op=node.op, tensor=name)
+            for name in filter(None, node.outputs):
+                if name in known:
+                    raise ModelError("E104", "written twice", node=node.name, op=node.op, tensor=name)
+                known.add(name)
+        for name in self.outputs:
+            if name not in known:
+                raise ModelError("E104", "the graph output is never written", tensor=name)
+        for name in known:
+            if name not in self.tensors:
+                raise ModelError("E104", "has no type", tensor=name)
+        for name, value in self.constants.items():
+            if self.tensors[name] != type_of(value):
+                raise ModelError("E104", f"declared {self.tensors[name]}, is {type_of(value)}", tensor=name)
+
+    def __str__(self) -> str:
+        """One line a node, for --dump-after."""
+
+        def tensors(names: Iterable[str]) -> str:
+            return ", ".join(f"{name or '-'}: {self.tensors[name]}" if name else "-" for name in names)
+
+        lines = [f"graph {self.name} ({tensors(self.inputs)}) -> ({tensors(self.outputs)})"]
+        for node in self.nodes:
+            attrs = ", ".join(f"{key}={value}" for key, value in sorted(node.attrs.items()))
+            lines.append(f"  {tensors(node.outputs)} = {node.op}({', '.join(node.inputs)}) {{{attrs}}}")
+        return "\n".join(lines)
+
+
+def type_of(value: Array) -> TensorType:
+    """The type of a constant."""
+    return TensorType(tuple(int(extent) for extent in value.shape), str(np.asarray(value).dtype))
+
+
+def topological(nodes: Iterable[Node], known: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes in a topological order that keeps the given order where it can.
+
+    Raises ModelError (E104) for a cycle or a tensor that nothing writes.
+    """
+    ready = {*known, ""}
+    waiting = list(nodes)
+    written = {name for node in waiting for name in node.outputs}
+    ordered: list[Node] = []
+    while waiting:
+        later: list[Node] = []
+        for node in waiting:
+            if all(name in ready for name in node.inputs):
+                ordered.append(node)
+                ready.update(node.outputs)
+            else:
+                later.append(node)
+        if len(later) == len(waiting):
+            node = later[0]
+            missing = next(name for name in node.inputs if name not in ready)
+            reason = "part of a cycle" if missing in written else "read, but nothing writes it"
+            raise ModelError("E104", reason, node=node.name, op=node.op, tensor=missing)
+        waiting = later
+    return tuple(ordered)

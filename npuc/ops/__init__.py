@@ -1,0 +1,8 @@
+"""The operators of the IR: one row each, with its shape rule and its meaning in numpy.
+
+`OPS` is the table; the rows stand in the modules of this package, grouped as in the ONNX operator list.
+"""
+
+from npuc.ops.table import OPS, Op, bad_node, build, infer, rebuild
+
+__all__ = ["OPS", "Op", "bad_node", "build", "infer", "rebuild"]

@@ -1,0 +1,43 @@
+"""Passes and how they are run: each is a pure function from Graph to Graph, checked after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import process_time
+from typing import Protocol
+
+from npuc.errors import NpucError
+from npuc.ir import Graph
+
+
+class Pass(Protocol):
+    """A pure function with a name; options of a pass are the fields of a frozen dataclass with __call__."""
+
+    @property
+    def __name__(self) -> str: ...
+
+    def __call__(self, graph: Graph, /) -> Graph: ...
+
+
+Hook = Callable[[str, Graph, Graph, float], None]
+"""Called after each pass with its name, the graph before, the graph after, and its CPU seconds."""
+
+
+def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -> Graph:
+    """The graph after all passes, in order.
+
+    Every graph is checked; an error of a pass carries a note that says which pass raised it.
+    """
+    for each in passes:
+        name = each.__name__
+        started = process_time()
+        try:
+            after = each(graph)
+            after.check()
+        except NpucError as error:
+            error.add_note(f"in pass {name}") if hasattr(error, "add_note") else None
+            raise
+        if hook is not None:
+            hook(name, graph, after, process_time() - started)
+        graph = after
+    return graph
