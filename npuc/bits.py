@@ -1,0 +1,111 @@
+"""Instruction words and registers, declared once as dataclasses whose fields say which bits they take.
+
+From one declaration come the encoder, the decoder, the assembler's field list, the documentation table and
+the property tests. The fields of a word cover every bit exactly once (checked when the class is declared), so
+decode(encode(word)) == word and encode(decode(Word, value)) == value for every value.
+
+>>> @word(16)
+... class Pair:
+...     left: int = bits(7, 0, "value of the left half")
+...     right: int = bits(15, 8, "extent of the right half, 1..256", minus_one=True)
+>>> hex(encode(Pair(left=3, right=16)))
+'0xf03'
+>>> decode(Pair, 0xF03)
+Pair(left=3, right=16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from typing_extensions import dataclass_transform
+
+from npuc.errors import EncodingError
+
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Where a field lies (bits high..low) and how its value is stored."""
+
+    high: int
+    low: int
+    meaning: str
+    minus_one: bool = False
+
+    @property
+    def width(self) -> int:
+        """Number of bits."""
+        return self.high - self.low + 1
+
+    @property
+    def least(self) -> int:
+        """The smallest value."""
+        return 1 if self.minus_one else 0
+
+    @property
+    def most(self) -> int:
+        """The largest value."""
+        return (1 << self.width) - 1 + self.least
+
+
+def bits(high: int, low: int, meaning: str, *, minus_one: bool = False, default: int | None = None) -> Any:
+    """Declares a field of a word; `minus_one` stores value - 1. The default is the field's smallest value."""
+    place = Bits(high, low, meaning, minus_one)
+    return field(default=place.least if default is None else default, metadata={"bits": place})
+
+
+def _place(each: Field[Any]) -> Bits:
+    return each.metadata["bits"]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(bits,))
+def word(width: int) -> Callable[[type[W]], type[W]]:
+    """Makes a class a frozen dataclass of bit fields that together cover `width` bits exactly once."""
+
+    def declare(cls: type[W]) -> type[W]:
+        declared: type[W] = dataclass(frozen=True, kw_only=True)(cls)
+        taken = 0
+        for name, place in places(declared).items():
+            mask = ((1 << place.width) - 1) << place.low
+            if taken & mask:
+                raise TypeError(f"{cls.__name__}.{name} overlaps another field")
+            taken |= mask
+        if taken != (1 << width) - 1:
+            raise TypeError(f"{cls.__name__} does not cover its {width} bits")
+        return declared
+
+    return declare
+
+
+def places(cls: type[Any]) -> dict[str, Bits]:
+    """The fields of a word in declaration order."""
+    return {each.name: _place(each) for each in fields(cls) if each.default is not MISSING}
+
+
+def encode(value: Any) -> int:
+    """The word as an integer. Raises EncodingError (E301) for a value that its field cannot hold."""
+    result = 0
+    for name, place in places(type(value)).items():
+        number = getattr(value, name)
+        if not place.least <= number <= place.most:
+            raise EncodingError(
+                "E301",
+                f"{name} = {number} does not fit in {place.width} bits: {place.meaning}",
+                op=type(value).__name__,
+                limit=f"{place.least}..{place.most}",
+            )
+        result |= (number - place.least) << place.low
+    return result
+
+
+def decode(cls: type[W], value: int) -> W:
+    """The fields of an integer read as this word."""
+    found = {
+        name: ((value >> place.low) & ((1 << place.width) - 1)) + place.least
+        for name, place in places(cls).items()
+    }
+    return cls(**found)

@@ -1,0 +1,1 @@
+"""The machines npuc compiles for, one package each; TARGETS names them without importing any."""

@@ -1,0 +1,99 @@
+"""The numbers of an EasyNPU machine, once; a TOML file overrides any of them.
+
+Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads of 16), PE (Pe_ps_addr has
+6 bits, hence 64 psums) and Storage (20 KB + 20 KB + 24 KB of DTCM in words of 128 bits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import DoesNotFit
+
+MACHINES = Path(__file__).parent / "machines"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One EasyNPU. Pads and memories are in entries and words; a word is one byte per PE."""
+
+    name: str = "default"
+    pes: int = 16
+    ifmap_pad_entries: int = 64
+    psum_entries: int = 64
+    weight_pad_entries: int = 16
+    fmap_words: int = 1280
+    skip_words: int = 1280
+    weight_words: int = 1536
+    itcm_words: int = 256
+    psum_write_first: bool = False
+    """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a DTCM word: one per PE."""
+        return self.pes
+
+    def capacity_words(self, memory: str) -> int:
+        """Words of a memory named as on the command line: fmap, skip, weight, itcm."""
+        return int(getattr(self, f"{memory}_words"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values as the manifest records them."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], origin: str) -> Machine:
+        """A machine from names and values. Raises DoesNotFit (E305) for what no EasyNPU can be."""
+        known = {each.name: each.type for each in fields(cls)}
+        for key, value in values.items():
+            if key not in known:
+                raise _bad(origin, f"unknown parameter '{key}'", f"one of {', '.join(known)}")
+            wanted = {"int": int, "bool": bool, "str": str}[str(known[key])]
+            if type(value) is not wanted:
+                raise _bad(origin, f"{key} = {value!r}", f"a value of type {known[key]}")
+            if wanted is int and not 1 <= value <= 1 << 24:
+                raise _bad(origin, f"{key} = {value}", "1..16777216 (24-bit addresses)")
+        machine = cls(**values)
+        if machine.pes != 16:
+            raise _bad(origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs")
+        if machine.weight_pad_entries > 256:
+            raise _bad(origin, f"weight_pad_entries = {machine.weight_pad_entries}", "1..256 (Zs has 8 bits)")
+        return machine
+
+
+def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
+    return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy="see docs/easynpu.md, Machine files")
+
+
+def names() -> tuple[str, ...]:
+    """The machines that ship with npuc."""
+    return ("default", *sorted(path.stem for path in MACHINES.glob("*.toml")))
+
+
+def load(name_or_file: str | None = None) -> Machine:
+    """The default machine, a shipped one by name, or one from a TOML file.
+
+    Raises DoesNotFit (E305) for an unknown name, an unreadable file or invalid values.
+    """
+    if name_or_file is None or name_or_file == "default":
+        return Machine()
+    path = MACHINES / f"{name_or_file}.toml"
+    if not path.is_file():
+        path = Path(name_or_file)
+    if not path.is_file():
+        raise _bad(name_or_file, "no such machine and no such file", f"{', '.join(names())}, or a .toml file")
+    return Machine.of({"name": path.stem, **_read_toml(path)}, path.name)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # pyright: ignore
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _bad(path.name, f"cannot be read: {error}", "a TOML file of name = value lines") from None
