@@ -5,6 +5,7 @@ the property tests. The fields of a word cover every bit exactly once (checked w
 decode(encode(word)) == word and encode(decode(Word, value)) == value for every value.
 
 >>> @word(16)
+... @dataclass(frozen=True, kw_only=True)
 ... class Pair:
 ...     left: int = bits(7, 0, "value of the left half")
 ...     right: int = bits(15, 8, "extent of the right half, 1..256", minus_one=True)
@@ -17,10 +18,8 @@ Pair(left=3, right=16)
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
-
-from typing_extensions import dataclass_transform
 
 from npuc.errors import EncodingError
 
@@ -58,32 +57,26 @@ def bits(high: int, low: int, meaning: str, *, minus_one: bool = False, default:
     return field(default=place.least if default is None else default, metadata={"bits": place})
 
 
-def _place(each: Field[Any]) -> Bits:
-    return each.metadata["bits"]
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(bits,))
 def word(width: int) -> Callable[[type[W]], type[W]]:
-    """Makes a class a frozen dataclass of bit fields that together cover `width` bits exactly once."""
+    """Checks that the bit fields of a frozen dataclass cover `width` bits exactly once."""
 
-    def declare(cls: type[W]) -> type[W]:
-        declared: type[W] = dataclass(frozen=True, kw_only=True)(cls)
+    def check(cls: type[W]) -> type[W]:
         taken = 0
-        for name, place in places(declared).items():
+        for name, place in places(cls).items():
             mask = ((1 << place.width) - 1) << place.low
             if taken & mask:
                 raise TypeError(f"{cls.__name__}.{name} overlaps another field")
             taken |= mask
         if taken != (1 << width) - 1:
             raise TypeError(f"{cls.__name__} does not cover its {width} bits")
-        return declared
+        return cls
 
-    return declare
+    return check
 
 
 def places(cls: type[Any]) -> dict[str, Bits]:
     """The fields of a word in declaration order."""
-    return {each.name: _place(each) for each in fields(cls) if each.default is not MISSING}
+    return {each.name: each.metadata["bits"] for each in fields(cls)}
 
 
 def encode(value: Any) -> int:

@@ -7,7 +7,7 @@ The codes are stable: a meaning is never given to another number (docs/errors.md
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 CODES: dict[str, str] = {
     # the model
@@ -111,6 +111,10 @@ class NpucError(Exception):
         error = cls(first.code, first.reason)
         error.problems = gathered
         return error
+
+    def within(self, where: str) -> NpucError:
+        """The same error, saying in each reason where it arose."""
+        return type(self).of(replace(each, reason=f"{each.reason} ({where})") for each in self.problems)
 
 
 class ModelError(NpucError):

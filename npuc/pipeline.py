@@ -26,7 +26,7 @@ Hook = Callable[[str, Graph, Graph, float], None]
 def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -> Graph:
     """The graph after all passes, in order.
 
-    Every graph is checked; an error of a pass carries a note that says which pass raised it.
+    Every graph is checked; an error names the pass that raised it.
     """
     for each in passes:
         name = each.__name__
@@ -35,8 +35,7 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
             after = each(graph)
             after.check()
         except NpucError as error:
-            error.add_note(f"in pass {name}") if hasattr(error, "add_note") else None
-            raise
+            raise error.within(f"in pass {name}") from error
         if hook is not None:
             hook(name, graph, after, process_time() - started)
         graph = after

@@ -54,18 +54,22 @@ class Machine:
             wanted = {"int": int, "bool": bool, "str": str}[str(known[key])]
             if type(value) is not wanted:
                 raise _bad(origin, f"{key} = {value!r}", f"a value of type {known[key]}")
-            if wanted is int and not 1 <= value <= 1 << 24:
+            if type(value) is int and not 1 <= value <= 1 << 24:
                 raise _bad(origin, f"{key} = {value}", "1..16777216 (24-bit addresses)")
         machine = cls(**values)
         if machine.pes != 16:
-            raise _bad(origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs")
+            raise _bad(
+                origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"
+            )
         if machine.weight_pad_entries > 256:
             raise _bad(origin, f"weight_pad_entries = {machine.weight_pad_entries}", "1..256 (Zs has 8 bits)")
         return machine
 
 
 def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
-    return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy="see docs/easynpu.md, Machine files")
+    return DoesNotFit(
+        "E305", f"machine {origin}: {reason}", limit=limit, remedy="see docs/easynpu.md, Machine files"
+    )
 
 
 def names() -> tuple[str, ...]:

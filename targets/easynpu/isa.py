@@ -1,0 +1,218 @@
+"""The EasyNPU instruction set: the 128-bit layer word, the opcode table and the extension words, once.
+
+Source: easynpu, chapter Master controller (parameter table, opcode table, instruction format). Encoder, decoder,
+listing syntax, documentation tables and tests derive from the declarations here. What the document leaves
+open (Hi and Wi in the unused bits, minus-one extents, dilation 0 = none, the extension words) is decided in
+docs/decisions.md.
+
+An extension word (opcode 11x_xxx_xx, undefined in the document) changes only the next layer word: it gives the
+address and pitches of one operand, or keeps the psums. A program without extension words is a program of the
+document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from npuc.bits import bits, decode, encode, places, word
+from npuc.errors import EncodingError
+
+WORD_BITS = 128
+WORD_BYTES = 16
+
+FUSED = 0x20  # 001_???_??: the next instruction continues on this one's result
+STORED = 0x40  # 01?_???_??: the result is kept in the skip DTCM as well
+FLAGS = FUSED | STORED
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the opcode table: mnemonic, base opcode, category, what its weight stream holds."""
+
+    mnemonic: str
+    opcode: int
+    category: str
+    weights: bool
+    """A weight block follows the bias-scale block."""
+    quantises: bool
+    """A bias-scale block (5 words per 16 channels) stands in the weight stream."""
+    meaning: str
+    documented: bool = True
+
+
+CONV, CHANNEL_WISE, RESHAPE = "BasicConv", "ChannelWise", "Reshape"
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "conv", 0b000_000_00, CONV, True, True, "convolution, or a fully connected layer (Hk = Wk = 1)"
+    ),
+    Operation("conv_relu", 0b000_001_00, CONV, True, True, "convolution with ReLU"),
+    Operation("dwconv", 0b000_000_01, CHANNEL_WISE, True, True, "depthwise convolution"),
+    Operation(
+        "dwconv_relu", 0b000_001_01, CHANNEL_WISE, True, True, "depthwise convolution with ReLU", False
+    ),
+    Operation("bn", 0b000_000_10, CHANNEL_WISE, True, True, "batch normalisation: w * x + b per channel"),
+    Operation("relu", 0b000_001_10, CHANNEL_WISE, False, False, "ReLU"),
+    Operation("maxpool", 0b000_011_10, CHANNEL_WISE, False, False, "max pooling"),
+    Operation("avgpool", 0b000_100_10, CHANNEL_WISE, True, True, "average pooling by constant weights"),
+    Operation("add", 0b000_101_10, CHANNEL_WISE, False, True, "sum of two tensors"),
+    Operation("mul", 0b000_110_10, CHANNEL_WISE, False, True, "product of two tensors"),
+)
+BY_OPCODE: Mapping[int, Operation] = {row.opcode: row for row in OPERATIONS}
+BY_MNEMONIC: Mapping[str, Operation] = {row.mnemonic: row for row in OPERATIONS}
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer: geometry of the convolution or its channel-wise equivalent."""
+
+    opcode: int = bits(7, 0, "operation, fused and stored flags")
+    Sh: int = bits(11, 8, "stride, rows", default=1)
+    Sw: int = bits(15, 12, "stride, columns", default=1)
+    Ph: int = bits(19, 16, "padding before the first row")
+    Pw: int = bits(23, 20, "padding before the first column")
+    Dh: int = bits(27, 24, "dilation - 1, rows (0 = none)")
+    Dw: int = bits(31, 28, "dilation - 1, columns (0 = none)")
+    y: int = bits(37, 32, "rows of the sub-ofmap (tile)", minus_one=True)
+    x: int = bits(43, 38, "columns of the sub-ofmap (tile)", minus_one=True)
+    yi: int = bits(49, 44, "y': rows of the sub-ifmap", minus_one=True)
+    xi: int = bits(55, 50, "x': columns of the sub-ifmap", minus_one=True)
+    Hk: int = bits(63, 56, "kernel rows", minus_one=True)
+    Wk: int = bits(71, 64, "kernel columns", minus_one=True)
+    Ho: int = bits(79, 72, "rows of the output feature map", minus_one=True)
+    Wo: int = bits(87, 80, "columns of the output feature map", minus_one=True)
+    Co: int = bits(95, 88, "output channels", minus_one=True)
+    Ci: int = bits(103, 96, "input channels", minus_one=True)
+    Zs: int = bits(111, 104, "output channels per PE", minus_one=True)
+    Hi: int = bits(119, 112, "rows of the input feature map (unused in the document)", minus_one=True)
+    Wi: int = bits(127, 120, "columns of the input feature map (unused in the document)", minus_one=True)
+
+    @property
+    def operation(self) -> Operation | None:
+        """The opcode's row, or None where the document defines nothing."""
+        return BY_OPCODE.get(self.opcode & ~FLAGS)
+
+    @property
+    def fused(self) -> bool:
+        """The next instruction continues on this result."""
+        return bool(self.opcode & FUSED)
+
+    @property
+    def stored(self) -> bool:
+        """The result is also written to the skip DTCM."""
+        return bool(self.opcode & STORED)
+
+
+MEMORIES = ("fmap", "skip")
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """Extension word: where an operand of the next layer word lies, instead of the implicit address.
+
+    The word of pixel (iy, ix), 16-channel group g, lies at base + iy*row + ix*pixel + g*group, counted upward;
+    a pitch of 0 broadcasts. Roles: `src` ifmap, `dst` ofmap, `opb` second operand, `sto` stored copy.
+    """
+
+    opcode: int = bits(7, 0, "which operand")
+    memory: int = bits(15, 8, "0 = fmap DTCM, 1 = skip DTCM")
+    base: int = bits(39, 16, "address of pixel (0, 0), group 0, in words")
+    row: int = bits(63, 40, "words from a row to the next")
+    pixel: int = bits(87, 64, "words from a pixel to the next in its row")
+    group: int = bits(111, 88, "words from a 16-channel group to the next")
+    reserved: int = bits(127, 112, "zero")
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Extension word: keeps psums, or sets the weight pointer, for the next layer word."""
+
+    opcode: int = bits(7, 0, "control")
+    keep_psum: int = bits(8, 8, "1 = hand the psums, unquantised, to the next (fused) convolution")
+    set_weights: int = bits(9, 9, "1 = the weight stream continues at `weights`")
+    flags: int = bits(15, 10, "zero")
+    weights: int = bits(39, 16, "address in the weight DTCM, in words")
+    reserved: int = bits(127, 40, "zero")
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Halt:
+    """The end of the program (opcode FF)."""
+
+    opcode: int = bits(7, 0, "halt", default=0xFF)
+    reserved: int = bits(127, 8, "zero")
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Undefined:
+    """A word whose opcode nothing defines, kept as it is."""
+
+    opcode: int = bits(7, 0, "undefined")
+    rest: int = bits(127, 8, "as found")
+
+
+Instruction = Layer | Operand | Control | Halt | Undefined
+
+EXTENSIONS: Mapping[str, tuple[int, type[Operand] | type[Control]]] = {
+    "src": (0xC0, Operand),
+    "dst": (0xC1, Operand),
+    "opb": (0xC2, Operand),
+    "sto": (0xC3, Operand),
+    "ctl": (0xC4, Control),
+}
+ROLES: Mapping[int, str] = {opcode: role for role, (opcode, _) in EXTENSIONS.items()}
+HALT = 0xFF
+
+
+def word_type(opcode: int) -> type[Instruction]:
+    """The declaration that an opcode selects."""
+    if opcode == HALT:
+        return Halt
+    if opcode in ROLES:
+        return EXTENSIONS[ROLES[opcode]][1]
+    return Layer if opcode < 0xC0 and opcode & ~FLAGS in BY_OPCODE else Undefined
+
+
+def decode_word(value: int) -> Instruction:
+    """Any 128-bit word as an instruction; encode_word gives the same word back."""
+    return decode(word_type(value & 0xFF), value)
+
+
+def words_to_bytes(words: Iterable[Instruction]) -> bytes:
+    """The instruction memory's image: 16 bytes a word, little endian."""
+    return b"".join(encode(each).to_bytes(WORD_BYTES, "little") for each in words)
+
+
+def bytes_to_words(image: bytes) -> tuple[Instruction, ...]:
+    """The instructions of an image. Raises EncodingError (E504) for a partial word."""
+    if len(image) % WORD_BYTES:
+        raise EncodingError(
+            "E504", f"{len(image)} bytes are not whole 128-bit words", limit="a multiple of 16 bytes"
+        )
+    return tuple(
+        decode_word(int.from_bytes(image[at : at + WORD_BYTES], "little"))
+        for at in range(0, len(image), WORD_BYTES)
+    )
+
+
+def layout() -> dict[str, list[dict[str, str | int]]]:
+    """Every word type as a table of its fields: for `dump --layout` and the documentation."""
+    return {
+        cls.__name__: [
+            {
+                "bits": f"{place.high}:{place.low}",
+                "field": name,
+                "width": place.width,
+                "stored": "value - 1" if place.minus_one else "value",
+                "meaning": place.meaning,
+            }
+            for name, place in places(cls).items()
+        ]
+        for cls in (Layer, Operand, Control, Halt)
+    }
