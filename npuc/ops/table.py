@@ -82,9 +82,7 @@ def build(
     return graph
 
 
-def rebuild(
-    graph: Graph, nodes: Iterable[Node], new_constants: Mapping[str, Array] | None = None
-) -> Graph:
+def rebuild(graph: Graph, nodes: Iterable[Node], new_constants: Mapping[str, Array] | None = None) -> Graph:
     """The graph with other nodes (and more constants): what a pass returns."""
     inputs = {key: graph.tensors[key] for key in graph.inputs}
     return build(graph.name, nodes, inputs, graph.outputs, {**graph.constants, **(new_constants or {})})

@@ -1,0 +1,93 @@
+"""Sliding windows of convolution and pooling: extents of the output and the tensor slice under each tap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops.table import bad_node
+
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window over the spatial dimensions; every tuple has one entry per spatial dimension."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    dilations: tuple[int, ...]
+    ceil_mode: bool = False
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Elements from the first to the last tap, both included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def extents(self, node: Node, spatial: Sequence[int]) -> tuple[int, ...]:
+        """The output's spatial extents. Raises E105 where the kernel exceeds the padded input.
+
+        With ceil_mode a last window that would start in the padding after the input is left out, as in ONNX
+        since opset 19 and in onnxruntime.
+        """
+        return tuple(self._extent(node, axis, extent) for axis, extent in enumerate(spatial))
+
+    def _extent(self, node: Node, axis: int, extent: int) -> int:
+        begin, stride = self.begins[axis], self.strides[axis]
+        padded = extent + begin + self.ends[axis]
+        room = padded - self.reach[axis]
+        if room < 0:
+            reason = f"the kernel spans {self.reach[axis]} elements, the padded input has {padded}"
+            raise bad_node(node, reason, tensor=node.inputs[0], limit="the kernel fits into the padded input")
+        if not self.ceil_mode:
+            return room // stride + 1
+        count = -(-room // stride) + 1
+        return count - 1 if (count - 1) * stride >= extent + begin else count
+
+    def padded(self, x: Array, fill: float, extents: Sequence[int]) -> Array:
+        """The input with its padding, long enough that every window of the output lies inside."""
+        spatial = x.shape[2:]
+        ends = [
+            max(end, (count - 1) * stride + reach - extent - begin)
+            for end, count, stride, reach, extent, begin in zip(
+                self.ends, extents, self.strides, self.reach, spatial, self.begins, strict=True
+            )
+        ]
+        if not any(self.begins) and not any(ends):
+            return x
+        return np.pad(x, [(0, 0), (0, 0), *zip(self.begins, ends, strict=True)], constant_values=fill)
+
+    def taps(self, extents: Sequence[int]) -> Iterator[Index]:
+        """For each tap of the kernel, in row-major order, the index of the elements that it meets."""
+        for tap in product(*map(range, self.kernel)):
+            yield tuple(
+                slice(t * d, t * d + (count - 1) * s + 1, s)
+                for t, d, s, count in zip(tap, self.dilations, self.strides, extents, strict=True)
+            )
+
+
+def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
+    """The window that a node's strides, pads and dilations describe; absent ones are 1, 0 and 1.
+
+    Raises E105 for a wrong number of values and for values outside their range.
+    """
+    rank = len(kernel)
+    ones = (1,) * rank
+    strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
+    pads = node.integers("pads", (0,) * (2 * rank))
+    for what, values, count, least in (
+        ("kernel_shape", kernel, rank, 1),
+        ("strides", strides, rank, 1),
+        ("dilations", dilations, rank, 1),
+        ("pads", pads, 2 * rank, 0),
+    ):
+        if len(values) != count or any(value < least for value in values):
+            limit = f"{count} values of at least {least}"
+            raise bad_node(node, f"{what} is {list(values)}", limit=limit)
+    return Window(kernel, strides, pads[:rank], pads[rank:], dilations, bool(node.integer("ceil_mode")))
