@@ -45,8 +45,7 @@ def slice_index(node: Node) -> dict[int, slice]:
     """The python slice of each axis that a Slice cuts; an end below 0 stands for "past the first element"."""
     parts = (node.integers(key) for key in ("axes", "starts", "ends", "steps"))
     return {
-        axis: slice(start, None if end < 0 else end, step)
-        for axis, start, end, step in zip(*parts, strict=True)
+        axis: slice(start, None if end < 0 else end, step) for axis, start, end, step in zip(*parts, strict=True)
     }
 
 
@@ -122,6 +121,10 @@ def _expand_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, 
     return (TensorType(shape, x.dtype),)
 
 
+def _expand(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (np.broadcast_to(inputs[0], node.integers("shape")),)
+
+
 def _gather_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     x, indices = types
     axis = node.integer("axis")
@@ -149,6 +152,10 @@ def _cast_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     if to not in CAST_TYPES:
         raise bad_node(node, f"cast to {to}", limit=", ".join(CAST_TYPES))
     return (TensorType(types[0].shape, to),)
+
+
+def _cast(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (inputs[0].astype(node.text("to")),)
 
 
 def _blocks_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -211,14 +218,14 @@ register(
         "Expand",
         "The tensor broadcast to a shape.",
         _expand_types,
-        lambda node, inputs: (np.broadcast_to(inputs[0], node.integers("shape")),),
+        _expand,
     ),
     Op("Gather", "The slices of an axis that an index tensor names.", _gather_types, _gather),
     Op(
         "Cast",
         "The elements in another type.",
         _cast_types,
-        lambda node, inputs: (inputs[0].astype(np.dtype(node.text("to"))),),
+        _cast,
     ),
     Op("SpaceToDepth", "Blocks of pixels moved into channels.", _blocks_types, _space_to_depth),
     Op("DepthToSpace", "Channels moved into blocks of pixels.", _blocks_types, _depth_to_space),

@@ -18,9 +18,7 @@ def _checked(node: Node, types: Sequence[TensorType]) -> None:
     """Scale and zero point are scalars (shape () or (1,)) or vectors along the axis, of the same shape."""
     x, scale = types[0].shape, types[1]
     if scale.dtype != "float32":
-        raise ModelError(
-            "E107", f"the scale is {scale.dtype}", node=node.name, op=node.op, tensor=node.inputs[1]
-        )
+        raise ModelError("E107", f"the scale is {scale.dtype}", node=node.name, op=node.op, tensor=node.inputs[1])
     if scale.size != 1:
         axis = node.integer("axis", 1)
         expect_axes(node, (axis,), len(x))

@@ -11,7 +11,7 @@ from npuc.ops.rules import along, expect_float
 from npuc.ops.table import Op, bad_node, register
 
 MODES = ("nearest", "linear", "cubic")
-COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "align_corners")
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
@@ -51,11 +51,7 @@ def source_positions(node: Node, extent: int, size: int, scale: float) -> Array:
         return at * np.float32(extent - 1) / np.float32(size - 1) if size > 1 else np.zeros_like(at)
     if kind == "pytorch_half_pixel" and size == 1:
         return np.zeros_like(at)
-    centred = (at + half) / factor - half
-    if kind == "half_pixel_symmetric":
-        adjust = size / (extent * scale)
-        return (centred + np.float32(extent / 2 * (1 - adjust))).astype(np.float32)
-    return centred
+    return (at + half) / factor - half
 
 
 def _nearest(node: Node, position: Array) -> tuple[Array, Array]:
@@ -115,10 +111,7 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
             continue
         indices, weights = interpolation(node, y.shape[axis], size, scale)
         y = sum(
-            (
-                np.take(y, i, axis=axis) * along(w, axis, y.ndim)
-                for i, w in zip(indices, weights, strict=True)
-            ),
+            (np.take(y, i, axis=axis) * along(w, axis, y.ndim) for i, w in zip(indices, weights, strict=True)),
             start=np.float32(0),
         )
     return (np.asarray(y, np.float32),)
