@@ -1,0 +1,213 @@
+"""The integer graph: which tensors become int8, at which scale, and the integer operators between them.
+
+A node is integer where the target runs it so; data movement is integer between integer nodes. QuantizeLinear
+and DequantizeLinear stand where the two worlds meet. The int8 form of tensor `t` is named `t/int8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize import integer as _integer_rows  # noqa: F401  registers the integer operators
+from npuc.quantize.calibration import Spread
+from npuc.quantize.scales import Ratio, Ties, choose_scales
+from npuc.quantize.weights import MOST_SHIFT, average_taps, quantise_weights
+
+MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for."""
+
+    graph: Graph
+    scales: Mapping[str, float]
+    floats: Mapping[str, str]
+
+
+def int8_name(tensor: str) -> str:
+    """The name of the int8 form of a float tensor."""
+    return f"{tensor}/int8"
+
+
+def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """The nodes that run on int8: those the target accepts, and data movement from such to such."""
+    after: set[str] = set()
+    forward: list[Node] = []
+    for node in graph.nodes:
+        moves = node.op in MOVEMENT and all(name in after for name in node.inputs)
+        if moves or accepts(node):
+            after.update(node.outputs)
+            forward.append(node)
+    before: set[str] = set()
+    kept: list[Node] = []
+    for node in reversed(forward):
+        if node.op not in MOVEMENT or before.intersection(node.outputs):
+            before.update(data_inputs(node))
+            kept.append(node)
+    return tuple(reversed(kept))
+
+
+def data_inputs(node: Node) -> tuple[str, ...]:
+    """The inputs that carry activations."""
+    return node.inputs[:1] if node.op == "Conv" else node.inputs
+
+
+def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The float tensors that get an int8 form, in order of appearance."""
+    found = dict.fromkeys(name for node in nodes for name in (*data_inputs(node), *node.outputs))
+    return tuple(found)
+
+
+def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
+    """The window of an average or global pooling node."""
+    if node.op.startswith("Global"):
+        height, width = graph.shape(node.inputs[0])[2:]
+        return height, width
+    height, width = node.integers("kernel_shape")
+    return height, width
+
+
+def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
+    """What the operators demand of the scales of their tensors."""
+    equal: list[tuple[str, str]] = []
+    ratios: list[Ratio] = []
+    ceilings: dict[str, float] = {}
+    for node in nodes:
+        x, y = node.inputs[0], node.output
+        if node.op in MOVEMENT or node.op in ("MaxPool", "GlobalMaxPool", "Relu", "Clip"):
+            equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
+        elif node.op in ("AveragePool", "GlobalAveragePool"):
+            exponent = average_taps(average_kernel(graph, node))[1]
+            ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
+        elif node.op == "Add":
+            equal.append((x, node.inputs[1]))
+            ratios.append(Ratio(y, x, 0, MOST_SHIFT))
+        if node.op == "Clip" or node.text("activation") == "Clip":
+            ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
+    return Ties(tuple(equal), tuple(ratios), {k: v for k, v in ceilings.items() if np.isfinite(v)})
+
+
+def quantise(
+    graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], method: str = "mse"
+) -> Quantised:
+    """The integer graph of a float graph, these of whose nodes become integer.
+
+    spreads: of every tensor in tensors_of(nodes). Raises UnsupportedOperator (E205) for a node without an
+    integer form.
+    """
+    scales = choose_scales(spreads, ties_of(graph, nodes), method)
+    return _Builder(graph, nodes, scales).result()
+
+
+class _Builder:
+    """Walks the float graph once and collects the nodes and constants of the integer graph."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float]) -> None:
+        self.float = graph
+        self.integer = {id(node) for node in nodes}
+        self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = dict(graph.constants)
+        self.have: set[str] = {*graph.inputs, *graph.constants}
+
+    def result(self) -> Quantised:
+        for node in self.float.nodes:
+            if id(node) in self.integer:
+                for tensor in data_inputs(node):
+                    self._as_int8(tensor)
+                self._convert(node)
+                self.have.update(int8_name(name) for name in node.outputs)
+            else:
+                for tensor in filter(None, node.inputs):
+                    self._as_float(tensor)
+                self.nodes.append(node)
+                self.have.update(node.outputs)
+        for tensor in self.float.outputs:
+            self._as_float(tensor)
+        types = {name: self.float.tensors[name] for name in self.float.inputs}
+        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
+        floats = {int8_name(name): name for name in self.scales if int8_name(name) in graph.tensors}
+        return Quantised(graph, {name: self.scales[tensor] for name, tensor in floats.items()}, floats)
+
+    def _as_int8(self, tensor: str) -> None:
+        self._border(tensor, int8_name(tensor), "QuantizeLinear", tensor)
+
+    def _as_float(self, tensor: str) -> None:
+        self._border(int8_name(tensor), tensor, "DequantizeLinear", tensor)
+
+    def _border(self, source: str, result: str, op: str, tensor: str) -> None:
+        if result in self.have:
+            return
+        scale = self._constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
+        zero = self._constant(f"{tensor}/zero", np.zeros((), np.int8))
+        self.nodes.append(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))
+        self.have.add(result)
+
+    def _constant(self, name: str, value: Array) -> str:
+        self.constants[name] = value
+        return name
+
+    def _convert(self, node: Node) -> None:
+        inputs = tuple(int8_name(name) for name in data_inputs(node))
+        outputs = tuple(int8_name(name) for name in node.outputs)
+        op, attrs, extra = self._form(node)
+        name = node.name or node.output
+        self.nodes.append(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+
+    def _form(self, node: Node) -> tuple[str, dict[str, object], tuple[str, ...]]:
+        """The integer operator, its attributes and its constant inputs."""
+        relu = int(node.text("activation") in ("Relu", "Clip"))
+        match node.op:
+            case "Conv":
+                return "IntConv", {**_window(node), "relu": relu}, self._weights(node)
+            case "AveragePool" | "GlobalAveragePool":
+                channels = self.float.shape(node.inputs[0])[1]
+                window = {} if node.op.startswith("Global") else _window(node)
+                return "IntConv", {**window, "group": channels, "average": 1}, self._average(node)
+            case "GlobalMaxPool":
+                return "MaxPool", {"kernel_shape": average_kernel(self.float, node)}, ()
+            case "Add":
+                attrs = {"shift": self._shift(node), "relu": relu}
+                if "fused_input" in node.attrs:
+                    attrs["fused_input"] = node.integer("fused_input")
+                return "IntAdd", attrs, ()
+            case "Relu" | "Clip":
+                return "IntRelu", {}, ()
+            case op if op in MOVEMENT or op == "MaxPool":
+                return op, dict(node.attrs), ()
+            case _:
+                raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+
+    def _shift(self, node: Node) -> int:
+        return round(np.log2(self.scales[node.output] / self.scales[node.inputs[0]]))
+
+    def _weights(self, node: Node) -> tuple[str, ...]:
+        w = self.float.constants[node.inputs[1]]
+        bias = self.float.constants[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
+        found = quantise_weights(w, bias, self.scales[node.inputs[0]], self.scales[node.output])
+        return self._layer(node, found.w, found.bias, found.shift)
+
+    def _average(self, node: Node) -> tuple[str, ...]:
+        channels = self.float.shape(node.inputs[0])[1]
+        taps, exponent = average_taps(average_kernel(self.float, node))
+        shift = np.full(channels, exponent + self._shift(node), np.int8)
+        return self._layer(node, np.tile(taps, (channels, 1, 1, 1)), np.zeros(channels, np.int32), shift)
+
+    def _layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
+        stem = int8_name(node.output)
+        named = {"w": w, "bias": bias, "shift": shift}
+        return tuple(self._constant(f"{stem}/{key}", value) for key, value in named.items())
+
+
+def _window(node: Node) -> dict[str, object]:
+    """The attributes of a window that an integer operator shares with its float one."""
+    keys = ("strides", "pads", "dilations", "group")
+    return {key: node.attrs[key] for key in keys if key in node.attrs}

@@ -1,0 +1,86 @@
+"""Calibration: how the values of every tensor are spread over the calibration samples.
+
+The float graph runs under onnxruntime, one sample at a time, and only histograms are kept, so a calibration
+set may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph
+
+BINS = 2048
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted."""
+
+    counts: Array
+    width: float
+
+    @property
+    def centres(self) -> Array:
+        """The |x| that stands for each bin."""
+        return (np.arange(BINS) + 0.5) * self.width
+
+    @property
+    def largest(self) -> float:
+        """The upper edge of the last bin that holds a value; 0 if every value was zero."""
+        filled = np.flatnonzero(self.counts)
+        return float((filled[-1] + 1) * self.width) if len(filled) else 0.0
+
+    @property
+    def energy(self) -> float:
+        """Sum of x squared, by bin centres."""
+        return float(self.counts @ self.centres**2)
+
+    def with_values(self, values: Array) -> Spread:
+        """The spread of these values as well; bins are merged in pairs until the range holds them all."""
+        magnitude = np.abs(values, dtype=np.float32).ravel()
+        magnitude = magnitude[magnitude > 0]
+        if not magnitude.size:
+            return self
+        counts, width = self.counts, self.width
+        top = float(magnitude.max())
+        if not counts.any():
+            width = top * (1 + 1e-6) / BINS
+        while top >= width * BINS:
+            counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, np.int64)])
+            width *= 2
+        index = (magnitude * np.float32(1 / width)).astype(np.int32)
+        return Spread(counts + np.bincount(np.minimum(index, BINS - 1), minlength=BINS), width)
+
+    def error(self, scales: Array, levels: int = 127) -> Array:
+        """The expected sum of squared errors when quantised with each of these scales (symmetric, saturating).
+
+        Inside the range a rounding error is spread evenly, s*s/12 a value; outside it is |x| - levels*s.
+        """
+        limit = levels * scales[:, None]
+        beyond = np.maximum(self.centres[None] - limit, 0.0)
+        inside = (beyond == 0) * (scales[:, None] ** 2 / 12)
+        return (beyond**2 + inside) @ self.counts.astype(np.float64)
+
+
+EMPTY = Spread(np.zeros(BINS, np.int64), 1.0)
+
+
+def spreads(
+    graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
+) -> dict[str, Spread]:
+    """The spread of each named tensor over the samples (each a feed of the graph's inputs)."""
+    from npuc.export_onnx import to_onnx
+    from npuc.reference import session
+
+    wanted = [name for name in tensors if name not in graph.inputs]
+    run = session(to_onnx(graph, wanted))
+    found = dict.fromkeys(tensors, EMPTY)
+    for feeds in samples:
+        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
+        for name in tensors:
+            found[name] = found[name].with_values(np.asarray(values.get(name, feeds.get(name))))
+    return found

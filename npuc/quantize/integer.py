@@ -1,0 +1,105 @@
+"""The operators of the integer graph: int8 tensors, 32-bit accumulators, requantisation by shifts.
+
+Every activation is int8 and symmetric (zero point 0). An accumulator is requantised per output channel by
+sat8(floor(acc / 2^n + 1/2)): round half up, toward plus infinity, then saturate to -128..127.
+Source: easynpu, chapter PE; the rounding and the saturation as the author's RTL has them.
+The rows here join the operator table, so an integer graph is a Graph like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from npuc.ir import Array, Node, TensorType
+from npuc.ops.table import Op, bad_node, register
+from npuc.ops.windows import window_of
+
+EXACT_FLOAT32 = 1 << 24
+"""Integers below this are exact in float32, and so is every sum of them that stays below."""
+
+
+def requantise(acc: Array, shift: Array | int, relu: bool = False) -> Array:
+    """int8 from accumulators: sat8(floor(acc / 2^shift + 1/2)), then the larger of it and 0 with relu.
+
+    acc: any integer type; shift: 0..31, broadcast against acc.
+    """
+    wide = acc.astype(np.int64)
+    amount = np.asarray(shift, np.int64)
+    half = np.where(amount > 0, np.int64(1) << np.maximum(amount - 1, 0), 0)
+    return np.clip((wide + half) >> amount, 0 if relu else -128, 127).astype(np.int8)
+
+
+def accumulator_bound(w: Array, bias: Array) -> Array:
+    """The largest |accumulator| per output channel for any int8 input: 128 * sum |w| + |bias|.
+
+    w: (Co, ...) integers; bias: (Co,). Result: (Co,) int64.
+    """
+    return 128 * np.abs(w.astype(np.int64)).reshape(len(w), -1).sum(axis=1) + np.abs(bias.astype(np.int64))
+
+
+def _expect(node: Node, types: Sequence[TensorType], *dtypes: str) -> None:
+    for name, found, wanted in zip(node.inputs, types, dtypes, strict=True):
+        if found.dtype != wanted:
+            raise bad_node(node, f"the element type is {found.dtype}", tensor=name, limit=wanted)
+
+
+def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """x (1, Ci, H, W) int8, w (Co, Ci/group, Hk, Wk) int8, bias (Co,) int32, shift (Co,) int8."""
+    _expect(node, types, "int8", "int8", "int32", "int8")
+    x, w = types[0].shape, types[1].shape
+    if len(x) != 4 or len(w) != 4 or w[1] * node.integer("group", 1) != x[1]:
+        raise bad_node(node, f"weight {list(w)} for input {list(x)}")
+    if types[2].shape != (w[0],) or types[3].shape != (w[0],):
+        raise bad_node(node, f"bias {list(types[2].shape)} and shift {list(types[3].shape)} for {w[0]} channels")
+    extents = window_of(node, w[2:]).extents(node, x[2:])
+    return (TensorType((x[0], w[0], *extents), "int8"),)
+
+
+def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, w, bias, shift = inputs
+    window, group = window_of(node, w.shape[2:]), node.integer("group", 1)
+    extents = window.extents(node, x.shape[2:])
+    padded = window.padded(x, 0, extents).astype(np.int64)
+    split = padded.reshape(x.shape[0], group, -1, *padded.shape[2:])
+    taps = w.astype(np.int64).reshape(group, w.shape[0] // group, w.shape[1], -1)
+    acc = sum(
+        np.einsum("ngchw,gkc->ngkhw", split[(..., *index)], taps[..., tap])
+        for tap, index in enumerate(window.taps(extents))
+    )
+    acc = np.asarray(acc).reshape(x.shape[0], w.shape[0], *extents) + bias[:, None, None]
+    return (requantise(acc, shift[:, None, None], bool(node.integer("relu"))),)
+
+
+def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect(node, types, "int8", "int8")
+    if types[0].shape != types[1].shape:
+        raise bad_node(node, f"shapes {list(types[0].shape)} and {list(types[1].shape)} differ")
+    return (types[0],)
+
+
+def _add(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    acc = inputs[0].astype(np.int32) + inputs[1]
+    return (requantise(acc, node.integer("shift"), bool(node.integer("relu"))),)
+
+
+def _mul(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (requantise(inputs[0].astype(np.int32) * inputs[1], node.integer("shift")),)
+
+
+def _relu_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect(node, types, "int8")
+    return (types[0],)
+
+
+def _relu(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (np.maximum(inputs[0], 0),)
+
+
+register(
+    Op("IntConv", "int8 convolution with bias, requantised per channel.", _conv_types, _conv),
+    Op("IntAdd", "The requantised sum of two int8 tensors.", _pair_types, _add),
+    Op("IntMul", "The requantised product of two int8 tensors.", _pair_types, _mul),
+    Op("IntRelu", "The larger of an int8 element and 0.", _relu_types, _relu),
+)

@@ -1,0 +1,76 @@
+"""How each integer operator is written in standard ONNX operators, so that onnxruntime computes it exactly.
+
+A convolution whose accumulators stay below 2^24 for every possible input is written with float32 Conv, which
+is exact there: all products and partial sums are integers that float32 holds. Beyond, ConvInteger accumulates in
+32 bits and the requantisation is done in double. Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
+Importing this module adds the rules to the exporter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from npuc.export_onnx import EXPORTERS, Emitter
+from npuc.ir import Array, Node
+from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
+
+FLOAT, DOUBLE, INT8, INT32 = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.INT32,
+)
+
+
+def _step(emit: Emitter, op: str, *inputs: str, **attrs: int) -> str:
+    """Emits a node with one output and names it."""
+    output = emit.fresh(op.lower())
+    emit.node(op, inputs, [output], **attrs)
+    return output
+
+
+def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, dtype: type[np.floating]) -> None:
+    """acc (float or double) -> int8: Mul, Add, Floor, Clip, Cast."""
+    scale = np.ldexp(np.ones(shift.shape), -shift.astype(np.int32)).astype(dtype)
+    scaled = _step(emit, "Mul", acc, emit.constant(scale, "scale"))
+    half = np.where(shift > 0, 0.5, 0.0).astype(dtype)
+    shifted = _step(emit, "Add", scaled, emit.constant(half, "half"))
+    low, high = emit.constant(np.array(0 if relu else -128, dtype), "low"), emit.constant(np.array(127, dtype), "high")
+    clipped = _step(emit, "Clip", _step(emit, "Floor", shifted), low, high)
+    emit.node("Cast", [clipped], [output], to=INT8)
+
+
+def _conv(node: Node, emit: Emitter) -> None:
+    x = node.inputs[0]
+    w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:])
+    window = {key: node.integers(key) for key in ("strides", "pads", "dilations")}
+    window = {key: value for key, value in window.items() if value}
+    window["kernel_shape"] = w.shape[2:]
+    relu, column = bool(node.integer("relu")), (-1, 1, 1)
+    rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
+    acc = emit.fresh("acc")
+    if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
+        weights, offset = emit.constant(w.astype(np.float32), "w"), emit.constant(bias.astype(np.float32), "b")
+        inputs = [_step(emit, "Cast", x, to=FLOAT), weights, offset]
+        emit.node("Conv", inputs, [acc], group=node.integer("group", 1), **window)
+        _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float32)
+    else:
+        emit.node("ConvInteger", [x, emit.constant(w, "w")], [acc], group=node.integer("group", 1), **window)
+        total = _step(emit, "Add", acc, emit.constant(bias.reshape(column), "b"))
+        _requantise(emit, _step(emit, "Cast", total, to=DOUBLE), shift.reshape(column), relu, node.output, np.float64)
+
+
+def _pair(node: Node, emit: Emitter) -> None:
+    left, right = (_step(emit, "Cast", name, to=FLOAT) for name in node.inputs)
+    acc = _step(emit, node.op.removeprefix("Int"), left, right)
+    shift = np.array(node.integer("shift"))
+    _requantise(emit, acc, shift, bool(node.integer("relu")), node.output, np.float32)
+
+
+def _relu(node: Node, emit: Emitter) -> None:
+    positive = _step(emit, "Relu", _step(emit, "Cast", node.inputs[0], to=FLOAT))
+    emit.node("Cast", [positive], [node.output], to=INT8)
+
+
+EXPORTERS.update({"IntConv": _conv, "IntAdd": _pair, "IntMul": _pair, "IntRelu": _relu})

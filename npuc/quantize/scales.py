@@ -1,0 +1,152 @@
+"""One scale per tensor, chosen jointly where operators tie tensors together.
+
+On a machine that requantises by shifts only, an operator with weights leaves its input and output scales free
+(the weights absorb their ratio), but pooling, addition and data movement tie them: equal, or a power of two
+apart. Tensors with equal scales form a class; classes that are a power of two apart form a group with one free
+real base. Each group's base and exponents minimise the sum, over its tensors, of the quantisation error
+relative to the tensor's energy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from npuc.quantize.calibration import Spread
+
+FRACTIONS = 16
+"""Candidate bases per octave."""
+EXPONENTS = np.arange(-40, 41)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """log2(scale of `coarse` / scale of `fine`) must be an integer between least and most."""
+
+    coarse: str
+    fine: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Ties:
+    """What the operators demand of the scales."""
+
+    equal: tuple[tuple[str, str], ...] = ()
+    ratios: tuple[Ratio, ...] = ()
+    ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The largest scale a tensor may have, so that saturation does the work of a Clip."""
+    given: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Scales fixed from outside."""
+
+
+def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:
+    """A scale for every tensor that satisfies the ties with the least relative error.
+
+    method: "mse", or "minmax" (no value saturates).
+    """
+    class_of = _components(spreads, ties.equal)
+    group_of = _components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
+    scales: dict[str, float] = {}
+    for group in dict.fromkeys(group_of.values()):
+        members = {c: [t for t in spreads if class_of[t] == c] for c in group_of if group_of[c] == group}
+        ratios = [
+            (class_of[each.coarse], class_of[each.fine], each.least, each.most)
+            for each in ties.ratios
+            if class_of[each.coarse] in members
+        ]
+        chosen = _solve_group(members, ratios, spreads, ties, method)
+        scales.update({tensor: chosen[name] for name in members for tensor in members[name]})
+    return {tensor: scales[tensor] for tensor in spreads}
+
+
+def _components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each name the first name of its connected component."""
+    leader = {name: name for name in names}
+    order = {name: position for position, name in enumerate(leader)}
+
+    def find(name: str) -> str:
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for left, right in links:
+        first, second = sorted((find(left), find(right)), key=order.__getitem__)
+        leader[second] = first
+    return {name: find(name) for name in leader}
+
+
+def _solve_group(
+    members: Mapping[str, list[str]],
+    ratios: Iterable[tuple[str, str, int, int]],
+    spreads: Mapping[str, Spread],
+    ties: Ties,
+    method: str,
+) -> dict[str, float]:
+    """The scale of each class of a group: best base of an octave, best exponents for it."""
+    ratios = tuple(ratios)
+    bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
+    for tensors in members.values():
+        for tensor in tensors:
+            if tensor in ties.given:
+                bases = [ties.given[tensor]]
+            elif tensor in ties.ceilings:
+                bases.append(ties.ceilings[tensor])
+    best: tuple[float, dict[str, float]] | None = None
+    for base in bases:
+        cost = {name: _class_cost(tensors, base, spreads, ties, method) for name, tensors in members.items()}
+        exponents = _exponents(cost, ratios)
+        total = sum(float(cost[name][exponents[name]]) for name in members)
+        if best is None or total < best[0]:
+            best = total, {name: base * 2.0 ** int(EXPONENTS[exponents[name]]) for name in members}
+    assert best is not None
+    return best[1]
+
+
+def _class_cost(
+    tensors: Iterable[str], base: float, spreads: Mapping[str, Spread], ties: Ties, method: str
+) -> np.ndarray:
+    """Relative error of a class of tensors for every exponent."""
+    scales = base * 2.0 ** EXPONENTS.astype(np.float64)
+    cost = np.zeros(len(scales))
+    for tensor in tensors:
+        spread = spreads[tensor]
+        energy = spread.energy
+        if energy > 0:
+            cost += spread.error(scales) / energy
+            if method == "minmax":
+                cost += np.where(scales * 127 * (1 + 1e-6) < spread.largest, 1e6, 0.0)
+        if tensor in ties.ceilings:
+            cost += np.where(scales > ties.ceilings[tensor] * (1 + 1e-9), 1e9, 0.0)
+        if tensor in ties.given:
+            cost += np.where(np.abs(scales / ties.given[tensor] - 1) > 1e-9, 1e12, 0.0)
+    if not cost.any():
+        cost = np.abs(EXPONENTS + math.log2(127)) * 1e-12
+    return cost
+
+
+def _exponents(cost: Mapping[str, np.ndarray], ratios: tuple[tuple[str, str, int, int], ...]) -> dict[str, int]:
+    """An index into EXPONENTS per class: coordinate descent from the separate optima, made feasible first."""
+    chosen = {name: int(np.argmin(values)) for name, values in cost.items()}
+    for _ in range(len(cost)):
+        for coarse, fine, least, most in ratios:
+            chosen[coarse] = max(chosen[coarse], chosen[fine] + least)
+            chosen[fine] = max(chosen[fine], chosen[coarse] - most)
+    for _ in range(2 * len(cost) + 2):
+        before = dict(chosen)
+        for name, values in cost.items():
+            low, high = 0, len(EXPONENTS) - 1
+            for coarse, fine, least, most in ratios:
+                if coarse == name != fine:
+                    low, high = max(low, chosen[fine] + least), min(high, chosen[fine] + most)
+                elif fine == name != coarse:
+                    low, high = max(low, chosen[coarse] - most), min(high, chosen[coarse] - least)
+            if low <= high:
+                chosen[name] = low + int(np.argmin(values[low : high + 1]))
+        if chosen == before:
+            break
+    return chosen

@@ -1,0 +1,69 @@
+"""Weights, biases and shifts of a layer on a machine that requantises by shifts only.
+
+The weight scale of output channel c is Sw[c] = (Sy / Sx) * 2^-n[c]: the weights absorb the ratio of the
+activation scales, whatever it is, and the requantisation is a right shift by n[c].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+
+MOST_SHIFT = 31
+ACCUMULATOR_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True)
+class IntegerWeights:
+    """w: int8 in the float weight's shape; bias: (Co,) int32 in units of Sy * 2^-shift; shift: (Co,) int8."""
+
+    w: Array
+    bias: Array
+    shift: Array
+
+
+def quantise_weights(w: Array, bias: Array | None, x_scale: float, y_scale: float) -> IntegerWeights:
+    """int8 weights with the least squared error per output channel.
+
+    w: (Co, ...) float; bias: (Co,) float or None. Per channel two shifts compete: the largest that saturates
+    no weight, and one more.
+    """
+    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale)
+    offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale
+    largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
+    safe = np.floor(np.log2(127.499 / largest))
+    candidates = [np.clip(np.minimum(safe + more, _limit(flat, offset)), 0, MOST_SHIFT) for more in (0, 1)]
+    errors = [((_integers(flat, shift) / _power(shift) - flat) ** 2).sum(axis=1) for shift in candidates]
+    shift = np.where(errors[1] < errors[0], candidates[1], candidates[0])
+    integers = _integers(flat, shift).astype(np.int8)
+    rounded = np.rint(offset * np.exp2(shift)).clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
+    return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
+
+
+def _power(shift: Array) -> Array:
+    return np.exp2(shift)[:, None]
+
+
+def _integers(flat: Array, shift: Array) -> Array:
+    return np.clip(np.rint(flat * _power(shift)), -128, 127)
+
+
+def _limit(flat: Array, offset: Array) -> Array:
+    """The largest shift with which no accumulator can reach 2^30."""
+    reach = 128 * np.abs(flat).sum(axis=1) + np.abs(offset) + 1
+    return np.floor(np.log2((1 << 30) / reach))
+
+
+def average_taps(kernel: tuple[int, int]) -> tuple[Array, int]:
+    """int8 taps of an average over the kernel whose sum is exactly 2^S, and S.
+
+    The taps differ by at most 1; the larger ones are spread evenly, so that no constant error is left.
+    Source: quantisation notes, Average pooling with int8 weights.
+    """
+    count = kernel[0] * kernel[1]
+    exponent = int(np.floor(np.log2(127 * count)))
+    edges = np.arange(count + 1, dtype=np.int64) * (1 << exponent) // count
+    return np.diff(edges).astype(np.int8).reshape(kernel), exponent

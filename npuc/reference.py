@@ -1,0 +1,30 @@
+"""onnxruntime, which computes every expected value: sessions on one thread, with little memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from npuc.errors import ModelError
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
+    """An onnxruntime.InferenceSession of the model on one CPU thread.
+
+    Raises ModelError (E105) where onnxruntime refuses the model.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 4
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    serialized = model if isinstance(model, bytes) else model.SerializeToString()
+    try:
+        return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001  onnxruntime raises many unrelated types
+        raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None

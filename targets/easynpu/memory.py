@@ -1,0 +1,134 @@
+"""How tensors, weights and bias-scale blocks lie in the DTCMs.
+
+A DTCM word holds 16 int8 lanes: 16 channels of a pixel, or the same weight of 16 output channels. Unused lanes
+are zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+
+LANES = 16
+BS_WORDS = 5
+"""Words of a bias-scale block per 16 channels: 4 bytes of bias, little endian, then the shift scale."""
+
+
+def groups(channels: int) -> int:
+    """16-channel groups, the last one perhaps partial."""
+    return -(-channels // LANES)
+
+
+def feature_words(channels: int, height: int, width: int) -> int:
+    """Words of a feature map [Hi, Wi, Ci]."""
+    return height * width * groups(channels)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a feature map lies: word of pixel (iy, ix), group g = base + iy*row + ix*pixel + g*group.
+
+    All in words. The mirrored end of the Fmap DTCM (logical word a at D - 1 - a) has negative pitches; a pitch
+    of 0 broadcasts.
+    """
+
+    memory: str
+    base: int
+    row: int
+    pixel: int
+    group: int
+
+    def words(self, memory: Array, height: int, width: int, groups: int) -> Array:
+        """The words as a view (samples, height, width, groups, 16) into memory (samples, words, 16).
+
+        Raises ArtefactError (E503) for an address outside the memory.
+        """
+        reach = [(height - 1) * self.row, (width - 1) * self.pixel, (groups - 1) * self.group]
+        first = self.base + sum(min(each, 0) for each in reach)
+        last = self.base + sum(max(each, 0) for each in reach)
+        if first < 0 or last >= memory.shape[1]:
+            raise ArtefactError(
+                "E503",
+                f"words {first}..{last} of the {self.memory} DTCM are addressed",
+                limit=f"0..{memory.shape[1] - 1}",
+                remedy="run the program on the machine it was compiled for",
+            )
+        sample, step = memory.strides[0], memory.strides[1]
+        shape = (memory.shape[0], height, width, groups, LANES)
+        strides = (sample, self.row * step, self.pixel * step, self.group * step, memory.strides[2])
+        return as_strided(memory[:, self.base :], shape, strides)
+
+
+def low_end(memory: str, base: int, channels: int, width: int) -> Place:
+    """A feature map stored contiguously upward from a base address."""
+    per_pixel = groups(channels)
+    return Place(memory, base, width * per_pixel, per_pixel, 1)
+
+
+def high_end(memory: str, words: int, channels: int, width: int) -> Place:
+    """A feature map mirrored from the last of the memory's words downward (two-ended addressing)."""
+    per_pixel = groups(channels)
+    return Place(memory, words - 1, -width * per_pixel, -per_pixel, -1)
+
+
+def to_lanes(x: Array) -> Array:
+    """(..., C) as (..., groups, 16), the missing lanes zero."""
+    missing = -x.shape[-1] % LANES
+    if missing:
+        x = np.concatenate([x, np.zeros((*x.shape[:-1], missing), x.dtype)], axis=-1)
+    return x.reshape(*x.shape[:-1], -1, LANES)
+
+
+def pack_feature(x: Array) -> Array:
+    """Words (samples, H, W, groups, 16) int8 of feature maps (samples, C, H, W) int8."""
+    return to_lanes(x.transpose(0, 2, 3, 1))
+
+
+def unpack_feature(words: Array, channels: int) -> Array:
+    """The inverse of pack_feature: (samples, C, H, W) int8."""
+    samples, height, width = words.shape[:3]
+    return np.ascontiguousarray(words.reshape(samples, height, width, -1)[..., :channels].transpose(0, 3, 1, 2))
+
+
+def pack_weights(w: Array) -> Array:
+    """Words (n, 16) of dense weights (Co, Ci, Hk, Wk) int8, stored [Ci][Hk][Wk][Co/16][16]."""
+    return to_lanes(w.transpose(1, 2, 3, 0)).reshape(-1, LANES)
+
+
+def unpack_weights(words: Array, Co: int, Ci: int, Hk: int, Wk: int) -> Array:
+    """The inverse of pack_weights."""
+    return words.reshape(Ci, Hk, Wk, -1)[..., :Co].transpose(3, 0, 1, 2)
+
+
+def pack_channel_weights(w: Array) -> Array:
+    """Words (n, 16) of channel-wise weights (C, 1, Hk, Wk) int8, stored [C/16][Hk][Wk][16]."""
+    lanes = to_lanes(w[:, 0].transpose(1, 2, 0))
+    return lanes.transpose(2, 0, 1, 3).reshape(-1, LANES)
+
+
+def unpack_channel_weights(words: Array, C: int, Hk: int, Wk: int) -> Array:
+    """The inverse of pack_channel_weights."""
+    lanes = words.reshape(-1, Hk, Wk, LANES).transpose(0, 3, 1, 2)
+    return lanes.reshape(-1, 1, Hk, Wk)[:C]
+
+
+def pack_bias_scale(bias: Array, shift: Array) -> Array:
+    """Words (5 * groups, 16) of biases (Co,) int32 and right shifts (Co,); a shift n is stored as -n.
+
+    Source: easynpu, Weight pads; the author's RTL: byte planes little endian, plane 4 = scale, negative = right.
+    """
+    planes = to_lanes(np.ascontiguousarray(bias.astype("<i4")).view(np.int8).reshape(-1, 4).T)
+    scale = to_lanes(-shift.astype(np.int8))
+    return np.concatenate([planes, scale[None]]).transpose(1, 0, 2).reshape(-1, LANES)
+
+
+def unpack_bias_scale(words: Array, channels: int) -> tuple[Array, Array]:
+    """Biases (channels,) int32 and scale bytes (channels,) int8 of a block."""
+    planes = words.reshape(-1, BS_WORDS, LANES).transpose(1, 0, 2).reshape(BS_WORDS, -1)[:, :channels]
+    bias = np.ascontiguousarray(planes[:4].T).view("<i4").ravel()
+    return bias.astype(np.int32), planes[4].astype(np.int8)

@@ -1,0 +1,87 @@
+"""The tile (y, x) of each layer: the exact optimum, by enumeration of every legal one.
+
+Legal (easynpu reference, section 4): x*y*zs psums, x'*y' ifmap entries per pad, 6-bit extents. There are fewer
+than 700 candidates a layer, so all are evaluated at once and the optimum is stated, not guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.errors import DoesNotFit
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import groups
+from npuc.targets.easynpu.timing import Followers, is_dense, kernel_extent, layer_cycles, tile_input
+
+FIELD_MOST = 64
+"""y, x, y' and x' have 6 bits, stored minus one."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The chosen tile and what makes it the best: the certificate of the enumeration."""
+
+    y: int
+    x: int
+    cycles: int
+    candidates: int
+    runner_up: tuple[int, int, int] | None
+    """(y, x, cycles) of the best other candidate."""
+
+
+def best_tile(layer: Layer, machine: Machine, followers: Followers, where: str = "") -> tuple[Layer, Tiling]:
+    """The layer with y, x, y', x' filled in, and the certificate.
+
+    Fewest cycles; then fewest ifmap words read; then the widest tile. Raises DoesNotFit (E303) if no tile is
+    legal.
+    """
+    y, x = (axis.ravel() for axis in np.mgrid[1 : min(layer.Ho, FIELD_MOST) + 1, 1 : min(layer.Wo, FIELD_MOST) + 1])
+    rows, columns = tile_input(layer, y, x)
+    per_pe = layer.Zs if is_dense(layer) else 1
+    legal = (
+        (y * x * per_pe <= machine.psum_entries)
+        & (rows * columns <= machine.ifmap_pad_entries)
+        & (rows <= FIELD_MOST)
+        & (columns <= FIELD_MOST)
+    )
+    if not legal.any():
+        raise _no_tile(layer, machine, where)
+    y, x = y[legal], x[legal]
+    cycles = layer_cycles(layer, y, x, machine, followers)
+    order = np.lexsort((-x, ifmap_words(layer, y, x), cycles))
+    best = order[0]
+    runner_up = (int(y[order[1]]), int(x[order[1]]), int(cycles[order[1]])) if len(order) > 1 else None
+    tiling = Tiling(int(y[best]), int(x[best]), int(cycles[best]), len(order), runner_up)
+    rows, columns = tile_input(layer, tiling.y, tiling.x)
+    return replace(layer, y=tiling.y, x=tiling.x, yi=int(rows), xi=int(columns)), tiling
+
+
+def ifmap_words(layer: Layer, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Words that the tiles of the whole layer read, edge tiles taken as full ones."""
+    rows, columns = tile_input(layer, y, x)
+    tiles = -(-layer.Ho // y) * -(-layer.Wo // x)
+    return tiles * rows * columns * groups(layer.Ci)
+
+
+def _no_tile(layer: Layer, machine: Machine, where: str) -> DoesNotFit:
+    height, width = kernel_extent(layer.Hk, layer.Dh), kernel_extent(layer.Wk, layer.Dw)
+    if height * width > machine.ifmap_pad_entries:
+        return DoesNotFit(
+            "E303",
+            f"the kernel spans {height} x {width} = {height * width} entries of an ifmap pad",
+            node=where,
+            limit=f"ifmap_pad_entries = {machine.ifmap_pad_entries}",
+            remedy=f"a machine with ifmap_pad_entries = {height * width} (--machine FILE), or a smaller kernel",
+        )
+    if max(height, width) > FIELD_MOST:
+        return DoesNotFit("E303", f"the kernel spans {height} x {width}", node=where, limit="64 rows and columns")
+    return DoesNotFit(
+        "E303",
+        f"{layer.Zs} output channels per PE for one pixel",
+        node=where,
+        limit=f"psum_entries = {machine.psum_entries}",
+        remedy=f"a machine with psum_entries = {layer.Zs} (--machine FILE)",
+    )
