@@ -112,6 +112,10 @@ def _transpose_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorTyp
     return (TensorType(tuple(x.shape[axis] for axis in perm), x.dtype),)
 
 
+def _transpose(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (inputs[0].transpose(node.integers("perm")),)
+
+
 def _expand_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     x, shape = types[0], node.integers("shape")
     aligned = (*(1 for _ in shape[len(x.shape) :]), *x.shape)
@@ -212,7 +216,7 @@ register(
         "Transpose",
         "The axes in another order.",
         _transpose_types,
-        lambda node, inputs: (inputs[0].transpose(node.integers("perm")),),
+        _transpose,
     ),
     Op(
         "Expand",

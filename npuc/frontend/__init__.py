@@ -1,0 +1,46 @@
+"""ONNX models become graphs of canonical, typed operators.
+
+reading: the file and its versions; external_data: tensors beside it; binding: shapes of the inputs;
+signatures: what ONNX says of an operator; builder: the graph under construction; importers: one small
+function per ONNX operator; folding: constant nodes that the operator table cannot evaluate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from npuc.ir import Graph
+
+if TYPE_CHECKING:
+    import onnx
+
+Shapes = Mapping[str, tuple[int, ...]]
+NO_SHAPES: Shapes = {}
+
+
+def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = True) -> Graph:
+    """The graph of an ONNX file, every shape static.
+
+    input_shapes: shapes that bind the dynamic dimensions of inputs, by name.
+    fold_weights: whether DequantizeLinear of a constant becomes a float constant; without, it stays a node
+    whose inputs are the constants, so that integer weights and their scales survive.
+    Raises ModelError or UnsupportedOperator with every problem of the model.
+    """
+    from npuc.frontend.reading import read_model
+
+    return import_model(read_model(path), path.parent, input_shapes, fold_weights=fold_weights)
+
+
+def import_model(
+    model: onnx.ModelProto,
+    folder: Path | None = None,
+    input_shapes: Shapes = NO_SHAPES,
+    *,
+    fold_weights: bool = True,
+) -> Graph:
+    """The graph of a model in memory; `folder` holds its external data (None: it may have none)."""
+    from npuc.frontend.importing import graph_of
+
+    return graph_of(model, folder, input_shapes, fold_weights=fold_weights)

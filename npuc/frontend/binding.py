@@ -1,0 +1,117 @@
+"""Static types of the graph's inputs: dynamic dimensions are bound by the shapes that the user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from npuc.errors import ModelError, NpucError, Problem
+from npuc.ir import TensorType
+
+INPUT_TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+
+Dim = int | str
+"""An extent, or the name of a dynamic dimension ("" if it has none)."""
+
+
+def input_types(
+    graph: onnx.GraphProto, constants: Collection[str], bound: Mapping[str, tuple[int, ...]]
+) -> dict[str, TensorType]:
+    """The types of the inputs that are no constants, in order.
+
+    A dimension bound in one input binds the equally named ones of the others.
+    Raises ModelError: E106 for every input that stays dynamic (the remedy is the flag that binds it), E107 for
+    an element type that npuc does not run, E109 for a shape that does not fit.
+    """
+    inputs = [each for each in graph.input if each.name not in constants]
+    names = [each.name for each in inputs]
+    for name in bound:
+        if name not in names:
+            limit = f"inputs: {', '.join(names)}"
+            raise ModelError("E109", "a shape is given, but the model has no such input", tensor=name, limit=limit)
+    dtypes = {each.name: _element_type(each) for each in inputs}
+    dims = {each.name: _dims(each) for each in inputs}
+    named = _bound_names(dims, bound)
+    types: dict[str, TensorType] = {}
+    problems: list[Problem] = []
+    for name in names:
+        shape = bound.get(name) or _filled(dims[name], named)
+        if shape is None:
+            problems.append(_unbound(name, dims[name]))
+        else:
+            types[name] = TensorType(tuple(shape), dtypes[name])
+    if problems:
+        raise NpucError.of(problems)
+    return types
+
+
+def _element_type(value: onnx.ValueInfoProto) -> str:
+    """The numpy name of an input's element type."""
+    kind = value.type.WhichOneof("value")
+    code = value.type.tensor_type.elem_type if kind == "tensor_type" else 0
+    known = onnx.helper.get_all_tensor_dtypes()
+    found = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))) if code in known else kind or "unknown"
+    if found not in INPUT_TYPES:
+        raise ModelError(
+            "E107",
+            f"the input's type is {'string' if found == 'object' else found}",
+            tensor=value.name,
+            limit=", ".join(INPUT_TYPES),
+            remedy="convert the model to float32",
+        )
+    return found
+
+
+def _dims(value: onnx.ValueInfoProto) -> Sequence[Dim] | None:
+    """The declared dimensions; None if not even the rank is known."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+def _bound_names(dims: Mapping[str, Sequence[Dim] | None], bound: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What the given shapes say of the named dimensions; raises E109 where they do not fit the model."""
+    named: dict[str, int] = {}
+    for name, shape in bound.items():
+        declared = dims[name]
+        written = ",".join(map(str, shape))
+        if any(extent < 1 for extent in shape):
+            raise ModelError("E109", f"the shape {written} is not positive", tensor=name)
+        if declared is None:
+            continue
+        limit = f"{len(declared)} dimensions: {_hint(declared)}"
+        if len(declared) != len(shape):
+            raise ModelError("E109", f"the shape {written} has {len(shape)} dimensions", tensor=name, limit=limit)
+        for dim, extent in zip(declared, shape, strict=True):
+            expected = dim if isinstance(dim, int) else named.setdefault(dim, extent) if dim else extent
+            if expected != extent:
+                reason = f"the shape {written} has {extent} where the model has {expected}"
+                raise ModelError("E109", reason, tensor=name, limit=limit)
+    return named
+
+
+def _filled(dims: Sequence[Dim] | None, named: Mapping[str, int]) -> tuple[int, ...] | None:
+    """The shape if every dimension is known."""
+    extents = [dim if isinstance(dim, int) else named.get(dim) for dim in dims] if dims is not None else [None]
+    known = tuple(extent for extent in extents if extent is not None)
+    return known if len(known) == len(extents) else None
+
+
+def _hint(dims: Sequence[Dim]) -> str:
+    """The shape as one would type it: an unknown first dimension (the batch) as 1, others as <name>."""
+    texts = [
+        str(dim) if isinstance(dim, int) else "1" if axis == 0 else f"<{dim or f'dim{axis}'}>"
+        for axis, dim in enumerate(dims)
+    ]
+    return ",".join(texts)
+
+
+def _unbound(name: str, dims: Sequence[Dim] | None) -> Problem:
+    if dims is None:
+        reason, shape = "the input has no shape", "1,3,224,224"
+        return Problem("E106", reason, tensor=name, remedy=f"give it, for instance --input-shape {name}={shape}")
+    unknown = [dim or f"number {axis}" for axis, dim in enumerate(dims) if not isinstance(dim, int)]
+    reason = f"the input has {len(unknown)} dynamic dimension{'s' * (len(unknown) > 1)} ({', '.join(unknown)})"
+    return Problem("E106", reason, tensor=name, remedy=f"--input-shape {name}={_hint(dims)}")

@@ -1,0 +1,185 @@
+"""The graph under construction: importers append canonical nodes, constants are evaluated at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npuc.errors import ModelError, UnsupportedOperator
+from npuc.interpreter import evaluate
+from npuc.ir import Array, Attr, Node, TensorType, type_of
+from npuc.ops import infer
+
+LARGEST_CONSTANT = 2**28
+"""Elements of the largest constant that is computed from others."""
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """A node of the model with all its attributes (defaults included) and without aliases in its inputs."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    opset: int
+
+    def given(self, index: int) -> bool:
+        """Whether the optional input is there."""
+        return index < len(self.inputs) and bool(self.inputs[index])
+
+    def bad(self, reason: str, *, tensor: str | None = None, limit: str | None = None) -> ModelError:
+        """The error (E105) for a node that contradicts itself."""
+        return ModelError("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
+
+    def unsupported(self, reason: str, limit: str | None = None) -> UnsupportedOperator:
+        """The error (E202) for a sound form that npuc does not have."""
+        return UnsupportedOperator("E202", reason, node=self.name, op=self.op, limit=limit)
+
+    def axis(self, axis: int, rank: int) -> int:
+        """A non-negative axis; raises E105 outside -rank..rank-1."""
+        if not -rank <= axis < rank:
+            raise self.bad(f"axis {axis} of a tensor with {rank} dimensions", limit=f"{-rank}..{rank - 1}")
+        return axis % rank
+
+    def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """Non-negative, distinct axes in the given order."""
+        found = tuple(self.axis(int(axis), rank) for axis in axes)
+        if len(set(found)) != len(found):
+            raise self.bad(f"axes {list(axes)} name one axis twice")
+        return found
+
+
+class Builder:
+    """Nodes, constants and types so far. A tensor is in `constants`, or has a producer, or is an input."""
+
+    def __init__(self, opset: int, folder: Path | None, fold_weights: bool) -> None:
+        self.opset = opset
+        self.folder = folder
+        self.fold_weights = fold_weights
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        self.types: dict[str, TensorType] = {}
+        self.aliases: dict[str, str] = {}
+        self.producers: dict[str, Node] = {}
+        self._tensor_names: set[str] = set()
+        self._node_names: set[str] = set()
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Keeps names of the model from being given to new tensors."""
+        self._tensor_names.update(names)
+
+    def node_name(self, stem: str) -> str:
+        """A node name that is not taken yet."""
+        return _unique(stem, self._node_names)
+
+    def fresh(self, stem: str) -> str:
+        """A tensor name that is not taken yet."""
+        return _unique(stem, self._tensor_names)
+
+    def add_constant(self, name: str, value: ArrayLike) -> None:
+        """Gives a tensor of the model a constant value."""
+        self.constants[name] = np.asarray(value)
+        self.types[name] = type_of(self.constants[name])
+
+    def constant(self, node: OnnxNode, stem: str, value: ArrayLike) -> str:
+        """The name of a new constant."""
+        name = self.fresh(f"{node.outputs[0]}/{stem}")
+        self.add_constant(name, value)
+        return name
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self.types[tensor].shape
+
+    def value(self, node: OnnxNode, index: int) -> Array:
+        """The constant value of an input that must be one; raises E106 if it is not."""
+        name = node.inputs[index]
+        if name not in self.constants:
+            remedy = "make it a constant, or simplify the model for fixed shapes"
+            reason = f"input {index} is computed at run time"
+            raise ModelError("E106", reason, node=node.name, op=node.op, tensor=name, remedy=remedy)
+        return self.constants[name]
+
+    def integers(self, node: OnnxNode, index: int) -> tuple[int, ...]:
+        """A constant input as integers."""
+        value = self.value(node, index)
+        if value.ndim > 1 or not np.issubdtype(value.dtype, np.integer):
+            reason = f"{type_of(value)} where a list of integers is needed"
+            raise node.bad(reason, tensor=node.inputs[index])
+        return tuple(int(each) for each in value.reshape(-1))
+
+    def scalar(self, node: OnnxNode, index: int) -> float:
+        """A constant input as one number."""
+        value = self.value(node, index)
+        if value.size != 1 or value.dtype.kind not in "fiu":
+            raise node.bad(f"{type_of(value)} where a number is needed", tensor=node.inputs[index])
+        return value.reshape(()).item()
+
+    def alias(self, node: OnnxNode, tensor: str) -> None:
+        """Says that the node's output is another name of a tensor."""
+        self.aliases[node.outputs[0]] = tensor
+
+    def emit(
+        self,
+        node: OnnxNode,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str] | None = None,
+        /,
+        **attrs: Attr,
+    ) -> str:
+        """Appends a canonical node, or its value if all inputs are constant; gives its first output.
+
+        outputs: default is the ONNX node's own output; pass () for one new tensor.
+        """
+        final = outputs is None or tuple(outputs) == node.outputs
+        targets = tuple(node.outputs[:1] if outputs is None else outputs)
+        targets = targets or (self.fresh(f"{node.outputs[0]}/{op.lower()}"),)
+        used = _without_absent_tail(inputs)
+        name = node.name if final else self.node_name(f"{node.name}/{op}")
+        made = Node(op, used, targets, attrs, name, (node.name,))
+        absent = TensorType(())
+        found = infer(made, [self.types[each] if each else absent for each in used])
+        if self._foldable(made):
+            self._fold(node, made, found)
+        else:
+            self.nodes.append(made)
+            self.producers.update(dict.fromkeys(targets, made))
+            self.types.update(zip(targets, found, strict=True))
+        return targets[0]
+
+    def _foldable(self, made: Node) -> bool:
+        if made.op == "DequantizeLinear" and not self.fold_weights:
+            return False
+        return all(each in self.constants for each in made.inputs if each)
+
+    def _fold(self, node: OnnxNode, made: Node, found: Sequence[TensorType]) -> None:
+        if any(each.size > LARGEST_CONSTANT for each in found):
+            raise node.bad("the constant result is too large", limit=f"{LARGEST_CONSTANT} elements")
+        absent = np.empty(0, np.float32)
+        values = evaluate(made, [self.constants[each] if each else absent for each in made.inputs])
+        for target, value in zip(made.outputs, values, strict=True):
+            self.add_constant(target, value)
+
+
+def _without_absent_tail(inputs: Sequence[str]) -> tuple[str, ...]:
+    used = list(inputs)
+    while used and not used[-1]:
+        used.pop()
+    return tuple(used)
+
+
+def _unique(stem: str, taken: set[str]) -> str:
+    name, count = stem, 1
+    while name in taken:
+        count += 1
+        name = f"{stem}_{count}"
+    taken.add(name)
+    return name

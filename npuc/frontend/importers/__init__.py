@@ -1,0 +1,35 @@
+"""ONNX operator -> canonical nodes: one table, keyed by the ONNX name.
+
+An importer gets the node with its attributes and the graph under construction, and emits canonical nodes.
+"""
+
+from __future__ import annotations
+
+from npuc.frontend.importers import (
+    activation,
+    elementwise,
+    linear,
+    movement,
+    normalisation,
+    quantisation,
+    reduction,
+    resizing,
+    shapes,
+    slices,
+    windows,
+)
+from npuc.frontend.importers.table import Importer
+
+IMPORTERS: dict[str, Importer] = {
+    **activation.IMPORTERS,
+    **elementwise.IMPORTERS,
+    **linear.IMPORTERS,
+    **movement.IMPORTERS,
+    **normalisation.IMPORTERS,
+    **quantisation.IMPORTERS,
+    **reduction.IMPORTERS,
+    **resizing.IMPORTERS,
+    **shapes.IMPORTERS,
+    **slices.IMPORTERS,
+    **windows.IMPORTERS,
+}

@@ -1,0 +1,72 @@
+"""Activations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer, same
+
+
+def _clip(node: OnnxNode, to: Builder) -> None:
+    """Bounds are attributes before opset 11 and inputs since; computed ones become Max and Min."""
+    if node.opset < 11:
+        to.emit(node, "Clip", node.inputs, min=node.attrs["min"], max=node.attrs["max"])
+        return
+    present = [index for index in (1, 2) if node.given(index)]
+    if all(node.inputs[index] in to.constants for index in present):
+        bounds = {1: -math.inf, 2: math.inf, **{index: to.scalar(node, index) for index in present}}
+        to.emit(node, "Clip", node.inputs[:1], min=float(bounds[1]), max=float(bounds[2]))
+        return
+    x = node.inputs[0]
+    for index in present:
+        last = None if index == present[-1] else ()
+        x = to.emit(node, "Max" if index == 1 else "Min", (x, node.inputs[index]), last)
+
+
+def _selu(node: OnnxNode, to: Builder) -> None:
+    """gamma * Elu(x, alpha)."""
+    inner = to.emit(node, "Elu", node.inputs, (), alpha=node.attrs["alpha"])
+    gamma = to.constant(node, "gamma", np.float32(node.attrs["gamma"]))
+    to.emit(node, "Mul", (inner, gamma))
+
+
+def _celu(node: OnnxNode, to: Builder) -> None:
+    """alpha * Elu(x / alpha, 1)."""
+    alpha = node.attrs["alpha"]
+    if alpha == 0:
+        raise node.bad("alpha is 0")
+    shrunk = to.emit(node, "Mul", (node.inputs[0], to.constant(node, "factor", np.float32(1 / alpha))), ())
+    inner = to.emit(node, "Elu", (shrunk,), (), alpha=1.0)
+    to.emit(node, "Mul", (inner, to.constant(node, "alpha", np.float32(alpha))))
+
+
+def _identity(node: OnnxNode, to: Builder) -> None:
+    to.alias(node, node.inputs[0])
+
+
+def _dropout(node: OnnxNode, to: Builder) -> None:
+    """The input itself; refused in training mode and where the mask is read."""
+    if node.given(2) and to.value(node, 2).any():
+        raise node.unsupported("training mode", limit="inference")
+    to.alias(node, node.inputs[0])
+
+
+IMPORTERS: dict[str, Importer] = {
+    **dict.fromkeys(
+        ("Relu", "Abs", "Neg", "Sigmoid", "HardSwish", "Tanh", "Mish", "Softplus", "Softsign", "PRelu"), same()
+    ),
+    **dict.fromkeys(("Exp", "Log", "Erf", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round"), same()),
+    "LeakyRelu": same("alpha"),
+    "Elu": same("alpha"),
+    "HardSigmoid": same("alpha", "beta"),
+    "Swish": same("alpha"),
+    "Gelu": same("approximate"),
+    "Clip": _clip,
+    "Selu": _selu,
+    "Celu": _celu,
+    "Identity": _identity,
+    "Dropout": _dropout,
+}

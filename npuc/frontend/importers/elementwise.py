@@ -1,0 +1,46 @@
+"""Operators of two or more tensors with broadcasting."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer, same
+
+
+def _chain(node: OnnxNode, to: Builder, op: str, outputs: tuple[str, ...] | None) -> str:
+    """x0 op x1 op x2 ...; the last node writes `outputs` as in Builder.emit."""
+    x, *others = node.inputs
+    for index, each in enumerate(others):
+        x = to.emit(node, op, (x, each), outputs if index == len(others) - 1 else ())
+    return x
+
+
+def _many(op: str) -> Importer:
+    """Importer of an operator that takes any number of inputs."""
+
+    def importer(node: OnnxNode, to: Builder) -> None:
+        if len(node.inputs) == 1:
+            to.alias(node, node.inputs[0])
+        else:
+            _chain(node, to, op, None)
+
+    return importer
+
+
+def _mean(node: OnnxNode, to: Builder) -> None:
+    """The sum times 1 / n."""
+    if len(node.inputs) == 1:
+        to.alias(node, node.inputs[0])
+        return
+    total = _chain(node, to, "Add", ())
+    to.emit(node, "Mul", (total, to.constant(node, "share", np.float32(1 / len(node.inputs)))))
+
+
+IMPORTERS: dict[str, Importer] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow"), same()),
+    "Sum": _many("Add"),
+    "Max": _many("Max"),
+    "Min": _many("Min"),
+    "Mean": _mean,
+}

@@ -1,0 +1,104 @@
+"""Matrix products: with a weight they become Gemm, whose weight is (N, K)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer
+
+
+def _is_weight(to: Builder, name: str) -> bool:
+    """Whether the tensor is a matrix that is constant, or the DequantizeLinear of one."""
+    producer = to.producers.get(name)
+    dequantised = producer is not None and producer.op == "DequantizeLinear"
+    held = dequantised and producer is not None and all(each in to.constants for each in producer.inputs)
+    return len(to.shape(name)) == 2 and (name in to.constants or held)
+
+
+def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
+    """The transposed weight: a new constant, or a new DequantizeLinear of one."""
+    if name in to.constants:
+        return to.constant(node, "weight", np.ascontiguousarray(to.constants[name].T))
+    dequantize = to.producers[name]
+    x, *scales = dequantize.inputs
+    turned = to.constant(node, "weight", np.ascontiguousarray(to.constants[x].T))
+    return to.emit(node, "DequantizeLinear", (turned, *scales), (), axis=1 - dequantize.integer("axis"))
+
+
+def _matmul(node: OnnxNode, to: Builder) -> None:
+    x, w = node.inputs
+    if len(to.shape(x)) == 2 and x not in to.constants and _is_weight(to, w):
+        to.emit(node, "Gemm", (x, _transposed(node, to, w)))
+    else:
+        to.emit(node, "MatMul", (x, w))
+
+
+def _gemm(node: OnnxNode, to: Builder) -> None:
+    """alpha * A * B + beta * C, each factor transposed if the attributes say so."""
+    a, b = node.inputs[:2]
+    if len(to.shape(a)) != 2 or len(to.shape(b)) != 2:
+        reason = f"the factors have shapes {list(to.shape(a))} and {list(to.shape(b))}"
+        raise node.bad(reason, limit="two dimensions each")
+    if node.attrs["transA"]:
+        a = to.emit(node, "Transpose", (a,), (), perm=(1, 0))
+    scaled = b in to.constants or node.attrs["alpha"] == 1
+    if a not in to.constants and _is_weight(to, b) and scaled:
+        _gemm_of_weight(node, to, a, b)
+    else:
+        _gemm_of_products(node, to, a, b)
+
+
+def _gemm_of_weight(node: OnnxNode, to: Builder, a: str, b: str) -> None:
+    weight = b if node.attrs["transB"] else _transposed(node, to, b)
+    if node.attrs["alpha"] != 1:
+        value = to.constants[weight] * np.float32(node.attrs["alpha"])
+        weight = to.constant(node, "weight", value)
+    columns = to.shape(weight)[0]
+    if not node.given(2) or node.attrs["beta"] == 0:
+        to.emit(node, "Gemm", (a, weight))
+        return
+    bias = _bias(node, to, columns)
+    if bias:
+        to.emit(node, "Gemm", (a, weight, bias))
+    else:
+        _add_bias(node, to, to.emit(node, "Gemm", (a, weight), ()))
+
+
+def _bias(node: OnnxNode, to: Builder, columns: int) -> str:
+    """C as a vector with one element per column; "" if it differs from row to row or is computed."""
+    name, beta = node.inputs[2], node.attrs["beta"]
+    shape = to.shape(name)
+    if shape == (columns,) and beta == 1:
+        return name
+    if name not in to.constants or shape not in ((), (1,), (columns,), (1, 1), (1, columns)):
+        return ""
+    value = to.constants[name].reshape(-1) * np.float32(beta)
+    return to.constant(node, "bias", np.broadcast_to(value, (columns,)).copy())
+
+
+def _add_bias(node: OnnxNode, to: Builder, product: str) -> None:
+    bias = node.inputs[2]
+    if node.attrs["beta"] != 1:
+        beta = to.constant(node, "beta", np.float32(node.attrs["beta"]))
+        bias = to.emit(node, "Mul", (bias, beta), ())
+    shape = to.shape(product)
+    to.emit(node, "Add", (product, bias))
+    if to.shape(node.outputs[0]) != shape:
+        raise node.bad(f"C of shape {list(to.shape(bias))} does not broadcast to {list(shape)}")
+
+
+def _gemm_of_products(node: OnnxNode, to: Builder, a: str, b: str) -> None:
+    if node.attrs["transB"]:
+        b = to.emit(node, "Transpose", (b,), (), perm=(1, 0))
+    biased = node.given(2) and node.attrs["beta"] != 0
+    scaled = node.attrs["alpha"] != 1
+    product = to.emit(node, "MatMul", (a, b), () if scaled or biased else None)
+    if scaled:
+        alpha = to.constant(node, "alpha", np.float32(node.attrs["alpha"]))
+        product = to.emit(node, "Mul", (product, alpha), () if biased else None)
+    if biased:
+        _add_bias(node, to, product)
+
+
+IMPORTERS: dict[str, Importer] = {"Gemm": _gemm, "MatMul": _matmul}

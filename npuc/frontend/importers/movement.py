@@ -1,0 +1,177 @@
+"""Operators that move elements: side inputs become attributes, several operators become Reshape."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+
+from npuc.errors import ModelError
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer
+
+
+def _reshape(node: OnnxNode, to: Builder) -> None:
+    """0 keeps the extent of the same axis (unless allowzero), one -1 stands for what is left."""
+    shape, wanted = to.shape(node.inputs[0]), list(to.integers(node, 1))
+    for axis, extent in enumerate(wanted):
+        if extent == 0 and not node.attrs.get("allowzero"):
+            if axis >= len(shape):
+                raise node.bad(f"0 at axis {axis} of {wanted}, the input has {len(shape)} dimensions")
+            wanted[axis] = shape[axis]
+    if wanted.count(-1) == 1:
+        known, size = prod(extent for extent in wanted if extent != -1), prod(shape)
+        if known == 0 or size % known:
+            raise node.bad(f"{size} elements do not fit into {wanted}", tensor=node.inputs[0])
+        wanted[wanted.index(-1)] = size // known
+    to.emit(node, "Reshape", node.inputs[:1], shape=tuple(wanted))
+
+
+def _flatten(node: OnnxNode, to: Builder) -> None:
+    shape, axis = to.shape(node.inputs[0]), node.attrs["axis"]
+    if not -len(shape) <= axis <= len(shape):
+        raise node.bad(f"axis {axis} of a tensor with {len(shape)} dimensions")
+    axis += len(shape) if axis < 0 else 0
+    to.emit(node, "Reshape", node.inputs, shape=(prod(shape[:axis]), prod(shape[axis:])))
+
+
+def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...] | None:
+    """The axes attribute, or since opset 13 the input."""
+    return to.integers(node, 1) if node.given(1) else node.attrs.get("axes")
+
+
+def _squeeze(node: OnnxNode, to: Builder) -> None:
+    shape, given = to.shape(node.inputs[0]), _axes(node, to)
+    ones = tuple(axis for axis, extent in enumerate(shape) if extent == 1)
+    axes = ones if given is None else node.axes(given, len(shape))
+    if not set(axes) <= set(ones):
+        raise node.bad(f"axes {list(axes)} of shape {list(shape)} are not all 1", tensor=node.inputs[0])
+    kept = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
+    to.emit(node, "Reshape", node.inputs[:1], shape=kept)
+
+
+def _unsqueeze(node: OnnxNode, to: Builder) -> None:
+    shape, given = to.shape(node.inputs[0]), _axes(node, to) or ()
+    rank = len(shape) + len(given)
+    axes, rest = node.axes(given, rank), iter(shape)
+    to.emit(
+        node, "Reshape", node.inputs[:1], shape=tuple(1 if axis in axes else next(rest) for axis in range(rank))
+    )
+
+
+def _transpose(node: OnnxNode, to: Builder) -> None:
+    rank = len(to.shape(node.inputs[0]))
+    to.emit(node, "Transpose", node.inputs, perm=node.attrs.get("perm") or tuple(reversed(range(rank))))
+
+
+def _expand(node: OnnxNode, to: Builder) -> None:
+    """Broadcasting goes both ways; where nothing is repeated it is a Reshape."""
+    shape, wanted = to.shape(node.inputs[0]), to.integers(node, 1)
+    try:
+        result = np.broadcast_shapes(shape, wanted)
+    except ValueError:
+        reason = f"shapes {list(shape)} and {list(wanted)} do not broadcast"
+        raise node.bad(reason, tensor=node.inputs[0]) from None
+    to.emit(node, "Reshape" if prod(result) == prod(shape) else "Expand", node.inputs[:1], shape=result)
+
+
+def _tile(node: OnnxNode, to: Builder) -> None:
+    """Every axis gets an axis of extent 1 before it, that one is expanded, and both become one again."""
+    shape, repeats = to.shape(node.inputs[0]), to.integers(node, 1)
+    if len(repeats) != len(shape) or any(count < 0 for count in repeats):
+        raise node.bad(f"repeats {list(repeats)} of shape {list(shape)}", limit="one count per axis")
+    pairs = list(zip(repeats, shape, strict=True))
+    apart = to.emit(node, "Reshape", node.inputs[:1], (), shape=tuple(n for _, e in pairs for n in (1, e)))
+    repeated = to.emit(node, "Expand", (apart,), (), shape=tuple(n for pair in pairs for n in pair))
+    to.emit(node, "Reshape", (repeated,), shape=tuple(count * extent for count, extent in pairs))
+
+
+def _concat(node: OnnxNode, to: Builder) -> None:
+    axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
+    if len(node.inputs) == 1:
+        to.alias(node, node.inputs[0])
+    else:
+        to.emit(node, "Concat", node.inputs, axis=axis)
+
+
+def _split(node: OnnxNode, to: Builder) -> None:
+    """Sizes from the attribute, the input (opset 13) or equal parts, the last of which may be smaller."""
+    shape, parts = to.shape(node.inputs[0]), len(node.outputs)
+    axis = node.axis(node.attrs["axis"], len(shape))
+    sizes = to.integers(node, 1) if node.given(1) else node.attrs.get("split")
+    if node.attrs.get("num_outputs") not in (None, parts):
+        raise node.bad(f"num_outputs is {node.attrs['num_outputs']}, the node has {parts} outputs")
+    if sizes is None:
+        size = -(-shape[axis] // parts)
+        sizes = (*(size,) * (parts - 1), shape[axis] - size * (parts - 1))
+        if sizes[-1] != size and "num_outputs" not in node.attrs:
+            raise node.bad(f"{shape[axis]} elements in {parts} equal parts", tensor=node.inputs[0])
+    outputs = tuple(name or to.fresh(f"{node.name}/unused") for name in node.outputs)
+    to.emit(node, "Split", node.inputs[:1], outputs, axis=axis, split=tuple(sizes))
+
+
+def _gather(node: OnnxNode, to: Builder) -> None:
+    axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
+    to.emit(node, "Gather", node.inputs, axis=axis)
+
+
+def _cast(node: OnnxNode, to: Builder) -> None:
+    code = node.attrs["to"]
+    if code not in onnx.helper.get_all_tensor_dtypes():
+        raise node.bad(f"cast to the unknown element type {code}")
+    _cast_to(node, to, str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))))
+
+
+def _cast_like(node: OnnxNode, to: Builder) -> None:
+    _cast_to(node, to, to.types[node.inputs[1]].dtype)
+
+
+def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
+    """Half precision and double may occur among constants only."""
+    x = node.inputs[0]
+    if to.types[x].dtype == dtype:
+        to.alias(node, x)
+    elif x in to.constants and "object" not in (dtype, to.types[x].dtype):
+        with np.errstate(all="ignore"):
+            to.add_constant(node.outputs[0], to.constants[x].astype(np.dtype(dtype)))
+    elif dtype in ("float16", "bfloat16", "float64", "object"):
+        raise ModelError(
+            "E107",
+            f"cast to {'string' if dtype == 'object' else dtype}",
+            node=node.name,
+            op=node.op,
+            tensor=node.outputs[0],
+            limit="float32",
+            remedy="convert the model to float32",
+        )
+    else:
+        to.emit(node, "Cast", (x,), to=dtype)
+
+
+def _space_to_depth(node: OnnxNode, to: Builder) -> None:
+    to.emit(node, "SpaceToDepth", node.inputs, blocksize=node.attrs["blocksize"])
+
+
+def _depth_to_space(node: OnnxNode, to: Builder) -> None:
+    """The mode is an attribute since opset 11; before, it was DCR."""
+    mode = node.attrs.get("mode", "DCR")
+    to.emit(node, "DepthToSpace", node.inputs, blocksize=node.attrs["blocksize"], mode=mode)
+
+
+IMPORTERS: dict[str, Importer] = {
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Expand": _expand,
+    "Tile": _tile,
+    "Concat": _concat,
+    "Split": _split,
+    "Gather": _gather,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "SpaceToDepth": _space_to_depth,
+    "DepthToSpace": _depth_to_space,
+}

@@ -1,0 +1,37 @@
+"""QuantizeLinear and DequantizeLinear, with a zero point always and a non-negative axis."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from npuc.errors import ModelError
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer
+
+
+def _linear(node: OnnxNode, to: Builder) -> None:
+    if node.attrs.get("block_size"):
+        raise node.unsupported("blocked quantisation", limit="per tensor or per axis")
+    for index in range(1, len(node.inputs)):
+        if node.given(index):
+            to.value(node, index)
+    rank, scale = len(to.shape(node.inputs[0])), to.types[node.inputs[1]]
+    axis = node.axis(node.attrs.get("axis", 1), rank) if scale.size != 1 else 0
+    zero = node.inputs[2] if node.given(2) else _zero_point(node, to, scale.shape)
+    to.emit(node, node.op, (node.inputs[0], node.inputs[1], zero), axis=axis)
+
+
+def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
+    """Zeros of the integer type: DequantizeLinear's input, QuantizeLinear's output_dtype or uint8."""
+    if node.op == "DequantizeLinear":
+        dtype = np.dtype(to.types[node.inputs[0]].dtype)
+    else:
+        code = node.attrs.get("output_dtype") or onnx.TensorProto.UINT8
+        if code not in onnx.helper.get_all_tensor_dtypes():
+            raise ModelError("E107", f"output_dtype is {code}", node=node.name, op=node.op)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(code)
+    return to.constant(node, "zero_point", np.zeros(shape, dtype))
+
+
+IMPORTERS: dict[str, Importer] = {"QuantizeLinear": _linear, "DequantizeLinear": _linear}

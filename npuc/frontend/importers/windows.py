@@ -1,0 +1,138 @@
+"""Convolution and pooling: automatic padding becomes explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers.table import Importer, same
+
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+
+
+def _per_axis(node: OnnxNode, key: str, rank: int, default: int = 1) -> tuple[int, ...]:
+    """An attribute with one value per spatial dimension."""
+    values: tuple[int, ...] = node.attrs.get(key) or (default,) * rank
+    if len(values) != rank:
+        raise node.bad(f"{key} is {list(values)}", limit=f"{rank} values")
+    return values
+
+
+def _split_evenly(totals: Sequence[int], upper: bool) -> tuple[int, ...]:
+    """Pads in ONNX order (all begins, then all ends); an odd element goes to the end if `upper`."""
+    small = [total // 2 for total in totals]
+    large = [total - total // 2 for total in totals]
+    return (*small, *large) if upper else (*large, *small)
+
+
+def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+    """The explicit pads. SAME_*: as many as make the output ceil(input / stride) long."""
+    rank, kind = len(kernel), node.attrs["auto_pad"]
+    if kind not in AUTO_PADS:
+        raise node.bad(f"auto_pad is {kind!r}", limit=", ".join(AUTO_PADS))
+    if kind == "NOTSET":
+        return node.attrs.get("pads") or (0,) * (2 * rank)
+    if kind == "VALID":
+        return (0,) * (2 * rank)
+    strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
+    if min(strides) < 1:
+        raise node.bad(f"strides is {list(strides)}", limit="at least 1")
+    totals = [
+        max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
+        for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True)
+    ]
+    return _split_evenly(totals, kind == "SAME_UPPER")
+
+
+def _spatial(node: OnnxNode, to: Builder, kernel: Sequence[int]) -> tuple[int, ...]:
+    """The input's spatial extents, as many as the kernel has."""
+    shape = to.shape(node.inputs[0])
+    if len(shape) != len(kernel) + 2 or not kernel:
+        reason = f"an input of shape {list(shape)} for a kernel of shape {list(kernel)}"
+        raise node.bad(reason, tensor=node.inputs[0], limit="[N, C, ...] with one extent per kernel dimension")
+    return shape[2:]
+
+
+def _kernel(node: OnnxNode, to: Builder) -> tuple[int, ...]:
+    """The weight's kernel; raises E105 if the attribute says otherwise."""
+    shape = to.shape(node.inputs[1])
+    kernel: tuple[int, ...] = node.attrs.get("kernel_shape") or shape[2:]
+    if kernel != shape[2:]:
+        reason = f"kernel_shape is {list(kernel)}, the weight has shape {list(shape)}"
+        raise node.bad(reason, tensor=node.inputs[1])
+    return kernel
+
+
+def _conv(node: OnnxNode, to: Builder) -> None:
+    kernel = _kernel(node, to)
+    spatial, rank = _spatial(node, to, kernel), len(kernel)
+    to.emit(
+        node,
+        "Conv",
+        node.inputs,
+        strides=_per_axis(node, "strides", rank),
+        pads=_pads(node, spatial, kernel),
+        dilations=_per_axis(node, "dilations", rank),
+        group=node.attrs["group"],
+    )
+
+
+def _conv_transpose(node: OnnxNode, to: Builder) -> None:
+    """auto_pad and output_shape say how much of the full result is cut off."""
+    kernel = _kernel(node, to)
+    spatial, rank = _spatial(node, to, kernel), len(kernel)
+    strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
+    extra = _per_axis(node, "output_padding", rank, 0)
+    kind, wanted = node.attrs["auto_pad"], node.attrs.get("output_shape")
+    if wanted:
+        wanted = _per_axis(node, "output_shape", rank)
+    elif kind in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = tuple(extent * s for extent, s in zip(spatial, strides, strict=True))
+    if wanted:
+        totals = [
+            (extent - 1) * s + more + (k - 1) * d + 1 - size
+            for extent, s, more, k, d, size in zip(spatial, strides, extra, kernel, dilations, wanted, strict=True)
+        ]
+        extra = tuple(more - min(total, 0) for more, total in zip(extra, totals, strict=True))
+        pads = _split_evenly([max(total, 0) for total in totals], kind == "SAME_UPPER")
+    else:
+        pads = _pads(node, spatial, kernel)
+    to.emit(
+        node,
+        "ConvTranspose",
+        node.inputs,
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+        output_padding=extra,
+        group=node.attrs["group"],
+    )
+
+
+def _pool(node: OnnxNode, to: Builder) -> None:
+    kernel: tuple[int, ...] = node.attrs["kernel_shape"]
+    spatial, rank = _spatial(node, to, kernel), len(kernel)
+    if len(node.outputs) > 1 and node.outputs[1]:
+        raise node.unsupported("the indices of the largest elements", limit="one output")
+    more = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
+    to.emit(
+        node,
+        node.op,
+        node.inputs,
+        kernel_shape=kernel,
+        strides=_per_axis(node, "strides", rank),
+        pads=_pads(node, spatial, kernel),
+        dilations=_per_axis(node, "dilations", rank),
+        ceil_mode=node.attrs.get("ceil_mode", 0),
+        **more,
+    )
+
+
+IMPORTERS: dict[str, Importer] = {
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "GlobalAveragePool": same(),
+    "GlobalMaxPool": same(),
+}

@@ -1,0 +1,211 @@
+"""From a parsed model to a graph: node by node in topological order, gathering every problem on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
+from npuc.frontend.binding import input_types
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.external_data import array_of
+from npuc.frontend.folding import can_fold, fold
+from npuc.frontend.importers import IMPORTERS
+from npuc.frontend.reading import ONNX_DOMAINS, opset_of
+from npuc.frontend.signatures import attributes_of, check_arity, signature
+from npuc.ir import Graph, Node, topological
+from npuc.ops import build
+
+
+def graph_of(
+    model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
+) -> Graph:
+    """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
+    opset = opset_of(model)
+    model = _inlined(model)
+    to = Builder(opset, folder, fold_weights)
+    _add_constants(model.graph, to)
+    types = input_types(model.graph, to.constants, shapes)
+    to.types.update(types)
+    _check_names(model.graph)
+    to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
+    _import_nodes(_ordered(model.graph, to), to)
+    outputs = [each.name for each in model.graph.output]
+    nodes = _with_output_names(outputs, to, types)
+    return build(model.graph.name, nodes, types, outputs, to.constants)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without functions of its own: each call is replaced by its body."""
+    if not model.functions:
+        return model
+    from onnx import inliner
+
+    try:
+        return inliner.inline_local_functions(model)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError("E104", f"the model's functions cannot be inlined: {error}") from error
+
+
+def _add_constants(graph: onnx.GraphProto, to: Builder) -> None:
+    for tensor in graph.sparse_initializer:
+        raise ModelError("E107", "a sparse constant", tensor=tensor.values.name, limit="dense tensors")
+    for tensor in graph.initializer:
+        if tensor.name in to.constants:
+            raise ModelError("E104", "two constants have this name", tensor=tensor.name)
+        to.add_constant(tensor.name, array_of(tensor, to.folder))
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Every tensor is written once, every output is named."""
+    written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
+    if len({each.name for each in graph.input}) != len(graph.input):
+        raise ModelError("E104", "two inputs of the graph have one name")
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in written:
+                raise ModelError("E104", "written twice", node=node.name or None, op=node.op_type, tensor=name)
+            written.add(name)
+
+
+def _ordered(graph: onnx.GraphProto, to: Builder) -> list[tuple[str, onnx.NodeProto]]:
+    """The nodes with unique names, in topological order. Raises E104 for a cycle or an unwritten tensor."""
+    named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
+    plain = [
+        Node(node.op_type, tuple(_read(node)), tuple(node.output), {"at": at}, name)
+        for at, (name, node) in enumerate(named)
+    ]
+    known = {*to.constants, *to.types}
+    return [named[node.integer("at")] for node in topological(plain, known)]
+
+
+def _read(node: onnx.NodeProto) -> Iterable[str]:
+    """What the node reads, the tensors that its subgraphs take from outside included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            inside = {each.name for each in graph.initializer} | {each.name for each in graph.input}
+            inside.update(name for each in graph.node for name in each.output)
+            yield from (name for each in graph.node for name in _read(each) if name not in inside)
+
+
+class _Damage:
+    """Tensors without a type because their node failed; `undecided` ones may still have been shapes."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.undecided: set[str] = set()
+
+    def touches(self, names: Sequence[str]) -> bool:
+        """Whether one of the tensors has no type."""
+        return not self.broken.isdisjoint(names) or not self.undecided.isdisjoint(names)
+
+    def spread(self, proto: onnx.NodeProto, constant: bool) -> None:
+        """Marks the outputs of a node that could not be imported."""
+        (self.undecided if constant else self.broken).update(proto.output)
+
+
+def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> None:
+    """Imports what it can and raises all problems together.
+
+    Behind a node that failed nothing has a type: there only unknown operators are reported, and not those that
+    may have been arithmetic on constant shapes.
+    """
+    problems: list[Problem] = []
+    errors: list[NpucError] = []
+    damage = _Damage()
+    for name, proto in nodes:
+        if damage.touches(proto.input):
+            shape_like = proto.op_type in ("Shape", "Size")
+            constant = shape_like or all(
+                each in to.constants or each in damage.undecided for each in proto.input if each
+            )
+            if not constant and not _is_known(proto):
+                problems.extend(_unknown(name, proto).problems)
+            damage.spread(proto, constant)
+            continue
+        try:
+            _import_node(name, proto, to)
+        except NpucError as error:
+            errors.append(error)
+            problems.extend(error.problems)
+            damage.spread(proto, constant=False)
+    if problems:
+        kind = UnsupportedOperator if all(each.code.startswith("E2") for each in problems) else ModelError
+        raise kind.of(problems) from errors[0]
+
+
+def _is_known(proto: onnx.NodeProto) -> bool:
+    return proto.domain in ONNX_DOMAINS and proto.op_type in IMPORTERS
+
+
+def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
+    own = proto.domain in ONNX_DOMAINS
+    reason = "the operator is not known" if own else f"an operator of the domain {proto.domain!r} is not known"
+    remedy = "`npuc operators` lists the known ones; rewrite the model with these"
+    return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
+
+
+def _import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
+    """Imports one node; raises NpucError for whatever is wrong with it."""
+    found = signature(proto.op_type, to.opset) if proto.domain in ONNX_DOMAINS else None
+    if found is None:
+        raise _unknown(name, proto)
+    if found.deprecated:
+        reason = f"the operator is not part of opset {to.opset}"
+        raise ModelError("E105", reason, node=name, op=proto.op_type)
+    check_arity(proto, name, found)
+    try:
+        attrs = attributes_of(proto, name, found, to.folder)
+        inputs = tuple(to.aliases.get(each, each) for each in proto.input)
+        node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset)
+        _dispatch(node, proto, to)
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+        reason = f"the node is malformed ({type(error).__name__}: {error})"
+        raise ModelError("E105", reason, node=name, op=proto.op_type) from error
+
+
+def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+    importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
+    if importer is None:
+        if not foldable:
+            raise _unknown(node.name, proto)
+        fold(node, proto, to)
+        return
+    try:
+        importer(node, to)
+    except NpucError:
+        # A constant of a type or form that the table lacks (double, strings) still has a value.
+        if not foldable:
+            raise
+        fold(node, proto, to)
+
+
+def _with_output_names(outputs: Sequence[str], to: Builder, types: Mapping[str, object]) -> list[Node]:
+    """The nodes, with every output under its own name where an Identity was left out.
+
+    The tensor behind such an output is renamed; if it is an input or an output itself, the Identity stays.
+    """
+    renamed: dict[str, str] = {}
+    extra: list[Node] = []
+    for name in outputs:
+        source = to.aliases.get(name)
+        if source is None:
+            continue
+        if source in to.constants:
+            to.constants[name] = to.constants[source]
+        elif source in types or source in outputs or source in renamed:
+            extra.append(Node("Identity", (source,), (name,), {}, to.node_name(f"{name}/Identity")))
+        else:
+            renamed[source] = name
+    return [
+        replace(
+            node,
+            inputs=tuple(renamed.get(each, each) for each in node.inputs),
+            outputs=tuple(renamed.get(each, each) for each in node.outputs),
+        )
+        for node in (*to.nodes, *extra)
+    ]

@@ -1,0 +1,53 @@
+"""Reads a model file, and checks what must hold before its nodes are looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from npuc.errors import ModelError
+
+OLDEST_OPSET = 7
+NEWEST_OPSET = onnx.defs.onnx_opset_version()
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The parsed file, without its external data.
+
+    Raises ModelError: E101 if it cannot be read, E102 if it is no ONNX model.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ModelError("E101", f"{path}: {reason}", remedy="give the path of an .onnx file") from error
+    if not data:
+        raise ModelError("E102", f"{path} is empty")
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        remedy = "the file may be cut off; export or download it again"
+        raise ModelError("E102", f"{path} is not a complete ONNX model", remedy=remedy) from error
+    if not model.HasField("graph") or not model.graph.output:
+        raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that the model uses.
+
+    Raises ModelError (E103) outside OLDEST_OPSET..NEWEST_OPSET, or if there is not exactly one.
+    """
+    versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
+    limit = f"opset {OLDEST_OPSET} to {NEWEST_OPSET}"
+    if len(versions) != 1:
+        found = ", ".join(map(str, sorted(versions))) or "none"
+        raise ModelError("E103", f"the model names {len(versions)} ONNX opsets ({found})", limit=limit)
+    (version,) = versions
+    if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        remedy = f"convert the model with onnx.version_converter, for instance to opset {min(17, NEWEST_OPSET)}"
+        raise ModelError("E103", f"the model uses opset {version}", limit=limit, remedy=remedy)
+    return version
