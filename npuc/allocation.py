@@ -1,0 +1,61 @@
+"""Buffers to addresses by lifetime: what is alive together must not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Something that occupies `size` consecutive units from step `first` to step `last`, both included."""
+
+    name: str
+    size: int
+    first: int
+    last: int
+
+    def meets(self, other: Buffer) -> bool:
+        """Whether both are alive in some step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def lower_bound(buffers: Sequence[Buffer]) -> int:
+    """The most units alive in one step: no placement needs less."""
+    return max((sum(b.size for b in buffers if b.first <= step <= b.last) for step in _steps(buffers)), default=0)
+
+
+def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
+    """An address for every buffer; the best of several greedy orders by peak, then by order.
+
+    Each buffer takes the lowest gap among those alive with it. The result is deterministic.
+    """
+    orders = (
+        sorted(buffers, key=lambda b: (-b.size, b.first, b.name)),
+        sorted(buffers, key=lambda b: (b.first, -b.size, b.name)),
+        sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name)),
+    )
+    plans = [_first_fit(order) for order in orders]
+    return min(plans, key=lambda plan: peak(buffers, plan))
+
+
+def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:
+    """The first unit beyond all buffers."""
+    return max((addresses[b.name] + b.size for b in buffers), default=0)
+
+
+def _steps(buffers: Sequence[Buffer]) -> set[int]:
+    return {b.first for b in buffers}
+
+
+def _first_fit(order: Sequence[Buffer]) -> dict[str, int]:
+    placed: list[tuple[Buffer, int]] = []
+    for buffer in order:
+        taken = sorted((at, at + other.size) for other, at in placed if buffer.meets(other))
+        address = 0
+        for start, end in taken:
+            if address + buffer.size <= start:
+                break
+            address = max(address, end)
+        placed.append((buffer, address))
+    return {buffer.name: address for buffer, address in placed}

@@ -1,0 +1,187 @@
+"""The compiled program: a directory with a manifest, the words and memory images, and evidence for verification.
+
+    manifest.json     what the program is: target, machine, steps, placements, instructions, files with sha256
+    *.bin             the words and memory images that the machine gets
+    reference.onnx    the integer network in standard ONNX operators        } evidence: opened by verification
+    graph.json        which tensor of it stands for which float tensor      } only, never by a simulator
+
+The manifest carries a seal: the sha256 of itself without the seal. A directory is written under a temporary
+name and renamed, so a partly written program is never seen. No time stamps: same input, same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import ArtefactError
+
+FORMAT = "npuc-program"
+VERSION = 1
+MANIFEST = "manifest.json"
+EVIDENCE = ("reference.onnx", "graph.json")
+
+
+class ModifiedArtefact(UserWarning):
+    """A file differs from its sha256 and was loaded all the same (--allow-modified)."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the machine gets: the manifest and its files by name; `evidence` is for verification only."""
+
+    manifest: Mapping[str, Any]
+    files: Mapping[str, bytes]
+    evidence: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @property
+    def target(self) -> str:
+        """The target's name."""
+        return str(self.manifest["target"])
+
+
+def sha256(data: bytes) -> str:
+    """The hexadecimal digest that the manifest records."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Mapping[str, Any]) -> bytes:
+    """JSON with sorted keys, so that equal values give equal bytes."""
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The manifest with format, version, the digests of all files, and its seal."""
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    body |= {"format": FORMAT, "version": VERSION}
+    body["files"] = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
+    return {**body, "seal": sha256(canonical_json(body))}
+
+
+def save(program: Program, directory: Path, *, force: bool = False) -> None:
+    """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
+
+    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
+    """
+    if directory.exists() and not force and not is_artefact(directory):
+        raise ArtefactError(
+            "E505",
+            f"'{directory}' exists and is not an npuc artefact",
+            remedy="choose another name with -o, or replace it with --force",
+        )
+    contents = {**program.files, **program.evidence}
+    manifest = sealed(program.manifest, contents)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    try:
+        for name, data in {**contents, MANIFEST: canonical_json(manifest)}.items():
+            (staging / name).write_bytes(data)
+        staging.chmod(0o755)
+        _swap(staging, directory)
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unwritable(directory: Path, error: OSError) -> ArtefactError:
+    return ArtefactError("E506", f"'{directory}' cannot be written: {error.strerror or error}")
+
+
+def _swap(staging: Path, directory: Path) -> None:
+    """Puts the staged directory in place; what was there is removed only after the new one stands."""
+    if not directory.exists() and not directory.is_symlink():
+        staging.rename(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    directory.rename(old / "old")
+    staging.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_artefact(directory: Path) -> bool:
+    """Whether the directory holds an npuc manifest (or nothing at all)."""
+    if not directory.is_dir():
+        return False
+    if not any(os.scandir(directory)):
+        return True
+    try:
+        return json.loads((directory / MANIFEST).read_bytes()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def load(directory: Path, *, allow_modified: bool = False) -> Program:
+    """The program without its evidence, every file checked against its digest.
+
+    Raises ArtefactError: E501 for a foreign or unreadable directory, E502 for a damaged file, by name.
+    """
+    manifest = _manifest(directory, allow_modified)
+    names = [name for name in manifest["files"] if name not in EVIDENCE]
+    return Program(manifest, {name: _file(directory, manifest, name, allow_modified) for name in names})
+
+
+def load_evidence(directory: Path, program: Program, *, allow_modified: bool = False) -> Mapping[str, bytes]:
+    """reference.onnx and graph.json. Raises ArtefactError (E502) where one is missing or damaged."""
+    return {name: _file(directory, program.manifest, name, allow_modified) for name in EVIDENCE}
+
+
+def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
+    remedy = "compile the model again: npuc compile MODEL.onnx --target T"
+    if not directory.is_dir():
+        kind = "is not a directory" if directory.exists() else "does not exist"
+        raise ArtefactError("E501", f"'{directory}' {kind}", limit="the directory npuc compile wrote", remedy=remedy)
+    try:
+        raw = (directory / MANIFEST).read_bytes()
+    except OSError:
+        raise ArtefactError("E501", f"'{directory}' has no {MANIFEST}", remedy=remedy) from None
+    try:
+        manifest = json.loads(raw)
+    except ValueError:
+        raise ArtefactError("E502", f"{MANIFEST} is damaged: it is not JSON", remedy=remedy) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ArtefactError("E501", f"{MANIFEST} is not of an npuc program", remedy=remedy)
+    if manifest.get("version") != VERSION:
+        raise ArtefactError(
+            "E501", f"the program has version {manifest.get('version')}", limit=f"version {VERSION}", remedy=remedy
+        )
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    if manifest.get("seal") != sha256(canonical_json(body)):
+        _modified(MANIFEST, "it does not match its seal", allow_modified)
+    return manifest
+
+
+def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modified: bool) -> bytes:
+    if name not in manifest["files"] or Path(name).name != name:
+        raise ArtefactError("E502", f"{name} is not listed in {MANIFEST}")
+    try:
+        data = (directory / name).read_bytes()
+    except OSError:
+        raise ArtefactError("E502", f"{name} is missing", remedy="compile the model again") from None
+    expected = manifest["files"][name]
+    if len(data) != expected["bytes"]:
+        _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
+    elif sha256(data) != expected["sha256"]:
+        _modified(name, "it does not match its sha256", allow_modified)
+    return data
+
+
+def _modified(name: str, reason: str, allow_modified: bool) -> None:
+    if not allow_modified:
+        raise ArtefactError(
+            "E502",
+            f"{name} is damaged: {reason}",
+            remedy="compile the model again, or load it as it is with --allow-modified",
+        )
+    warnings.warn(f"{name} is loaded though {reason}", ModifiedArtefact, stacklevel=4)

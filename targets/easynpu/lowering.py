@@ -1,0 +1,292 @@
+"""From the integer graph to an EasyNPU program: regions -> jobs -> places -> words, images and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Graph, Node
+from npuc.quantize.build import MOVEMENT, Quantised
+from npuc.targets.easynpu import isa, listing
+from npuc.targets.easynpu.artefact import HostStep, ImageLoad, Segment, Step, TensorMove, step_to_json
+from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES, Place
+from npuc.targets.easynpu.placement import Placement, Run, Usage, explicit, implicit, implicit_refusal
+from npuc.targets.easynpu.regions import Region, regions_of, run_of
+from npuc.targets.easynpu.support import HOST
+from npuc.targets.easynpu.timing import ideal_cycles, macs
+
+BORDER = ("QuantizeLinear", "DequantizeLinear")
+PREFIXES = 3
+"""Extension words of an explicit job at most: src, opb, dst."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program's parts: steps, words, the weight image, and the jobs behind them for the report."""
+
+    steps: tuple[Step, ...]
+    words: tuple[isa.Instruction, ...]
+    weights: np.ndarray
+    jobs: tuple[EmittedJob, ...]
+    usage: Mapping[str, Usage]
+
+
+def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowered:
+    """The program of an integer graph.
+
+    documented: only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
+    that needs more. Raises DoesNotFit where a memory, a pad or a field is too small.
+    """
+    graph = quantised.graph
+    regions = regions_of(graph)
+    steps: list[Step] = []
+    words: list[isa.Instruction] = []
+    weights: list[np.ndarray] = []
+    jobs: list[EmittedJob] = []
+    usage: list[Mapping[str, Usage]] = []
+    for region in regions:
+        steps += [_host_step(graph, node, regions, region) for node in region.host]
+        if not region.array:
+            continue
+        for run, placement in placed_runs(run_of(graph, region, documented=documented), machine, documented):
+            emitted = [emit_job(each, machine) for each in placement.jobs]
+            steps.append(_segment(run, placement, emitted, len(words), sum(map(len, weights))))
+            words += [word for job in emitted for word in job.words]
+            weights += [job.weights for job in emitted]
+            jobs += emitted
+            usage.append(placement.usage)
+    stream = np.concatenate(weights) if weights else np.zeros((0, LANES), np.int8)
+    return Lowered(tuple(steps), tuple(words), stream, tuple(jobs), _usage(usage, steps))
+
+
+def placed_runs(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:
+    """The run, cut into segments where words or weights exceed the machine, each with its places.
+
+    Implicit addressing where it can express the run in one segment, or where only it is allowed; else explicit.
+    """
+    refusal = implicit_refusal(run)
+    pieces = cut(run.jobs, machine, words_per_job=0)
+    if refusal is None and (documented or len(pieces) == 1):
+        runs = [replace(run, jobs=tuple(piece)) for piece in pieces]
+        return [(part, implicit(part, machine)) for part in _chained(runs, run)]
+    if documented:
+        raise UnsupportedOperator(
+            "E204",
+            refusal or "",
+            node=run.jobs[0].stages[0].node.name,
+            limit="one chain, at most one tensor kept for an addition (easynpu, Storage)",
+            remedy="compile with --isa extended",
+        )
+    return _explicit_segments(run, machine)
+
+
+def _chained(runs: Sequence[Run], whole: Run) -> list[Run]:
+    """Segments of one implicit run: each gives its last result to the host, which loads it for the next."""
+    found: list[Run] = []
+    source = whole.inputs
+    for position, run in enumerate(runs):
+        result = run.jobs[-1].result
+        kept = {job.operand for later in runs[position + 1 :] for job in later.jobs if job.operand}
+        written = {job.result for job in run.jobs} | set(source)
+        outputs = whole.outputs if position == len(runs) - 1 else (result,)
+        if kept & written - {result}:
+            name = min(kept & written)
+            raise UnsupportedOperator(
+                "E204",
+                f"'{name}' is kept for an addition in a later segment",
+                tensor=name,
+                limit="a kept tensor is used in its own segment with --isa documented",
+                remedy="compile with --isa extended, or use a machine with more weight_words",
+            )
+        found.append(replace(run, inputs=source, outputs=outputs))
+        source = (result,)
+    return found
+
+
+def _explicit_segments(run: Run, machine: Machine) -> list[tuple[Run, Placement]]:
+    """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
+    placement = explicit(run, machine)
+    pieces = cut(run.jobs, machine, words_per_job=PREFIXES)
+    found: list[tuple[Run, Placement]] = []
+    start = 0
+    for position, piece in enumerate(pieces):
+        last = position == len(pieces) - 1
+        part = Placement(
+            placement.jobs[start : start + len(piece)],
+            placement.inputs if position == 0 else (),
+            placement.outputs if last else (),
+            placement.usage,
+        )
+        found.append((replace(run, jobs=tuple(piece)), part))
+        start += len(piece)
+    return found
+
+
+def _segment(run: Run, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: int) -> Segment:
+    """The host's part of a run: which words and maps it loads and stores."""
+    count = sum(len(job.words) for job in jobs)
+    stream = sum(len(job.weights) for job in jobs)
+    images = [ImageLoad("itcm", 0, "itcm.bin", words, count)]
+    if stream:
+        images.append(ImageLoad("weight", 0, "weight.bin", weights, stream))
+
+    def moves(places: Sequence[tuple[str, Place]]) -> tuple[TensorMove, ...]:
+        return tuple(TensorMove(name, place, *run.shapes[name]) for name, place in places)
+
+    return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
+
+
+def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
+    """A node of the integer graph as a step of the host; scales become attributes."""
+    attrs: dict[str, Any] = dict(node.attrs)
+    inputs = node.inputs
+    if node.op in BORDER:
+        attrs["scale"] = float(graph.constants[node.inputs[1]])
+        inputs = node.inputs[:1]
+    arrays = [position for position, each in enumerate(regions) if each.array]
+    here = regions.index(region)
+    at_border = not arrays or here <= arrays[0] or here > arrays[-1]
+    conversion = node.op in BORDER or (at_border and node.op in MOVEMENT)
+    reason = "conversion between the network's and the machine's layout" if conversion else HOST.get(node.op, "")
+    return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+
+
+def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:
+    """Peak and lower bound of every memory over all runs, in words."""
+    found = {
+        memory: Usage(
+            max((usage[memory].peak for usage in runs), default=0),
+            max((usage[memory].lower_bound for usage in runs), default=0),
+        )
+        for memory in ("fmap", "skip")
+    }
+    for memory in ("weight", "itcm"):
+        loads = [
+            image.words
+            for step in steps
+            if isinstance(step, Segment)
+            for image in step.images
+            if image.memory == memory
+        ]
+        found[memory] = Usage(max(loads, default=0), max(loads, default=0))
+    return found
+
+
+def layer_report(job: EmittedJob, index: int, quantised: Quantised) -> dict[str, Any]:
+    """What the compile report says of a job: the contract's fields and the certificate of its tile."""
+    stages = job.placed.job.stages
+    nodes = list(dict.fromkeys(source for stage in stages for source in stage.node.sources))
+    first = stages[0].word
+    return {
+        "name": quantised.floats.get(job.placed.job.result, job.placed.job.result),
+        "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
+        "nodes": nodes,
+        "macs": macs(first),
+        "cycles": job.tiling.cycles,
+        "ideal_cycles": ideal_cycles(first),
+        "instruction": index,
+        "tile": [job.tiling.y, job.tiling.x],
+        "tile_candidates": job.tiling.candidates,
+        "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
+        "weight_words": len(job.weights),
+    }
+
+
+def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
+    """For every instruction word: its ONNX nodes and, for a layer word, the int8 tensor it produces."""
+    table: list[dict[str, Any]] = []
+    for job in jobs:
+        stages = iter(job.placed.job.stages)
+        pending = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
+        for word in job.words:
+            stage = next(stages) if isinstance(word, Layer) else None
+            table.append(
+                {
+                    "index": len(table),
+                    "mnemonic": listing.mnemonic(word),
+                    "nodes": list(stage.node.sources) if stage else pending,
+                    "tensor": stage.tensor if stage else None,
+                    "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
+                }
+            )
+    return table
+
+
+def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    layers: list[dict[str, Any]] = []
+    index = 0
+    for job in lowered.jobs:
+        layers.append(layer_report(job, index, quantised))
+        index += len(job.words)
+    cycles = sum(layer["cycles"] for layer in layers)
+    ideal = sum(layer["ideal_cycles"] for layer in layers)
+    return {
+        "target": "easynpu",
+        "machine": machine.name,
+        "instructions": len(lowered.words),
+        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
+        "macs": sum(layer["macs"] for layer in layers),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+        "memory": {
+            memory: {
+                "peak_bytes": usage.peak * machine.word_bytes,
+                "capacity_bytes": machine.capacity_words(memory) * machine.word_bytes,
+                "lower_bound_bytes": usage.lower_bound * machine.word_bytes,
+            }
+            for memory, usage in lowered.usage.items()
+        },
+        "host_steps": [
+            {"node": step.node, "op": step.op, "reason": step.reason}
+            for step in lowered.steps
+            if isinstance(step, HostStep) and not step.conversion
+        ],
+        "layers": layers,
+    }
+
+
+def manifest(
+    lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The target's part of the manifest, and the files it describes."""
+    graph = quantised.graph
+    uses_extensions = any(isinstance(word, (isa.Operand, isa.Control)) for word in lowered.words)
+    entry = {
+        "target": "easynpu",
+        "machine": machine.as_dict(),
+        "isa": "documented" if documented or not uses_extensions else "extended",
+        "steps": [step_to_json(step) for step in lowered.steps],
+        "instructions": instruction_table(lowered.jobs, graph),
+        "placements": _placements(lowered, quantised),
+        "report": summary(lowered, quantised, machine),
+    }
+    return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights.tobytes()}
+
+
+def _placements(lowered: Lowered, quantised: Quantised) -> list[dict[str, Any]]:
+    """Where the maps that cross the machine's border lie: region, address, layout, type, shape, scale."""
+    return [
+        {
+            "tensor": move.tensor,
+            "direction": direction,
+            "segment": number,
+            "region": move.place.memory,
+            "address": move.place.base,
+            "layout": {"order": "HWC16", **{key: value for key, value in asdict(move.place).items() if key != "memory"}},
+            "dtype": "int8",
+            "shape": [1, move.channels, move.height, move.width],
+            "scale": quantised.scales.get(move.tensor),
+        }
+        for number, step in enumerate(each for each in lowered.steps if isinstance(each, Segment))
+        for direction, moves in (("load", step.loads), ("store", step.stores))
+        for move in moves
+    ]

@@ -1,0 +1,163 @@
+"""What EasyNPU runs, in the form the array needs: one constraint a function, its docstring the user's sentence.
+
+The supported-operators page and `npuc check` derive from the table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from npuc.bits import encode
+from npuc.errors import EncodingError, NpucError, Problem
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.quantize.build import MOVEMENT, average_kernel
+from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import groups
+from npuc.targets.easynpu.selection import conv_mnemonic, geometry, map_shape
+from npuc.targets.easynpu.tiling import best_tile
+from npuc.targets.easynpu.timing import Followers
+
+Constraint = Callable[[Graph, Node], str | None]
+"""What is found where the constraint does not hold, or None where it does."""
+
+
+def one_image(graph: Graph, node: Node) -> str | None:
+    """The tensors are (1, C, H, W) or (1, C): the batch is 1."""
+    shapes = [graph.shape(node.inputs[0]), graph.shape(node.output)]
+    wrong = [shape for shape in shapes if len(shape) not in (2, 4) or shape[0] != 1]
+    return f"the shape is {list(wrong[0])}" if wrong else None
+
+
+def constant_weights(graph: Graph, node: Node) -> str | None:
+    """Weights and bias are constants."""
+    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
+    return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
+    """The convolution has one group, or one group per channel."""
+    group, channels = node.integer("group", 1), graph.shape(node.inputs[0])[1]
+    outputs = graph.shape(node.output)[1]
+    return None if group == 1 or group == channels == outputs else f"{group} groups of {channels} channels"
+
+
+def clips_at_zero(_graph: Graph, node: Node) -> str | None:
+    """A Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
+    if node.op != "Clip" and node.text("activation") != "Clip":
+        return None
+    low, high = node.number("min", float("-inf")), node.number("max", float("inf"))
+    return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
+
+
+def counts_no_padding(graph: Graph, node: Node) -> str | None:
+    """An average is over a whole window: no padding, or padding that counts (count_include_pad = 1)."""
+    window = window_of(node, average_kernel(graph, node))
+    extents = graph.shape(node.output)[2:]
+    spatial = graph.shape(node.inputs[0])[2:]
+    ends = [
+        (count - 1) * s + reach - begin - extent
+        for count, s, reach, begin, extent in zip(
+            extents, window.strides, window.reach, window.begins, spatial, strict=True
+        )
+    ]
+    padded = any(window.begins) or any(end > 0 for end in ends)
+    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
+    if padded and (beyond or not node.integer("count_include_pad")):
+        return f"the window reaches into padding of {list(window.begins)} and {[max(e, 0) for e in ends]}"
+    return None
+
+
+def same_shapes(graph: Graph, node: Node) -> str | None:
+    """Both operands are computed at run time and have the same shape."""
+    shapes = [list(graph.shape(name)) for name in node.inputs]
+    constants = [name for name in node.inputs if name in graph.constants]
+    if constants:
+        return f"'{constants[0]}' is a constant"
+    return None if shapes[0] == shapes[1] else f"the shapes are {shapes[0]} and {shapes[1]}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator that the array runs: its instruction and its constraints."""
+
+    instruction: str
+    constraints: tuple[Constraint, ...]
+    remedy: str
+
+
+SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
+
+ARRAY: Mapping[str, Row] = {
+    "Conv": Row(
+        "conv, dwconv (with ReLU)", (one_image, constant_weights, dense_or_depthwise, clips_at_zero), SIMPLIFY
+    ),
+    "Gemm": Row("conv", (one_image, constant_weights, clips_at_zero), SIMPLIFY),
+    "MaxPool": Row("maxpool", (one_image,), "bind the batch to 1 with --input-shape"),
+    "GlobalMaxPool": Row("maxpool", (one_image,), "bind the batch to 1 with --input-shape"),
+    "AveragePool": Row("avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"),
+    "GlobalAveragePool": Row("avgpool", (one_image,), "bind the batch to 1 with --input-shape"),
+    "Add": Row("add", (one_image, same_shapes, clips_at_zero), "broadcast operands are not supported yet"),
+    "Relu": Row("relu", (one_image,), "bind the batch to 1 with --input-shape"),
+    "Clip": Row("relu", (one_image, clips_at_zero), "use Relu or ReLU6"),
+}
+
+HOST: Mapping[str, str] = {
+    "Softmax": "the machine has no exponential and no division",
+    "LogSoftmax": "the machine has no exponential and no logarithm",
+    "ArgMax": "the machine has no index arithmetic",
+    "LRN": "the machine has no power function",
+    **dict.fromkeys(MOVEMENT, "the machine moves data only between layers of equal layout"),
+}
+
+
+def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
+    """Why the array cannot run the node (a node of the optimised float graph), or None if it can."""
+    row = ARRAY.get(node.op)
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    if row is None:
+        known = ", ".join([*ARRAY, *HOST])
+        return Problem("E202", "the machine has no such operator", limit=known, remedy="npuc operators", **where)
+    for constraint in row.constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+    try:
+        word = layer_word(graph, node)
+        best_tile(word, machine, Followers())
+        encode(word)
+    except EncodingError as error:
+        problem = error.problems[0]
+        return Problem("E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where)
+    except NpucError as error:
+        problem = error.problems[0]
+        return Problem(problem.code, problem.reason, limit=problem.limit, remedy=problem.remedy, **where)
+    return None
+
+
+def layer_word(graph: Graph, node: Node) -> Layer:
+    """The geometry of a float node as its layer word will have it."""
+    x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
+    match node.op:
+        case "Conv":
+            name = conv_mnemonic(node.integer("group", 1), x[1], y[1])
+            height, width = graph.shape(node.inputs[1])[2:]
+            return Layer(opcode=BY_MNEMONIC[name].opcode, **geometry(node, x, y, (height, width)))
+        case "MaxPool" | "AveragePool":
+            kernel = average_kernel(graph, node)
+            return Layer(opcode=BY_MNEMONIC["maxpool"].opcode, **geometry(node, x, y, kernel))
+        case "GlobalAveragePool" | "GlobalMaxPool":
+            channels, height, width = map_shape(x)
+            return Layer(
+                opcode=BY_MNEMONIC["maxpool"].opcode,
+                Hi=height, Wi=width, Hk=height, Wk=width, Ci=channels, Co=channels, Zs=groups(channels),
+            )  # fmt: skip
+        case _:
+            channels, height, width = map_shape(y)
+            return Layer(
+                opcode=BY_MNEMONIC["relu"].opcode,
+                Hi=height, Wi=width, Ho=height, Wo=width, Ci=channels, Co=channels, Zs=groups(channels),
+            )  # fmt: skip
