@@ -68,6 +68,7 @@ class Builder:
         self.types: dict[str, TensorType] = {}
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
+        self.absent: dict[str, OnnxNode] = {}
         self._tensor_names: set[str] = set()
         self._node_names: set[str] = set()
 
@@ -126,6 +127,18 @@ class Builder:
         """Says that the node's output is another name of a tensor."""
         self.aliases[node.outputs[0]] = tensor
 
+    def note_absent(self, node: OnnxNode) -> None:
+        """Remembers the outputs that a node's importer did not compute (a mask, indices, statistics)."""
+        for name in filter(None, node.outputs):
+            if name not in self.types and name not in self.aliases:
+                self.absent[name] = node
+
+    def check_computed(self, names: Sequence[str]) -> None:
+        """Raises E202 for the node behind the first tensor that its importer did not compute."""
+        for name in names:
+            if name in self.absent:
+                raise self.absent[name].unsupported(f"its output {name!r} is read", limit="the first output only")
+
     def emit(
         self,
         node: OnnxNode,
@@ -139,7 +152,7 @@ class Builder:
 
         outputs: default is the ONNX node's own output; pass () for one new tensor.
         """
-        final = outputs is None or tuple(outputs) == node.outputs
+        final = outputs is None or len(outputs) > 0
         targets = tuple(node.outputs[:1] if outputs is None else outputs)
         targets = targets or (self.fresh(f"{node.outputs[0]}/{op.lower()}"),)
         used = _without_absent_tail(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from npuc.frontend.builder import Builder, OnnxNode
@@ -43,7 +44,7 @@ def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Seq
     graph = onnx.helper.make_graph([proto], "constant", inputs, outputs)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", node.opset)])
     try:
-        return list(ReferenceEvaluator(model).run(None, feeds))
+        return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
     except Exception as error:
         # The reference implementation declares no exceptions of its own: whatever it raises for this node
         # means that the node has no value.

@@ -10,6 +10,7 @@ import onnx
 
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import input_types
+from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
@@ -18,6 +19,8 @@ from npuc.frontend.reading import ONNX_DOMAINS, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity, signature
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
+
+GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def graph_of(
@@ -34,6 +37,7 @@ def graph_of(
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
     _import_nodes(_ordered(model.graph, to), to)
     outputs = [each.name for each in model.graph.output]
+    to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
     return build(model.graph.name, nodes, types, outputs, to.constants)
 
@@ -86,10 +90,12 @@ def _read(node: onnx.NodeProto) -> Iterable[str]:
     """What the node reads, the tensors that its subgraphs take from outside included."""
     yield from node.input
     for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
+        for graph in (attribute.g, *attribute.graphs) if attribute.type in GRAPHS else ():
             inside = {each.name for each in graph.initializer} | {each.name for each in graph.input}
             inside.update(name for each in graph.node for name in each.output)
-            yield from (name for each in graph.node for name in _read(each) if name not in inside)
+            read = (name for each in graph.node for name in _read(each))
+            yield from (name for name in read if name and name not in inside)
+            yield from (each.name for each in graph.output if each.name not in inside)
 
 
 class _Damage:
@@ -139,7 +145,7 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
 
 
 def _is_known(proto: onnx.NodeProto) -> bool:
-    return proto.domain in ONNX_DOMAINS and proto.op_type in IMPORTERS
+    return proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If")
 
 
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
@@ -162,13 +168,18 @@ def _import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
         attrs = attributes_of(proto, name, found, to.folder)
         inputs = tuple(to.aliases.get(each, each) for each in proto.input)
         node = OnnxNode(name, proto.op_type, inputs, tuple(proto.output), attrs, to.opset)
+        to.check_computed(inputs)
         _dispatch(node, proto, to)
+        to.note_absent(node)
     except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
         reason = f"the node is malformed ({type(error).__name__}: {error})"
         raise ModelError("E105", reason, node=name, op=proto.op_type) from error
 
 
 def _dispatch(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+    if node.op == "If":
+        _import_nodes(list(inlined(node, branch_of(node, to), to)), to)
+        return
     importer, foldable = IMPORTERS.get(node.op), can_fold(node, proto, to)
     if importer is None:
         if not foldable:

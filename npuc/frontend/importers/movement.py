@@ -150,7 +150,17 @@ def _cast_to(node: OnnxNode, to: Builder, dtype: str) -> None:
 
 
 def _space_to_depth(node: OnnxNode, to: Builder) -> None:
-    to.emit(node, "SpaceToDepth", node.inputs, blocksize=node.attrs["blocksize"])
+    """Channels last among a block's elements (mode CRD, opset 28) are written with Reshape and Transpose."""
+    block, shape = node.attrs["blocksize"], to.shape(node.inputs[0])
+    if node.attrs.get("mode", "DCR") == "DCR":
+        to.emit(node, "SpaceToDepth", node.inputs, blocksize=block)
+        return
+    if len(shape) != 4 or block < 1 or shape[2] % block or shape[3] % block:
+        raise node.bad(f"blocksize {block} of shape {list(shape)}", tensor=node.inputs[0])
+    n, c, h, w = shape[0], shape[1], shape[2] // block, shape[3] // block
+    blocks = to.emit(node, "Reshape", node.inputs, (), shape=(n, c, h, block, w, block))
+    turned = to.emit(node, "Transpose", (blocks,), (), perm=(0, 1, 3, 5, 2, 4))
+    to.emit(node, "Reshape", (turned,), shape=(n, c * block * block, h, w))
 
 
 def _depth_to_space(node: OnnxNode, to: Builder) -> None:

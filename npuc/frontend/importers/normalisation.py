@@ -8,7 +8,7 @@ from npuc.frontend.importers.table import Importer, same
 
 def _batch_normalization(node: OnnxNode, to: Builder) -> None:
     """Inference only: one output, statistics per channel."""
-    if node.attrs.get("training_mode") or any(node.outputs[1:]):
+    if node.attrs.get("training_mode"):
         raise node.unsupported("training mode", limit="inference")
     if not node.attrs.get("spatial", 1):
         raise node.unsupported("statistics per activation (spatial = 0)", limit="statistics per channel")

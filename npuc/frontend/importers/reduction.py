@@ -20,10 +20,10 @@ def _reduce(node: OnnxNode, to: Builder) -> None:
 
 
 def _softmax(node: OnnxNode, to: Builder) -> None:
-    """Before opset 13 all axes from `axis` on are one: a Reshape before and after says so."""
+    """Before opset 13 the axes from `axis` on are one: where that differs, Reshapes say so."""
     shape = to.shape(node.inputs[0])
     axis = node.axis(node.attrs["axis"], len(shape))
-    if node.opset >= 13 or axis == len(shape) - 1:
+    if node.opset >= 13 or prod(shape[axis + 1 :]) == 1:
         to.emit(node, node.op, node.inputs, axis=axis)
         return
     matrix = (prod(shape[:axis]), prod(shape[axis:]))

@@ -112,8 +112,6 @@ def _conv_transpose(node: OnnxNode, to: Builder) -> None:
 def _pool(node: OnnxNode, to: Builder) -> None:
     kernel: tuple[int, ...] = node.attrs["kernel_shape"]
     spatial, rank = _spatial(node, to, kernel), len(kernel)
-    if len(node.outputs) > 1 and node.outputs[1]:
-        raise node.unsupported("the indices of the largest elements", limit="one output")
     more = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
     to.emit(
         node,

@@ -1,0 +1,52 @@
+"""If with a constant condition: the chosen branch stands in the graph in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import onnx
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.external_data import array_of
+
+
+def branch_of(node: OnnxNode, to: Builder) -> onnx.GraphProto:
+    """The branch that a constant condition chooses; raises E202 for a condition computed at run time."""
+    if node.inputs[0] not in to.constants:
+        raise node.unsupported("the condition is computed at run time", limit="constant conditions")
+    branch: onnx.GraphProto = node.attrs["then_branch" if to.value(node, 0).any() else "else_branch"]
+    if len(branch.output) != len(node.outputs):
+        raise node.bad(f"the branch has {len(branch.output)} outputs, the node {len(node.outputs)}")
+    return branch
+
+
+def inlined(node: OnnxNode, branch: onnx.GraphProto, to: Builder) -> Iterator[tuple[str, onnx.NodeProto]]:
+    """The branch's nodes with their names. Its tensors get new names, its outputs those of the If."""
+    inside = [name for each in branch.node for name in each.output if name]
+    renamed = {name: to.fresh(f"{node.name}/{name}") for name in (*inside, *(t.name for t in branch.initializer))}
+    for tensor in branch.initializer:
+        to.add_constant(renamed[tensor.name], array_of(tensor, to.folder))
+    for at, each in enumerate(branch.node):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(each)
+        _rename(copy, renamed)
+        yield to.node_name(f"{node.name}/{each.name or f'{each.op_type}_{at}'}"), copy
+    for value, name in zip(branch.output, node.outputs, strict=True):
+        source = renamed.get(value.name, value.name)
+        yield to.node_name(f"{node.name}/{name}"), onnx.helper.make_node("Identity", [source], [name])
+
+
+def _rename(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
+    """Renames what the node and its subgraphs read, and what the node writes."""
+    node.output[:] = [renamed.get(each, each) for each in node.output]
+    _rename_inputs(node, renamed)
+
+
+def _rename_inputs(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
+    node.input[:] = [renamed.get(each, each) for each in node.input]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else ():
+            for each in graph.node:
+                _rename_inputs(each, renamed)
+            for value in graph.output:
+                value.name = renamed.get(value.name, value.name)
