@@ -11,21 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from npuc.host import HostStep
 from npuc.targets.easynpu.memory import Place
-
-
-@dataclass(frozen=True)
-class HostStep:
-    """One operator that the host computes: the operator's name in npuc's table, its tensors and attributes."""
-
-    node: str
-    op: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attrs: Mapping[str, Any]
-    conversion: bool
-    """It only converts an input or an output of the network."""
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -73,16 +60,10 @@ def step_from_json(entry: Mapping[str, Any]) -> Step:
     """The step of a manifest entry. Raises KeyError or TypeError for a malformed one."""
     values = {key: value for key, value in entry.items() if key != "kind"}
     if entry["kind"] == "host":
-        values["inputs"], values["outputs"] = tuple(values["inputs"]), tuple(values["outputs"])
-        values["attrs"] = {key: _attr(value) for key, value in values["attrs"].items()}
-        return HostStep(**values)
+        return HostStep.from_json(values)
     moves = {key: tuple(_move(each) for each in values[key]) for key in ("loads", "stores")}
     return Segment(tuple(ImageLoad(**each) for each in values["images"]), moves["loads"], values["count"], moves["stores"])
 
 
 def _move(entry: Mapping[str, Any]) -> TensorMove:
     return TensorMove(**{**entry, "place": Place(**entry["place"])})
-
-
-def _attr(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

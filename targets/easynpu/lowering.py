@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
+from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.build import MOVEMENT, Quantised
 from npuc.targets.easynpu import isa, listing
-from npuc.targets.easynpu.artefact import HostStep, ImageLoad, Segment, Step, TensorMove, step_to_json
+from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES, Place
+from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.placement import Placement, Run, Usage, explicit, implicit, implicit_refusal
 from npuc.targets.easynpu.regions import Region, regions_of, run_of
 from npuc.targets.easynpu.support import HOST

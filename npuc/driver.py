@@ -1,0 +1,92 @@
+"""From a model file to a program on disk: the one module that sees every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.data import Samples, synthetic
+from npuc.data import load as load_samples
+from npuc.errors import NpucError, Problem
+from npuc.frontend import load as load_model
+from npuc.ir import Array, Graph, TensorType
+from npuc.passes import FLOAT_PASSES
+from npuc.pipeline import Hook, run_passes
+from npuc.program import Program, sha256
+from npuc.target import Options, Target
+
+BATCH = 32
+"""Samples simulated side by side."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def optimised(model: Path, target: Target, shapes: Shapes, hook: Hook | None = None) -> Graph:
+    """The float graph of a model after the shared passes and the target's own."""
+    return run_passes(load_model(model, shapes), (*FLOAT_PASSES, *target.passes), hook)
+
+
+def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:
+    """Everything that keeps the model from the target, all at once; a bad model gives its own problems."""
+    try:
+        return target.problems(optimised(model, target, shapes), options)
+    except NpucError as error:
+        return list(error.problems)
+
+
+def compile_model(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Shapes,
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> tuple[Program, Samples]:
+    """The program of a model and the samples it was calibrated on (synthetic without calibration data).
+
+    Raises every problem of the model or the target as one NpucError.
+    """
+    graph = optimised(model, target, shapes, hook)
+    found = target.problems(graph, options)
+    if found:
+        raise NpucError.of(found)
+    types = input_types(graph)
+    samples = load_samples(calibration, types) if calibration else synthetic(types)
+    program = target.lower(graph, samples, options)
+    origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
+    return replace(program, manifest={**program.manifest, "model": origin}), samples
+
+
+def input_types(graph: Graph) -> dict[str, TensorType]:
+    """Name and type of every input of a graph."""
+    return {name: graph.tensors[name] for name in graph.inputs}
+
+
+def program_inputs(program: Program) -> dict[str, TensorType]:
+    """Name and type of every input of a program, as its manifest has them."""
+    return {
+        entry["name"]: TensorType(tuple(entry["shape"]), entry["dtype"]) for entry in program.manifest["inputs"]
+    }
+
+
+def run_program(program: Program, target: Target, samples: Samples, advance: Any = None) -> dict[str, Array]:
+    """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
+
+    advance: called with the number of samples done after each batch.
+    """
+    run = target.runner(program)
+    parts: list[dict[str, Array]] = []
+    for start in range(0, len(samples), BATCH):
+        feeds = {name: values[start : start + BATCH] for name, values in samples.inputs.items()}
+        parts.append(run(feeds))
+        if advance is not None:
+            advance(min(BATCH, len(samples) - start))
+    return {name: _stacked(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+
+
+def _stacked(values: Array) -> Array:
+    return values[:, 0] if values.ndim > 1 and values.shape[1] == 1 else values

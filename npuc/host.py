@@ -1,0 +1,59 @@
+"""Host steps: what a program leaves to the processor beside the array, read from the artefact and run in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops import OPS
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """One operator that the host computes: its name in npuc's table, its tensors and attributes."""
+
+    node: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    conversion: bool
+    """It only converts an input or an output of the network."""
+    reason: str
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> HostStep:
+        """The step of a manifest entry. Raises KeyError or TypeError for a malformed one."""
+        lists = {key: tuple(values[key]) for key in ("inputs", "outputs")}
+        attrs = {key: tuple(value) if isinstance(value, list) else value for key, value in values["attrs"].items()}
+        return cls(**{**values, **lists, "attrs": attrs})
+
+    def run(self, tensors: dict[str, Array]) -> None:
+        """Computes the step for all samples: every tensor has a leading axis of samples."""
+        inputs = [tensors[name] for name in self.inputs]
+        match self.op:
+            case "QuantizeLinear":
+                outputs = (quantise(inputs[0], self.attrs["scale"]),)
+            case "DequantizeLinear":
+                outputs = (inputs[0].astype(np.float32) * np.float32(self.attrs["scale"]),)
+            case "Transpose":
+                outputs = (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
+            case "Reshape":
+                outputs = (inputs[0].reshape(len(inputs[0]), *self.attrs["shape"]),)
+            case _:
+                outputs = self._each_sample(inputs)
+        tensors.update(zip(self.outputs, outputs, strict=True))
+
+    def _each_sample(self, inputs: list[Array]) -> tuple[Array, ...]:
+        node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)
+        results = [OPS[self.op].compute(node, sample) for sample in zip(*inputs, strict=True)]
+        return tuple(np.stack(column) for column in zip(*results, strict=True))
+
+
+def quantise(x: Array, scale: float) -> Array:
+    """int8 of float32 values: x / scale in float32, rounded half to even, saturated (as ONNX QuantizeLinear)."""
+    return np.clip(np.rint(x / np.float32(scale)), -128, 127).astype(np.int8)

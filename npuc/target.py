@@ -1,0 +1,84 @@
+"""What a target is: a name, its passes, what it refuses, and how it lowers and simulates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from npuc.data import Samples
+from npuc.ir import Array, Graph
+from npuc.errors import Problem
+from npuc.pipeline import Pass
+from npuc.program import Program
+
+Observer = Callable[[str, Array], None]
+"""Called with the name of an int8 tensor and its values (samples, *shape)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of a compilation, beside the model and its data."""
+
+    machine: str | None = None
+    precision: str = "int8"
+    isa: str = "extended"
+    strict: bool = False
+    method: str = "mse"
+
+
+class Runner(Protocol):
+    """A program that simulates batch after batch."""
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        ...
+
+
+class Target(Protocol):
+    """A machine npuc compiles for."""
+
+    name: str
+    summary: str
+    memories: tuple[str, ...]
+    passes: tuple[Pass, ...]
+    """Run after the passes that all targets share."""
+
+    def problems(self, graph: Graph, options: Options) -> list[Problem]:
+        """Everything in the optimised float graph that the target cannot run, all at once."""
+        ...
+
+    def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
+        """The program of an optimised float graph, with its evidence, not yet sealed."""
+        ...
+
+    def runner(self, program: Program) -> Runner:
+        """The program ready to be simulated, from words and images alone."""
+        ...
+
+    def listing(self, program: Program) -> list[dict[str, Any]]:
+        """The instructions in order: number, word, text, source nodes."""
+        ...
+
+    def operators(self) -> list[dict[str, str]]:
+        """The supported-operators table: operator, how it runs, its constraints."""
+        ...
+
+
+# name -> module and attribute, imported only when the target is used
+TARGETS: Mapping[str, tuple[str, str, str]] = {
+    "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
+}
+
+
+def target(name: str) -> Target:
+    """The target of this name. Raises KeyError for an unknown one."""
+    module, attribute, _ = TARGETS[name]
+    found: Target = getattr(import_module(module), attribute)
+    return found
+
+
+def names() -> Sequence[str]:
+    """The targets' names."""
+    return tuple(TARGETS)

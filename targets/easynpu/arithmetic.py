@@ -1,0 +1,202 @@
+"""What the PE array computes on whole layers: exact integers, by onnxruntime's float32 where that is exact.
+
+An accumulator below 2^24 is exact in float32, and so is its product with 2^-n; convolutions are therefore run by
+onnxruntime with weights scaled by 2^-n and bias scaled and raised by 1/2, which leaves only floor and saturation
+to do. Where the bound of a channel does not allow that, the input channels are split and the parts are summed in
+double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.reference import session
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.memory import (
+    BS_WORDS,
+    groups,
+    unpack_bias_scale,
+    unpack_channel_weights,
+    unpack_weights,
+)
+from npuc.targets.easynpu.timing import is_dense, kernel_extent
+
+EXACT_FLOAT32 = 1 << 24
+ACCUMULATOR = 1 << 31
+
+
+def block_words(layer: Layer) -> int:
+    """Words of a convolution's block in the weight stream: bias-scale, then weights."""
+    taps = layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
+    return groups(layer.Co) * (BS_WORDS + taps)
+
+
+def quantise(acc: Array, scale: Array) -> Array:
+    """int8 of accumulators (int64): sat8(round_half_up(acc * 2^scale)); scale: int8 per channel, negative = right.
+
+    Raises ArtefactError (E503) where a left shift would leave 32 bits, as the machine would wrap there.
+    """
+    right, left = np.maximum(-scale.astype(np.int64), 0), np.maximum(scale.astype(np.int64), 0)
+    if right.max(initial=0) > 31 or (np.abs(acc).max(initial=0) << left.max(initial=0)) >= ACCUMULATOR:
+        raise ArtefactError("E503", f"shift scales of {scale.min()}..{scale.max()}", limit="-31..31 without overflow")
+    half = np.where(right > 0, np.int64(1) << np.maximum(right - 1, 0), 0)
+    return np.clip(((acc << left) + half) >> right, -128, 127).astype(np.int8)
+
+
+def combine(name: str, x: Array, other: Array, block: Array) -> Array:
+    """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words."""
+    bias, scale = unpack_bias_scale(block, x.shape[-1])
+    wide = x.astype(np.int32)
+    acc = wide + other if name == "add" else wide * other
+    if not bias.any() and (scale == scale[0]).all() and -8 <= scale[0] <= 0:
+        shift = int(-scale[0])
+        acc += (1 << shift) >> 1
+        return np.clip(acc >> shift, -128, 127).astype(np.int8)
+    return quantise(acc.astype(np.int64) + bias, scale)
+
+
+def max_pool(x: Array, layer: Layer) -> Array:
+    """The largest int8 under each window; the padding is -128, which the bias path injects."""
+    padded = padded_input(x, layer, -128)
+    taps = (
+        padded[:, hk : hk + (layer.Ho - 1) * layer.Sh + 1 : layer.Sh, wk : wk + (layer.Wo - 1) * layer.Sw + 1 : layer.Sw]
+        for hk in range(0, kernel_extent(layer.Hk, layer.Dh), layer.Dh + 1)
+        for wk in range(0, kernel_extent(layer.Wk, layer.Dw), layer.Dw + 1)
+    )
+    return reduce(np.maximum, taps)
+
+
+def padding(layer: Layer) -> tuple[int, int, int, int]:
+    """Rows and columns of padding: top, left as the word has them, bottom and right as Ho and Wo imply."""
+    bottom = (layer.Ho - 1) * layer.Sh + kernel_extent(layer.Hk, layer.Dh) - layer.Ph - layer.Hi
+    right = (layer.Wo - 1) * layer.Sw + kernel_extent(layer.Wk, layer.Dw) - layer.Pw - layer.Wi
+    return layer.Ph, layer.Pw, bottom, right
+
+
+def padded_input(x: Array, layer: Layer, value: int) -> Array:
+    """The map with its padding; rows and columns that no window reaches are left out."""
+    top, left, bottom, right = padding(layer)
+    x = x[:, : layer.Hi + min(bottom, 0), : layer.Wi + min(right, 0)]
+    if not any((top, left, bottom > 0, right > 0)):
+        return x
+    around = ((0, 0), (top, max(bottom, 0)), (left, max(right, 0)), (0, 0))
+    return np.pad(x, around, constant_values=value)
+
+
+class Convolution:
+    """A convolution, fully connected, depthwise or average-pooling word with its weight block."""
+
+    def __init__(self, layer: Layer, block: Array) -> None:
+        self.layer = layer
+        self.block = block.copy()
+        split = BS_WORDS * groups(layer.Co)
+        self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
+        unpack = (layer.Hk, layer.Wk)
+        if is_dense(layer):
+            self.w = unpack_weights(block[split:], layer.Co, layer.Ci, *unpack)
+        else:
+            self.w = unpack_channel_weights(block[split:], layer.Co, *unpack)
+        operation = layer.operation
+        self.relu = operation is not None and operation.mnemonic.endswith("_relu")
+        taps = 128 * np.abs(self.w.astype(np.int64)).reshape(layer.Co, -1).sum(axis=1)
+        self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
+        if self.bound >= ACCUMULATOR:
+            raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
+
+    def __call__(self, x: Array) -> Array:
+        """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
+        if self.exact:
+            return self._requantising.run(None, {"x": self._contiguous(x)})[0]
+        return self.quantised(self.accumulate(x, None))
+
+    @property
+    def exact(self) -> bool:
+        """Whether one float32 convolution gives the requantised value exactly."""
+        rounding = 1 << max(int(-self.scale.min()) - 1, 0)
+        return self.bound + rounding < EXACT_FLOAT32 and -31 <= self.scale.min() and self.scale.max() <= 0
+
+    def accumulate(self, x: Array, psums: Array | None) -> Array:
+        """Psums (samples, Ho, Wo, Co) int64: bias, what was kept, and the sum of products."""
+        x = self._contiguous(x)
+        total = self.bias.astype(np.int64) + (0 if psums is None else psums)
+        for part in self._parts:
+            total = total + part.run(None, {"x": x})[0].astype(np.int64)
+        if np.abs(total).max(initial=0) >= ACCUMULATOR:
+            raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
+        return total
+
+    def quantised(self, acc: Array) -> Array:
+        """int8 of psums, with ReLU where the word has it."""
+        result = quantise(acc, self.scale)
+        return np.maximum(result, 0) if self.relu else result
+
+    def _contiguous(self, x: Array) -> Array:
+        _, _, bottom, right = padding(self.layer)
+        return np.ascontiguousarray(x[:, : self.layer.Hi + min(bottom, 0), : self.layer.Wi + min(right, 0)])
+
+    @cached_property
+    def _requantising(self) -> Any:
+        power = np.ldexp(np.float32(1), self.scale.astype(np.int32))
+        half = np.where(self.scale < 0, np.float32(0.5), np.float32(0))
+        w = self.w.astype(np.float32) * power[:, None, None, None]
+        return _session(self.layer, w, self.bias.astype(np.float32) * power + half, 0 if self.relu else -128)
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        """Float32 convolutions over so few input channels each that every sum is exact."""
+        bound = 128 * np.abs(self.w.astype(np.int64)).sum(axis=(2, 3))
+        parts = int(bound.sum(axis=1).max() // (EXACT_FLOAT32 - 1)) + 1
+        while parts <= self.w.shape[1]:
+            chosen = [np.arange(self.w.shape[1]) % parts == part for part in range(parts)]
+            if all((bound * mask).sum(axis=1).max() < EXACT_FLOAT32 for mask in chosen):
+                break
+            parts += 1
+        else:
+            chosen = [np.arange(self.w.shape[1]) == each for each in range(self.w.shape[1])]
+        masks = [mask[None, :, None, None] for mask in chosen]
+        return [_session(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]
+
+
+def _session(layer: Layer, w: Array, bias: Array | None, low: int | None) -> Any:
+    """onnxruntime's convolution from int8 words (N, Hi, Wi, Ci): to int8 (N, Ho, Wo, Co), or to float sums."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    top, left, bottom, right = padding(layer)
+    constants = {"w": np.ascontiguousarray(w)} | ({} if bias is None else {"b": bias})
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["planes"], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", ["planes"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node(
+            "Conv",
+            ["float", *constants],
+            ["sum"],
+            strides=[layer.Sh, layer.Sw],
+            pads=[top, left, max(bottom, 0), max(right, 0)],
+            dilations=[layer.Dh + 1, layer.Dw + 1],
+            group=1 if is_dense(layer) else layer.Co,
+        ),
+    ]
+    last, element = "sum", TensorProto.FLOAT
+    if low is not None:
+        constants |= {"low": np.float32(low), "high": np.float32(127)}
+        nodes += [
+            helper.make_node("Floor", ["sum"], ["floor"]),
+            helper.make_node("Clip", ["floor", "low", "high"], ["clipped"]),
+            helper.make_node("Cast", ["clipped"], ["bytes"], to=TensorProto.INT8),
+        ]
+        last, element = "bytes", TensorProto.INT8
+    nodes.append(helper.make_node("Transpose", [last], ["y"], perm=[0, 2, 3, 1]))
+    height, width = layer.Hi + min(bottom, 0), layer.Wi + min(right, 0)
+    graph = helper.make_graph(
+        nodes,
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", height, width, layer.Ci])],
+        [helper.make_tensor_value_info("y", element, ["N", layer.Ho, layer.Wo, layer.Co])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    return session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))

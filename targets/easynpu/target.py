@@ -1,0 +1,211 @@
+"""The EasyNPU target: its passes, checks, lowering and simulation behind the Target protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from npuc.bits import encode, places
+from npuc.data import Samples
+from npuc.errors import ArtefactError, DoesNotFit, Problem
+from npuc.ir import Array, Graph, Node
+from npuc.passes.expand_groups import expand_groups
+from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.pipeline import Pass
+from npuc.program import Program, canonical_json
+from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
+from npuc.quantize.calibration import spreads
+from npuc.target import Observer, Options
+from npuc.targets.easynpu import isa, listing, lowering, support
+from npuc.targets.easynpu import machine as machines
+from npuc.targets.easynpu.arithmetic import ACCUMULATOR
+from npuc.targets.easynpu.artefact import Segment, Step, step_from_json
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.simulator import Simulator
+
+
+class EasyNpu:
+    """EasyNPU as a Target."""
+
+    name = "easynpu"
+    summary = "16-PE int8 array, one 128-bit instruction per layer"
+    memories = ("fmap", "skip", "weight", "itcm")
+    passes: tuple[Pass, ...] = (gemm_to_conv, expand_groups)
+
+    def problems(self, graph: Graph, options: Options) -> list[Problem]:
+        """Every node that neither the array nor the host may run, each with its constraint."""
+        machine = machines.load(options.machine)
+        found: list[Problem] = []
+        on_array = {id(node) for node in self._integer(graph, machine)}
+        for node in graph.nodes:
+            if id(node) in on_array or (node.op in MOVEMENT and not options.strict):
+                continue
+            where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+            if node.op not in support.HOST:
+                refusal = support.refusal(graph, node, machine)
+                found += [refusal] if refusal else []
+            elif options.strict and not _converts(graph, node, on_array):
+                reason = f"it would run on the host: {support.HOST[node.op]}"
+                found.append(Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where))
+        return found
+
+    def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
+        """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
+        machine = machines.load(options.machine)
+        nodes = self._integer(graph, machine)
+        quantised = quantise(graph, nodes, spreads(graph, samples.feeds(), tensors_of(nodes)), options.method)
+        _expect_accumulators(quantised)
+        documented = options.isa == "documented"
+        lowered = lowering.lower(quantised, machine, documented=documented)
+        manifest, files = lowering.manifest(lowered, quantised, machine, documented=documented)
+        signature = {
+            key: [{"name": name, "shape": list(graph.shape(name)), "dtype": graph.tensors[name].dtype} for name in names]
+            for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))
+        }
+        return Program({**manifest, **signature}, files, _evidence(quantised))
+
+    def runner(self, program: Program) -> Runner:
+        """The steps of the manifest and the simulator of its machine."""
+        return Runner(program)
+
+    def listing(self, program: Program) -> list[dict[str, Any]]:
+        """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
+        words = isa.bytes_to_words(program.files["itcm.bin"])
+        table = program.manifest["instructions"]
+        return [
+            {
+                "index": index,
+                "word": f"{encode(word):032x}",
+                "text": listing.disassemble(word),
+                "fields": {name: getattr(word, name) for name in places(type(word))},
+                "nodes": table[index]["nodes"] if index < len(table) else [],
+                "tensor": table[index]["tensor"] if index < len(table) else None,
+            }
+            for index, word in enumerate(words)
+        ]
+
+    def operators(self) -> list[dict[str, str]]:
+        """Operators that the array runs with their constraints, then those that the host runs."""
+        array = [
+            {
+                "op": op,
+                "runs as": row.instruction,
+                "constraints": " ".join((each.__doc__ or "").strip() for each in row.constraints),
+            }
+            for op, row in support.ARRAY.items()
+        ]
+        host = [{"op": op, "runs as": "host step", "constraints": f"{why}."} for op, why in support.HOST.items()]
+        return array + host
+
+    def _integer(self, graph: Graph, machine: Machine) -> tuple[Node, ...]:
+        def accepted(node: Node) -> bool:
+            return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
+
+        return integer_nodes(graph, accepted)
+
+
+def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
+    """Whether a node only moves data between the network's inputs or outputs and the array."""
+    if node.op not in MOVEMENT:
+        return False
+    before = _reaches(graph, node, lambda each: [graph.producers[n] for n in each.inputs if n in graph.producers])
+    after = _reaches(graph, node, lambda each: [r for n in each.outputs for r in graph.readers[n]])
+    return not (before & on_array) or not (after & on_array)
+
+
+def _reaches(graph: Graph, node: Node, step: Any) -> set[int]:
+    """The nodes that are reached by a step relation, by identity."""
+    seen: set[int] = set()
+    waiting = [node]
+    while waiting:
+        for each in step(waiting.pop()):
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting.append(each)
+    return seen
+
+
+def _expect_accumulators(quantised: Quantised) -> None:
+    """No accumulator of any layer can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
+    from npuc.quantize.integer import accumulator_bound
+
+    graph = quantised.graph
+    for node in graph.nodes:
+        if node.op == "IntConv":
+            bound = int(accumulator_bound(graph.constants[node.inputs[1]], graph.constants[node.inputs[2]]).max())
+            if bound >= ACCUMULATOR:
+                raise DoesNotFit(
+                    "E304",
+                    f"an accumulator could reach {bound}",
+                    node=node.name,
+                    op="Conv",
+                    limit="below 2^31",
+                    remedy="split the layer's input channels",
+                )
+
+
+def _evidence(quantised: Quantised) -> dict[str, bytes]:
+    """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
+    from npuc.export_onnx import to_onnx
+    from npuc.quantize import integer_onnx as _rules  # noqa: F401  adds the integer operators' rules
+
+    graph = quantised.graph
+    layers = [node for node in graph.nodes if graph.tensors[node.output].dtype == "int8"]
+    tensors = [name for node in layers for name in node.outputs]
+    model = to_onnx(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
+    described = {
+        "tensors": {
+            name: {"float": quantised.floats[name], "scale": quantised.scales[name], "shape": list(graph.shape(name))}
+            for name in tensors
+        },
+        "layers": [
+            {"name": node.name, "op": node.op, "inputs": list(node.inputs), "tensor": node.output, "nodes": list(node.sources)}
+            for node in layers
+            if node.op != "QuantizeLinear"
+        ],
+    }
+    return {"reference.onnx": model.SerializeToString(deterministic=True), "graph.json": canonical_json(described)}
+
+
+class Runner:
+    """A program ready to run on batch after batch; its kernels are made once."""
+
+    def __init__(self, program: Program) -> None:
+        manifest = program.manifest
+        try:
+            self.steps: tuple[Step, ...] = tuple(step_from_json(entry) for entry in manifest["steps"])
+            self.outputs = [entry["name"] for entry in manifest["outputs"]]
+            self.table = manifest["instructions"]
+            self.machine = Machine.of(dict(manifest["machine"]), "of the artefact")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtefactError("E502", f"manifest.json is damaged: {error!r}") from None
+        self.simulator = Simulator(self.machine, program.files)
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        tensors = dict(feeds)
+        state = self.simulator.state(len(next(iter(feeds.values()))))
+        for step in self.steps:
+            if isinstance(step, Segment):
+                self.simulator.run(step, state, tensors, self._observer(observe))
+            else:
+                step.run(tensors)
+        return {name: tensors[name] for name in self.outputs}
+
+    def _observer(self, observe: Observer | None) -> Any:
+        """Names the tensor of each layer word and gives it the shape it has in the graph."""
+        if observe is None:
+            return None
+
+        def named(number: int, values: Array) -> None:
+            entry = self.table[number]
+            if entry["tensor"] is not None:
+                planes = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+                observe(entry["tensor"], planes.reshape(len(values), *entry["shape"]))
+
+        return named
+
+
+EASYNPU = EasyNpu()
