@@ -1,0 +1,281 @@
+"""Verification: the simulated program against onnxruntime, output by output and layer by layer.
+
+Three computations meet: the fp32 model under onnxruntime, the integer network (reference.onnx) under onnxruntime,
+and the simulator, which sees words and images only. `bit_exact` compares the last two in every element of every
+layer. Errors against fp32 are accumulated ("entire": the network runs quantised up to here) and isolated
+("single": this layer alone, on the exact inputs), in the ONNX model's own tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.driver import BATCH
+from npuc.errors import ArtefactError
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.program import Program, load_evidence, sha256
+from npuc.reference import session
+from npuc.target import Target
+
+
+@dataclass
+class Difference:
+    """Running sums of a comparison; `add` takes the exact values and the values under test."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    energy: float = 0.0
+    product: float = 0.0
+    largest: float = 0.0
+
+    def add(self, exact: Array, found: Array) -> None:
+        """Includes these values, of equal size and element order."""
+        a, b = exact.ravel().astype(np.float64), found.ravel().astype(np.float64)
+        error = b - a
+        self.signal += float(a @ a)
+        self.noise += float(error @ error)
+        self.energy += float(b @ b)
+        self.product += float(a @ b)
+        self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal to noise in dB; None where there is no noise."""
+        if self.noise == 0:
+            return None
+        return 10 * float(np.log10(max(self.signal, 1e-300) / self.noise))
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between both; 1 where both are zero."""
+        if self.signal == 0 or self.energy == 0:
+            return 1.0 if self.signal == self.energy else 0.0
+        return self.product / float(np.sqrt(self.signal * self.energy))
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the command line's contract."""
+        return {
+            "sqnr_db": self.sqnr_db,
+            "cosine": self.cosine,
+            "max_abs_error": self.largest,
+            "exact": self.noise == 0,
+        }
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What the outputs must reach against fp32."""
+
+    sqnr_db: float = 10.0
+    cosine: float = 0.95
+
+
+@dataclass
+class _Tally:
+    """What is gathered over the batches."""
+
+    outputs: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    entire: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    single: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    differing: dict[str, int] = field(default_factory=dict[str, int])
+    agreeing: int = 0
+
+
+def verify(
+    model: Path,
+    directory: Path,
+    program: Program,
+    target: Target,
+    samples: Samples,
+    tolerance: Tolerance,
+    *,
+    allow_modified: bool = False,
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """The verification report of the command line's contract.
+
+    Raises ArtefactError (E501) if the program was compiled from another model, (E502) if its evidence is damaged.
+    """
+    check_model(model, program, allow_modified)
+    evidence = load_evidence(directory, program, allow_modified=allow_modified)
+    described = json.loads(evidence["graph.json"])
+    check = _Verification(model, evidence["reference.onnx"], described, program, target)
+    tally = _Tally()
+    for start in range(0, len(samples), BATCH):
+        feeds = {name: values[start : start + BATCH] for name, values in samples.inputs.items()}
+        check.batch(feeds, tally)
+        if advance is not None:
+            advance(min(BATCH, len(samples) - start))
+    return _report(tally, described, program, len(samples), tolerance)
+
+
+def check_model(model: Path, program: Program, allow_modified: bool) -> None:
+    """Raises ArtefactError (E501) unless the program was compiled from exactly this file."""
+    try:
+        found = sha256(model.read_bytes())
+    except OSError:
+        return  # reading the model reports it properly
+    if found != program.manifest["model"]["sha256"] and not allow_modified:
+        raise ArtefactError(
+            "E501",
+            f"the program was compiled from another model than '{model}'",
+            remedy="compile this model, or compare all the same with --allow-modified",
+        )
+
+
+class _Verification:
+    """The three computations, ready to run batch after batch."""
+
+    def __init__(
+        self, model: Path, reference: bytes, described: Mapping[str, Any], program: Program, target: Target
+    ) -> None:
+        import onnx
+
+        self.tensors: Mapping[str, Any] = described["tensors"]
+        self.outputs = [entry["name"] for entry in program.manifest["outputs"]]
+        self.run = target.runner(program)
+        fp32 = read_model(model)
+        floats = [entry["float"] for entry in self.tensors.values()]
+        self.floats = list(dict.fromkeys([*self.outputs, *_present(fp32, floats)]))
+        self.fp32 = session(_with_outputs(fp32, self.floats), optimise=True)
+        integer = onnx.load_model_from_string(reference)
+        self.reference = session(reference)
+        self.single = session(_cut(integer, self.tensors))
+        self.single_inputs = {each.name for each in self.single.get_inputs()}
+        self.inputs = {each.name for each in self.fp32.get_inputs()}
+
+    def batch(self, feeds: Mapping[str, Array], tally: _Tally) -> None:
+        """Runs the batch three ways and adds what differs."""
+        simulated: dict[str, Array] = {}
+        outputs = self.run(feeds, simulated.__setitem__)
+        for index in range(len(next(iter(feeds.values())))):
+            feed = {name: values[index] for name, values in feeds.items()}
+            exact = dict(zip(self.floats, self.fp32.run(self.floats, feed), strict=True))
+            names = list(self.tensors)
+            integer = dict(zip(names, self.reference.run(names, feed), strict=True))
+            self._compare_outputs(exact, {name: values[index] for name, values in outputs.items()}, tally)
+            self._compare_layers(feed, exact, integer, {n: v[index] for n, v in simulated.items()}, tally)
+
+    def _compare_outputs(self, exact: Mapping[str, Array], found: Mapping[str, Array], tally: _Tally) -> None:
+        for name in self.outputs:
+            tally.outputs.setdefault(name, Difference()).add(exact[name], found[name])
+        first = self.outputs[0]
+        tally.agreeing += int(np.argmax(exact[first]) == np.argmax(found[first]))
+
+    def _compare_layers(
+        self,
+        feed: Mapping[str, Array],
+        exact: Mapping[str, Array],
+        integer: Mapping[str, Array],
+        simulated: Mapping[str, Array],
+        tally: _Tally,
+    ) -> None:
+        known = {**exact, **feed}
+        alone = self._alone(known, integer)
+        for name, entry in self.tensors.items():
+            scale = entry["scale"]
+            if name in simulated:
+                wrong = int((simulated[name] != integer[name]).sum())
+                tally.differing[name] = tally.differing.get(name, 0) + wrong
+            if entry["float"] in known:
+                value = known[entry["float"]]
+                tally.entire.setdefault(name, Difference()).add(value, integer[name] * np.float64(scale))
+                if name in alone:
+                    tally.single.setdefault(name, Difference()).add(value, alone[name] * np.float64(scale))
+
+    def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
+        """Each layer's int8 result on the exact fp32 values of its inputs, quantised; where those are known."""
+        from npuc.host import quantise
+
+        feeds: dict[str, Array] = {}
+        for name in self.single_inputs:
+            entry = self.tensors.get(name.removesuffix(EXACT))
+            if entry is None:
+                feeds[name] = known[name]
+            elif entry["float"] in known:
+                feeds[name] = quantise(known[entry["float"]], entry["scale"]).reshape(entry["shape"])
+            else:
+                feeds[name] = integer[name.removesuffix(EXACT)]
+        names = list(self.tensors)
+        return dict(zip(names, self.single.run(names, feeds), strict=True))
+
+
+EXACT = "/exact"
+
+
+def _cut(model: Any, tensors: Mapping[str, Any]) -> Any:
+    """The integer network with every edge cut: each layer reads int8 inputs of the model, `tensor/exact`."""
+    from onnx import TensorProto, helper
+
+    found: dict[str, Any] = {}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input):
+            if name in tensors:
+                node.input[position] = f"{name}{EXACT}"
+                shape = tensors[name]["shape"]
+                found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", TensorProto.INT8, shape)
+    model.graph.input.extend(found.values())
+    return model
+
+
+def _present(model: Any, names: Sequence[str]) -> list[str]:
+    """Those of the names that a node of the ONNX model writes."""
+    written = {name for node in model.graph.node for name in node.output}
+    return [name for name in names if name in written]
+
+
+def _with_outputs(model: Any, names: Sequence[str]) -> Any:
+    """The model with exactly these outputs; onnxruntime infers their types."""
+    from onnx import ValueInfoProto
+
+    known = {each.name: each for each in model.graph.output}
+    del model.graph.output[:]
+    model.graph.output.extend(known.get(name, ValueInfoProto(name=name)) for name in names)
+    return model
+
+
+def _report(
+    tally: _Tally, described: Mapping[str, Any], program: Program, samples: int, tolerance: Tolerance
+) -> dict[str, Any]:
+    """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
+    bit_exact = not any(tally.differing.values())
+    outputs = [{"name": name, **difference.as_json()} for name, difference in tally.outputs.items()]
+    sizes = {entry["name"]: int(np.prod(entry["shape"])) for entry in program.manifest["outputs"]}
+    within = all(
+        (each["sqnr_db"] is None or each["sqnr_db"] >= tolerance.sqnr_db) and each["cosine"] >= tolerance.cosine
+        for each in outputs
+    )
+    return {
+        "status": "ok" if bit_exact and within else "mismatch",
+        "samples": samples,
+        "bit_exact": bit_exact,
+        "argmax_agreement": tally.agreeing / samples if sizes[outputs[0]["name"]] > 1 else None,
+        "outputs": outputs,
+        "layers": [_layer_report(layer, tally, described) for layer in described["layers"]],
+    }
+
+
+def _layer_report(layer: Mapping[str, Any], tally: _Tally, described: Mapping[str, Any]) -> dict[str, Any]:
+    name = layer["tensor"]
+    entry = described["tensors"][name]
+    entire, single = tally.entire.get(name), tally.single.get(name)
+    compared = name in tally.differing
+    return {
+        "name": entry["float"],
+        "op": layer["op"],
+        "nodes": layer["nodes"],
+        "scale": entry["scale"],
+        "bit_exact": tally.differing[name] == 0 if compared else None,
+        "differing_elements": tally.differing[name] if compared else None,
+        **(entire.as_json() if entire else dict.fromkeys(("sqnr_db", "cosine", "max_abs_error", "exact"))),
+        "entire": entire.as_json() if entire else None,
+        "single": single.as_json() if single else None,
+    }
