@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from npuc.errors import DataError
+from npuc.errors import ArtefactError, DataError
 from npuc.ir import Array, TensorType
 
 SYNTHETIC_SAMPLES = 8
@@ -60,6 +60,18 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
         {name: random.standard_normal((count, *each.shape)).astype(each.dtype) for name, each in inputs.items()},
         synthetic=True,
     )
+
+
+def save(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
+    staging = path.with_name(f".{path.name}.partial")
+    try:
+        with staging.open("wb") as file:
+            np.savez(file, **dict(arrays))
+        staging.replace(path)
+    except OSError as error:
+        staging.unlink(missing_ok=True)
+        raise ArtefactError("E506", f"'{path}' cannot be written: {error.strerror or error}") from None
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:

@@ -15,7 +15,7 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, TensorType
 from npuc.passes import FLOAT_PASSES
-from npuc.pipeline import Hook, run_passes
+from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, sha256
 from npuc.target import Options, Target
 
@@ -25,9 +25,14 @@ BATCH = 32
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+def passes_of(target: Target) -> tuple[Pass, ...]:
+    """The passes a model goes through on its way to the target, in order."""
+    return (*FLOAT_PASSES, *target.passes)
+
+
 def optimised(model: Path, target: Target, shapes: Shapes, hook: Hook | None = None) -> Graph:
     """The float graph of a model after the shared passes and the target's own."""
-    return run_passes(load_model(model, shapes), (*FLOAT_PASSES, *target.passes), hook)
+    return run_passes(load_model(model, shapes), passes_of(target), hook)
 
 
 def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:

@@ -71,21 +71,41 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
 
     Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
     """
+    expect_replaceable(directory, force=force)
+    contents = {**program.files, **program.evidence}
+    manifest = sealed(program.manifest, contents)
+    _write(directory, {**contents, MANIFEST: canonical_json(manifest)})
+
+
+def expect_replaceable(directory: Path, *, force: bool = False) -> None:
+    """Raises ArtefactError (E505) if something that is no npuc artefact is in the way."""
     if directory.exists() and not force and not is_artefact(directory):
         raise ArtefactError(
             "E505",
             f"'{directory}' exists and is not an npuc artefact",
             remedy="choose another name with -o, or replace it with --force",
         )
-    contents = {**program.files, **program.evidence}
-    manifest = sealed(program.manifest, contents)
+
+
+def save_files(files: Mapping[str, bytes], directory: Path) -> None:
+    """Writes files into a new or empty folder, all of them or none.
+
+    Raises ArtefactError: E505 where the folder has content, E506 where the system refuses.
+    """
+    if directory.exists() and (not directory.is_dir() or any(os.scandir(directory))):
+        raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
+    _write(directory, files)
+
+
+def _write(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a directory under a temporary name and puts it in place."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     except OSError as error:
         raise _unwritable(directory, error) from None
     try:
-        for name, data in {**contents, MANIFEST: canonical_json(manifest)}.items():
+        for name, data in files.items():
             (staging / name).write_bytes(data)
         staging.chmod(0o755)
         _swap(staging, directory)

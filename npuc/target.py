@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
 
 from npuc.data import Samples
-from npuc.ir import Array, Graph
 from npuc.errors import Problem
+from npuc.ir import Array, Graph
 from npuc.pipeline import Pass
 from npuc.program import Program
 
@@ -59,6 +60,26 @@ class Target(Protocol):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
+        ...
+
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        """The same for a file of raw words."""
+        ...
+
+    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
+        """The fields of every instruction word or register."""
+        ...
+
+    def assembled(self, program: Program, listing: Path) -> Program:
+        """The program with the words of a listing file in place of its own."""
+        ...
+
+    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+        """The memory images in a file format, and a map of what goes where, by file name."""
+        ...
+
+    def machines(self) -> list[str]:
+        """The machines that ship with npuc."""
         ...
 
     def operators(self) -> list[dict[str, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from npuc.bits import encode, places
 from npuc.data import Samples
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.ir import Array, Graph, Node
@@ -18,7 +18,7 @@ from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
 from npuc.target import Observer, Options
-from npuc.targets.easynpu import isa, listing, lowering, support
+from npuc.targets.easynpu import images, isa, lowering, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.arithmetic import ACCUMULATOR
 from npuc.targets.easynpu.artefact import Segment, Step, step_from_json
@@ -72,19 +72,27 @@ class EasyNpu:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
-        words = isa.bytes_to_words(program.files["itcm.bin"])
-        table = program.manifest["instructions"]
-        return [
-            {
-                "index": index,
-                "word": f"{encode(word):032x}",
-                "text": listing.disassemble(word),
-                "fields": {name: getattr(word, name) for name in places(type(word))},
-                "nodes": table[index]["nodes"] if index < len(table) else [],
-                "tensor": table[index]["tensor"] if index < len(table) else None,
-            }
-            for index, word in enumerate(words)
-        ]
+        return images.listing(program.files["itcm.bin"], program.manifest["instructions"])
+
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        """The same for a file of words without a program."""
+        return images.listing(images.read(path), [])
+
+    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
+        """The fields of the layer word and of the extension words."""
+        return isa.layout()
+
+    def assembled(self, program: Program, listing: Path) -> Program:
+        """The program with the words of a listing in place of its own."""
+        return images.assembled(program, images.read(listing))
+
+    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+        """Words and images as raw binary or $readmemh text, with map.json."""
+        return images.exported(program, form)
+
+    def machines(self) -> list[str]:
+        """Machine descriptions that ship with npuc."""
+        return list(machines.names())
 
     def operators(self) -> list[dict[str, str]]:
         """Operators that the array runs with their constraints, then those that the host runs."""

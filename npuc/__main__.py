@@ -1,0 +1,5 @@
+"""python -m npuc."""
+
+from npuc.cli import main
+
+main()

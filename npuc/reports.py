@@ -1,0 +1,142 @@
+"""What the command line prints: summaries and tables as text, JSON or CSV. Reports are plain dictionaries."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuc.text import count, table
+
+if TYPE_CHECKING:
+    from npuc.verify import Tolerance
+
+Report = Mapping[str, Any]
+
+
+def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
+    """What `npuc compile` did."""
+    lines = [
+        f"{directory}: {report['target']}, machine {report['machine']}",
+        f"  {count(report['instructions'])} instructions in {_plural(report['segments'], 'segment')}, "
+        f"{count(report['macs'])} MACs",
+        f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
+        f"(ideal {report['ideal_cycles']:,.0f})",
+    ]
+    lines += [
+        f"  {name:<7}{count(use['peak_bytes']):>10} of {count(use['capacity_bytes'])} bytes "
+        f"(lower bound {count(use['lower_bound_bytes'])})"
+        for name, use in report["memory"].items()
+    ]
+    lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
+    if verbose:
+        lines += ["", _layers(report["layers"])]
+    return "\n".join(lines)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _layers(layers: Sequence[Report]) -> str:
+    header = ("layer", "op", "tile", "candidates", "MACs", "cycles", "utilisation", "weight words")
+    rows = [
+        (
+            _short(layer["name"]),
+            layer["op"],
+            f"{layer['tile'][0]}x{layer['tile'][1]}",
+            layer["tile_candidates"],
+            layer["macs"],
+            layer["cycles"],
+            layer["ideal_cycles"] / layer["cycles"] if layer["macs"] else None,
+            layer["weight_words"],
+        )
+        for layer in layers
+    ]
+    return table(header, rows)
+
+
+def _short(name: str, width: int = 40) -> str:
+    return name if len(name) <= width else f"...{name[3 - width :]}"
+
+
+def verified(report: Report, tolerance: Tolerance) -> str:
+    """What `npuc verify` found."""
+    rows = [
+        (_short(layer["name"]), layer["op"], layer["bit_exact"], *_errors(layer["entire"]), *_errors(layer["single"]))
+        for layer in report["layers"]
+    ]
+    header = ("layer", "op", "bit exact", "entire dB", "cosine", "single dB", "cosine")
+    lines = [table(header, rows), ""]
+    lines += [
+        f"output {each['name']}: {_decibels(each['sqnr_db'])}, cosine {each['cosine']:.6f}, "
+        f"largest error {each['max_abs_error']:.6g}"
+        for each in report["outputs"]
+    ]
+    if report["argmax_agreement"] is not None:
+        lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {_plural(report['samples'], 'sample')}")
+    exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
+    lines.append(f"simulator and integer reference {exact}")
+    limits = f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}"
+    lines.append("verified" if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
+    return "\n".join(lines)
+
+
+def _errors(each: Report | None) -> tuple[str | None, float | None]:
+    return (None, None) if each is None else (_decibels(each["sqnr_db"]).removesuffix(" dB"), each["cosine"])
+
+
+def _decibels(sqnr: float | None) -> str:
+    return "exact" if sqnr is None else f"{sqnr:.1f} dB"
+
+
+def listing(entries: Sequence[Report], form: str) -> str:
+    """A disassembly: text with source nodes as comments, JSON, or CSV."""
+    if form == "json":
+        return json.dumps({"status": "ok", "instructions": list(entries)}, indent=1, ensure_ascii=False)
+    if form == "csv":
+        rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
+        return _csv(("index", "word", "text", "nodes", "tensor"), rows)
+    return "\n".join(_commented(entry) for entry in entries)
+
+
+def _commented(entry: Report) -> str:
+    notes = [", ".join(entry["nodes"])] if entry["nodes"] else []
+    notes += [f"-> {entry['tensor']}"] if entry["tensor"] else []
+    comment = f" ; {' '.join(notes)}" if notes else ""
+    return f"{entry['text']}{comment}"
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *rows])
+    return text.getvalue().rstrip("\n")
+
+
+def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
+    """The fields of every instruction word."""
+    header = ("bits", "field", "width", "stored", "meaning")
+    if form == "json":
+        return json.dumps({"status": "ok", "words": words}, indent=1, ensure_ascii=False)
+    if form == "csv":
+        rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
+        return _csv(("word", *header), rows)
+    return "\n\n".join(
+        f"{name}\n{table(header, [[field[key] for key in header] for field in fields])}"
+        for name, fields in words.items()
+    )
+
+
+def targets(found: Sequence[Report]) -> str:
+    """The targets with their machines."""
+    rows = [(each["name"], each["summary"], ", ".join(each["machines"])) for each in found]
+    return table(("target", "summary", "machines"), rows)
+
+
+def operators(found: Sequence[Report]) -> str:
+    """The supported-operators table."""
+    return table(("operator", "runs as", "constraints"), [list(each.values()) for each in found])

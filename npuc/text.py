@@ -1,0 +1,70 @@
+"""Plain text for terminals and pipes: aligned tables, byte counts, a progress bar on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right.
+
+    >>> print(table(("op", "cycles"), [("conv", 12), ("add", 3456)]))
+    op    cycles
+    conv      12
+    add     3456
+    """
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if aligned else cell.ljust(width)
+            for cell, width, aligned in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join(lines)
+
+
+def _numeric(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)
+
+
+def count(number: int) -> str:
+    """A number with separators.
+
+    >>> count(12501632)
+    '12,501,632'
+    """
+    return f"{number:,}"
+
+
+@contextmanager
+def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that advances a bar on a terminal's stderr; in a pipe nothing is shown."""
+    if not sys.stderr.isatty():
+        yield lambda _steps: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda steps: bar.advance(task, steps)
