@@ -1,0 +1,212 @@
+"""A graph under change, and rules applied to it until none fires: what the passes are written with.
+
+A rule looks at one node and its surroundings; it either changes the draft and returns True, or returns False.
+Rules are anchored at the last node of their pattern, so that one sweep in graph order settles whole chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from npuc.ir import Array, Graph, Node, TensorType, type_of
+from npuc.ops import infer, rebuild
+
+
+class Draft:
+    """The nodes of a graph with producers, readers and types, which follow every change at once.
+
+    A node is known by its first output. A node that lost its last reader vanishes by itself.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants: dict[str, Array] = dict(graph.constants)
+        self.types: dict[str, TensorType] = dict(graph.tensors)
+        self.outputs = frozenset(graph.outputs)
+        self._nodes: dict[str, Node] = {}
+        self._places: dict[str, tuple[int, ...]] = {}
+        self._producers: dict[str, str] = {}
+        self._readers: dict[str, dict[str, None]] = {}
+        self._invented: set[str] = set()
+        self._ranks: dict[str, int] = {}
+        for place, node in enumerate(graph.nodes):
+            self._attach(node, (place,))
+            for source in node.sources:
+                self._ranks.setdefault(source, len(self._ranks))
+        self._changed = False
+
+    # what the draft is now
+
+    def order(self) -> list[str]:
+        """The first outputs of all nodes, in graph order."""
+        return sorted(self._nodes, key=self._places.__getitem__)
+
+    def node(self, key: str) -> Node | None:
+        """The node with this first output, if there still is one."""
+        return self._nodes.get(key)
+
+    def place(self, node: Node) -> tuple[int, ...]:
+        """Where the node stands; places compare in graph order."""
+        return self._places[_key(node)]
+
+    def producer(self, tensor: str) -> Node | None:
+        """The node that writes the tensor; None for inputs, constants and the empty name."""
+        key = self._producers.get(tensor)
+        return None if key is None else self._nodes[key]
+
+    def readers(self, tensor: str) -> list[Node]:
+        """The nodes that read the tensor, once per node, in graph order."""
+        keys = self._readers.get(tensor, {})
+        return [self._nodes[key] for key in sorted(keys, key=self._places.__getitem__)]
+
+    def only_reader(self, tensor: str) -> Node | None:
+        """The node that alone reads the tensor, or None if there are others or it is a graph output."""
+        keys = self._readers.get(tensor, {})
+        return self._nodes[next(iter(keys))] if len(keys) == 1 and tensor not in self.outputs else None
+
+    def private(self, tensor: str) -> Node | None:
+        """The tensor's producer if one node alone reads its result, so that both may become one."""
+        return self.producer(tensor) if self.only_reader(tensor) else None
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        """The tensor's shape in elements."""
+        return self.types[tensor].shape
+
+    def sources(self, *nodes: Node) -> tuple[str, ...]:
+        """The ONNX nodes behind all of these, in graph order."""
+        return tuple(sorted({each for node in nodes for each in node.sources}, key=self._ranks.__getitem__))
+
+    # changes
+
+    def fresh(self, stem: str) -> str:
+        """A tensor name that is not in use: the stem, or the stem with a number."""
+        name, count = stem, 1
+        while name in self.types:
+            count += 1
+            name = f"{stem}_{count}"
+        self._invented.add(name)
+        return name
+
+    def constant(self, value: Array, stem: str) -> str:
+        """The name of a new constant."""
+        name = self.fresh(stem)
+        self.constants[name] = value
+        self.types[name] = type_of(value)
+        return name
+
+    def replace(self, node: Node, *new: Node) -> None:
+        """Puts nodes, in order, into the place of one; they write every result of it that is still read."""
+        place = self._places[_key(node)]
+        self._detach(node)
+        for count, each in enumerate(new):
+            self._attach(each, (*place, count))
+        self._drop_unread(node.inputs)
+
+    def bypass(self, node: Node) -> bool:
+        """Removes a node whose first result is its first input, unless both are tensors of the interface.
+
+        Of the two names the one that the graph's user knows survives.
+        """
+        x, y = node.inputs[0], node.outputs[0]
+        producer = self.producer(x)
+        renameable = producer is not None and x not in self.outputs
+        if y in self.outputs and not renameable:
+            return False
+        self._detach(node)
+        if producer is not None:
+            merged = replace(producer, sources=self.sources(producer, node))
+            self._swap(producer, merged)
+            producer = merged
+        if producer is not None and renameable and (y in self.outputs or x in self._invented):
+            outputs = tuple(y if name == x else name for name in producer.outputs)
+            self._swap(producer, replace(producer, outputs=outputs))
+            self.substitute(x, y)
+        else:
+            self.substitute(y, x)
+        self._drop_unread(node.inputs)
+        return True
+
+    def substitute(self, old: str, new: str) -> None:
+        """Lets every reader of one tensor read another of the same meaning."""
+        for node in self.readers(old):
+            inputs = tuple(new if name == old else name for name in node.inputs)
+            self._swap(node, replace(node, inputs=inputs))
+
+    def merge(self, node: Node, same: Node) -> Node:
+        """Removes a node that computes what another does; gives the other as it is then."""
+        merged = replace(same, sources=self.sources(same, node))
+        self._swap(same, merged)
+        self._detach(node)
+        for old, new in zip(node.outputs, same.outputs, strict=True):
+            if old and new:
+                self.substitute(old, new)
+        return merged
+
+    def finish(self) -> Graph:
+        """The graph as it is now; the very graph of the beginning if nothing changed."""
+        if not self._changed:
+            return self.graph
+        return rebuild(self.graph, [self._nodes[key] for key in self.order()], self.constants)
+
+    def _swap(self, node: Node, new: Node) -> None:
+        place = self._places[_key(node)]
+        self._detach(node)
+        self._attach(new, place)
+
+    def _attach(self, node: Node, place: tuple[int, ...]) -> None:
+        key = _key(node)
+        self._nodes[key], self._places[key] = node, place
+        for name in filter(None, node.inputs):
+            self._readers.setdefault(name, {})[key] = None
+        absent = TensorType(())
+        if any(name not in self.types for name in node.outputs if name):
+            found = infer(node, [self.types[name] if name else absent for name in node.inputs])
+            self.types.update((name, each) for name, each in zip(node.outputs, found, strict=True) if name)
+        self._producers.update((name, key) for name in node.outputs if name)
+        self._changed = True
+
+    def _detach(self, node: Node) -> None:
+        key = _key(node)
+        del self._nodes[key], self._places[key]
+        for name in set(filter(None, node.inputs)):
+            del self._readers[name][key]
+        for name in filter(None, node.outputs):
+            del self._producers[name]
+        self._changed = True
+
+    def _drop_unread(self, names: tuple[str, ...]) -> None:
+        """Removes the producers of these that nothing needs any more, and what only they needed."""
+        waiting = list(names)
+        while waiting:
+            node = self.producer(waiting.pop())
+            if node and not any(name in self.outputs or self._readers.get(name) for name in node.outputs):
+                self._detach(node)
+                waiting.extend(node.inputs)
+
+
+Rule = Callable[[Draft, Node], bool]
+
+
+def sweep(draft: Draft, *rules: Rule) -> bool:
+    """One pass over all nodes in graph order; says whether a rule fired."""
+    fired = False
+    for key in draft.order():
+        for rule in rules:
+            node = draft.node(key)
+            if node is None:
+                break
+            fired = rule(draft, node) or fired
+    return fired
+
+
+def rewrite(graph: Graph, *rules: Rule) -> Graph:
+    """The graph after sweeps over all nodes until no rule fires."""
+    draft = Draft(graph)
+    while sweep(draft, *rules):
+        pass
+    return draft.finish()
+
+
+def _key(node: Node) -> str:
+    return next(name for name in node.outputs if name)
