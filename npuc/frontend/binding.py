@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from npuc.errors import ModelError, NpucError, Problem
+from npuc.frontend.builder import LARGEST_TENSOR
 from npuc.ir import TensorType
 
 INPUT_TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
@@ -42,6 +43,9 @@ def input_types(
             problems.append(_unbound(name, dims[name]))
         else:
             types[name] = TensorType(tuple(shape), dtypes[name])
+            if types[name].size > LARGEST_TENSOR:
+                limit = f"{LARGEST_TENSOR} elements"
+                raise ModelError("E105", f"the input's shape is {list(shape)}", tensor=name, limit=limit)
     if problems:
         raise NpucError.of(problems)
     return types

@@ -15,6 +15,9 @@ from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
 from npuc.ops import infer
 
+LARGEST_TENSOR = 2**31
+"""Elements that no tensor of a model may exceed."""
+
 LARGEST_CONSTANT = 2**28
 """Elements of the largest constant that is computed from others."""
 
@@ -160,8 +163,12 @@ class Builder:
         made = Node(op, used, targets, attrs, name, (node.name,))
         absent = TensorType(())
         found = infer(made, [self.types[each] if each else absent for each in used])
-        if self._foldable(made):
-            self._fold(node, made, found)
+        foldable = self._foldable(made)
+        limit = LARGEST_CONSTANT if foldable else LARGEST_TENSOR
+        if any(each.size > limit for each in found):
+            raise node.bad("the result is too large", tensor=targets[0], limit=f"{limit} elements")
+        if foldable:
+            self._fold(made)
         else:
             self.nodes.append(made)
             self.producers.update(dict.fromkeys(targets, made))
@@ -173,9 +180,7 @@ class Builder:
             return False
         return all(each in self.constants for each in made.inputs if each)
 
-    def _fold(self, node: OnnxNode, made: Node, found: Sequence[TensorType]) -> None:
-        if any(each.size > LARGEST_CONSTANT for each in found):
-            raise node.bad("the constant result is too large", limit=f"{LARGEST_CONSTANT} elements")
+    def _fold(self, made: Node) -> None:
         absent = np.empty(0, np.float32)
         values = evaluate(made, [self.constants[each] if each else absent for each in made.inputs])
         for target, value in zip(made.outputs, values, strict=True):

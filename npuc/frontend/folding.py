@@ -30,9 +30,8 @@ def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
 def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     """Makes the node's outputs constants. Raises E105 if the reference implementation refuses the node."""
     values = _reference_values(node, proto, to)
-    for name, value in zip(proto.output, values, strict=True):
-        if name:
-            to.add_constant(name, value)
+    for name, value in zip(filter(None, proto.output), values, strict=True):
+        to.add_constant(name, value)
 
 
 def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Sequence[Array]:

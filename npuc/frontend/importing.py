@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
@@ -15,7 +16,7 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.importers import IMPORTERS
-from npuc.frontend.reading import ONNX_DOMAINS, opset_of
+from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity, signature
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
@@ -29,13 +30,15 @@ def graph_of(
     """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
     opset = opset_of(model)
     model = _inlined(model)
+    check_names(model.graph)
     to = Builder(opset, folder, fold_weights)
     _add_constants(model.graph, to)
     types = input_types(model.graph, to.constants, shapes)
     to.types.update(types)
     _check_names(model.graph)
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
-    _import_nodes(_ordered(model.graph, to), to)
+    with np.errstate(all="ignore"):
+        _import_nodes(_ordered(model.graph, to), to)
     outputs = [each.name for each in model.graph.output]
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -34,6 +35,26 @@ def read_model(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
     return model
+
+
+def check_names(graph: onnx.GraphProto) -> None:
+    """Raises ModelError (E102) if a name is not UTF-8: protobuf hands such a one over as bytes."""
+    for name in _names(graph):
+        if not isinstance(name, str):
+            raise ModelError("E102", f"the model is damaged: the name {name!r} is not UTF-8")
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[object]:
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _names(attribute.g)
+    yield from (graph.name, *(tensor.name for tensor in graph.initializer))
+    for value in (*graph.input, *graph.output):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -17,7 +17,7 @@ from npuc.frontend.external_data import array_of
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator in one opset; `required` has one entry per formal input."""
+    """An operator in one opset; `required` has one entry per formal input, the last may stand for many."""
 
     inputs: tuple[int, int]
     outputs: tuple[int, int]
@@ -37,11 +37,11 @@ def signature(op: str, opset: int) -> Signature | None:
         return None
     attributes = schema.attributes
     defaults = {key: each.default_value for key, each in attributes.items()}
-    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     return Signature(
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
-        tuple(each.option == single for each in schema.inputs),
+        tuple(each.option != optional for each in schema.inputs),
         {key: str(each.type).rpartition(".")[2] for key, each in attributes.items()},
         {key: attribute_value(each, None) for key, each in defaults.items() if each.type},
         tuple(key for key, each in attributes.items() if each.required),
@@ -83,7 +83,10 @@ def attributes_of(proto: onnx.NodeProto, name: str, found: Signature, folder: Pa
         kind = AttributeProto.AttributeType.Name(each.type) if each.type in range(15) else str(each.type)
         if kind != found.kinds[each.name]:
             raise bad(f"the attribute {each.name!r} is {kind}, not {found.kinds[each.name]}")
-        given[each.name] = attribute_value(each, folder)
+        try:
+            given[each.name] = attribute_value(each, folder)
+        except UnicodeDecodeError:
+            raise bad(f"the attribute {each.name!r} is no text") from None
     for key in found.mandatory:
         if key not in given:
             raise bad(f"the attribute {key!r} is missing")
@@ -101,6 +104,6 @@ def check_arity(proto: onnx.NodeProto, name: str, found: Signature) -> None:
                 f"{least}" if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
             )
             raise ModelError("E105", f"the node has {count} {what}", node=name, op=proto.op_type, limit=limit)
-    for index, (needed, tensor) in enumerate(zip(found.required, proto.input, strict=False)):
-        if needed and not tensor:
+    for index, tensor in enumerate(proto.input):
+        if not tensor and found.required[min(index, len(found.required) - 1)]:
             raise ModelError("E105", f"input {index} is absent, but needed", node=name, op=proto.op_type)

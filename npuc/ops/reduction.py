@@ -20,7 +20,7 @@ def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple
 def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     x, axes = types[0], node.integers("axes")
     expect_axes(node, axes, len(x.shape))
-    if node.op in ("ReduceMax", "ReduceMin") and x.size == 0:
+    if node.op != "ReduceSum" and x.size == 0:
         raise bad_node(node, f"no elements in shape {list(x.shape)}", tensor=node.inputs[0])
     return (TensorType(_reduced(x.shape, axes, bool(node.integer("keepdims", 1))), x.dtype),)
 

@@ -13,6 +13,9 @@ from npuc.ops.table import bad_node
 
 Index = tuple[slice, ...]
 
+LARGEST = 2**16
+"""The largest kernel, stride, dilation or padding, in elements: more is a damaged model."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -87,7 +90,7 @@ def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
         ("dilations", dilations, rank, 1),
         ("pads", pads, 2 * rank, 0),
     ):
-        if len(values) != count or any(value < least for value in values):
-            limit = f"{count} values of at least {least}"
+        if len(values) != count or not all(least <= value <= LARGEST for value in values):
+            limit = f"{count} values, {least}..{LARGEST}"
             raise bad_node(node, f"{what} is {list(values)}", limit=limit)
     return Window(kernel, strides, pads[:rank], pads[rank:], dilations, bool(node.integer("ceil_mode")))

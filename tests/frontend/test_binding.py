@@ -1,0 +1,79 @@
+"""Dynamic dimensions of inputs, and the shapes that bind them."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import parser
+
+from npuc.errors import ModelError, NpucError, Problem
+from npuc.frontend import import_model
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def two_inputs(a: str, b: str) -> onnx.ModelProto:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 17]> g (float{a} a, float{b} b) => (float[q,3] y) {{ y = Add(a, b) }}'
+    )
+    return parser.parse_model(text)
+
+
+def problems(model: onnx.ModelProto, shapes: Shapes) -> tuple[Problem, ...]:
+    with pytest.raises(NpucError) as refused:
+        import_model(model, None, shapes)
+    return refused.value.problems
+
+
+def test_a_bound_input_has_the_given_shape() -> None:
+    graph = import_model(two_inputs("[N,3]", "[1,3]"), None, {"a": (4, 3)})
+    assert graph.shape("a") == (4, 3) and graph.shape("y") == (4, 3)
+
+
+def test_a_dimension_bound_once_binds_its_name_everywhere() -> None:
+    assert import_model(two_inputs("[N,3]", "[N,3]"), None, {"b": (4, 3)}).shape("a") == (4, 3)
+
+
+def test_every_unbound_input_is_reported_with_the_flag_that_binds_it() -> None:
+    found = problems(two_inputs("[N,3]", "[?,height]"), {})
+    assert [(each.code, each.tensor) for each in found] == [("E106", "a"), ("E106", "b")]
+    assert [each.remedy for each in found] == ["--input-shape a=1,3", "--input-shape b=1,<height>"]
+
+
+def test_an_input_without_a_shape_can_be_bound() -> None:
+    model = two_inputs("[N,3]", "[1,3]")
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert import_model(model, None, {"a": (4, 3)}).shape("y") == (4, 3)
+    (problem,) = problems(model, {})
+    assert problem.code == "E106" and "--input-shape a=" in (problem.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"c": (1, 3)}, "no such input"),
+        ({"a": (1, 3, 1)}, "has 3 dimensions"),
+        ({"a": (1, 4)}, "has 4 where the model has 3"),
+        ({"a": (0, 3)}, "not positive"),
+        ({"a": (2, 3), "b": (5, 3)}, "has 5 where the model has 2"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(shapes: Shapes, reason: str) -> None:
+    (problem,) = problems(two_inputs("[N,3]", "[N,3]"), shapes)
+    assert problem.code == "E109" and reason in problem.reason
+
+
+def test_a_bound_shape_that_the_network_cannot_take_is_the_nodes_problem() -> None:
+    with pytest.raises(ModelError) as refused:
+        import_model(two_inputs("[N,3]", "[M,3]"), None, {"a": (2, 3), "b": (5, 3)})
+    assert refused.value.problems[0].code == "E105"
+
+
+def test_an_initialiser_that_is_also_listed_as_input_is_a_constant() -> None:
+    import numpy as np
+    from onnx import numpy_helper
+
+    model = two_inputs("[1,3]", "[1,3]")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 3), np.float32), "b"))
+    graph = import_model(model)
+    assert graph.inputs == ("a",) and graph.constants["b"].tolist() == [[1, 1, 1]]
