@@ -65,6 +65,8 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
         key, _, value = pair.partition("=")
         if key not in known or key == "opcode":
             raise _bad(number, f"{name} has no field '{key}'", f"fields: {', '.join(set_fields(cls))}")
+        if key in values:
+            raise _bad(number, f"'{key}' is set twice", "each field once")
         values[key] = _number(value, number)
     instruction = cls(opcode=opcode, **values)
     try:
