@@ -134,8 +134,17 @@ class _Builder:
             self._as_float(tensor)
         types = {name: self.float.tensors[name] for name in self.float.inputs}
         graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
-        floats = {int8_name(name): name for name in self.scales if int8_name(name) in graph.tensors}
-        return Quantised(graph, {name: self.scales[tensor] for name, tensor in floats.items()}, floats)
+        present = {int8_name(name): name for name in self.scales if int8_name(name) in graph.tensors}
+        floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
+        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats)
+
+    def _onnx_tensor(self, tensor: str) -> str:
+        """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
+        producer = self.float.producers.get(tensor)
+        for reader in self.float.readers[tensor]:
+            if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
+                return reader.output
+        return tensor
 
     def _as_int8(self, tensor: str) -> None:
         self._border(tensor, int8_name(tensor), "QuantizeLinear", tensor)
