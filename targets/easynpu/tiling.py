@@ -1,7 +1,7 @@
 """The tile (y, x) of each layer: the exact optimum, by enumeration of every legal one.
 
-Legal (easynpu reference, section 4): x*y*zs psums, x'*y' ifmap entries per pad, 6-bit extents. There are fewer
-than 700 candidates a layer, so all are evaluated at once and the optimum is stated, not guessed.
+Legal (easynpu reference, section 4): x*y*zs psums, zs weights, x'*y' ifmap entries per pad, 6-bit extents. There
+are fewer than 700 candidates a layer, so all are evaluated at once and the optimum is stated, not guessed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ def best_tile(layer: Layer, machine: Machine, followers: Followers, where: str =
     Fewest cycles; then fewest ifmap words read; then the widest tile. Raises DoesNotFit (E303) if no tile is
     legal.
     """
-    y, x = (axis.ravel() for axis in np.mgrid[1 : min(layer.Ho, FIELD_MOST) + 1, 1 : min(layer.Wo, FIELD_MOST) + 1])
+    y, x = (
+        axis.ravel() for axis in np.mgrid[1 : min(layer.Ho, FIELD_MOST) + 1, 1 : min(layer.Wo, FIELD_MOST) + 1]
+    )
     rows, columns = tile_input(layer, y, x)
     per_pe = layer.Zs if is_dense(layer) else 1
+    if per_pe > machine.weight_pad_entries:
+        raise _too_many_channels(layer, "weight_pad_entries", machine.weight_pad_entries, where)
     legal = (
         (y * x * per_pe <= machine.psum_entries)
         & (rows * columns <= machine.ifmap_pad_entries)
@@ -78,10 +82,14 @@ def _no_tile(layer: Layer, machine: Machine, where: str) -> DoesNotFit:
         )
     if max(height, width) > FIELD_MOST:
         return DoesNotFit("E303", f"the kernel spans {height} x {width}", node=where, limit="64 rows and columns")
+    return _too_many_channels(layer, "psum_entries", machine.psum_entries, where)
+
+
+def _too_many_channels(layer: Layer, parameter: str, limit: int, where: str) -> DoesNotFit:
     return DoesNotFit(
         "E303",
         f"{layer.Zs} output channels per PE for one pixel",
         node=where,
-        limit=f"psum_entries = {machine.psum_entries}",
-        remedy=f"a machine with psum_entries = {layer.Zs} (--machine FILE)",
+        limit=f"{parameter} = {limit}",
+        remedy=f"a machine with {parameter} = {layer.Zs} (--machine FILE)",
     )

@@ -84,22 +84,22 @@ def _tile_cycles(layer: Layer, y: Array, x: Array, machine: Machine, followers: 
     outputs = y * x * (layer.Zs if is_dense(layer) else 1)
     depth = layer.Ci if is_dense(layer) else 1
     loads = rows * columns * (groups(layer.Ci) if is_dense(layer) else 1)
-    hazard = 1 if machine.psum_write_first else np.where(outputs == 1, 2, 1)
-    compute = depth * layer.Hk * layer.Wk * outputs * hazard + followers.stages * outputs
+    bubble = np.logical_and(outputs == 1, not machine.psum_write_first)
+    compute = depth * layer.Hk * layer.Wk * outputs * (1 + bubble) + followers.stages * outputs
     bus = loads + outputs * (1 + followers.operand_reads)
-    return np.maximum(compute, bus) + _prefetch_wait(layer, y * x)
+    return np.maximum(compute, bus) + _prefetch_wait(layer, y * x, bubble)
 
 
-def _prefetch_wait(layer: Layer, pixels: Array) -> Array:
+def _prefetch_wait(layer: Layer, pixels: Array, bubble: Array) -> Array:
     """e: at most the positions of the last pass, in which pad entries become free.
 
-    None where every entry but the last pass's is freed early (a kernel larger than 1 moved by 1) or where the
-    tile is one pixel; one cycle for 1x1 with stride 1; x*y, the proven bound, with larger strides.
+    A kernel larger than 1 frees all other entries before: no wait if it moves by 1 or the tile is one pixel. A
+    1x1 kernel frees one entry a cycle: one cycle with stride 1 or for one pixel, covered by the bubble of a single
+    psum. Otherwise x*y, the proven bound.
     """
-    if (layer.Sh, layer.Sw) == (1, 1):
-        wait = 0 if layer.Hk * layer.Wk > 1 else 1
-        return np.where(pixels == 1, 0, wait)
-    return np.where(pixels == 1, 0, pixels)
+    freed_early = layer.Hk * layer.Wk > 1
+    least = np.zeros_like(pixels) if freed_early else np.logical_not(bubble).astype(np.int64)
+    return least if (layer.Sh, layer.Sw) == (1, 1) else np.where(pixels == 1, least, pixels)
 
 
 def ideal_cycles(layer: Layer) -> float:
