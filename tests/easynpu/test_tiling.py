@@ -1,0 +1,222 @@
+"""Tiles and cycles: the reference's table, and a brute-force proof of every optimum in plain loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npuc.errors import DoesNotFit
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.tiling import best_tile
+from npuc.targets.easynpu.timing import Followers, ideal_cycles, macs
+
+DEFAULT = Machine()
+CONV, DEPTHWISE, MAXPOOL, AVGPOOL, ADD = 0x00, 0x01, 0x0E, 0x12, 0x16
+
+
+def square(
+    opcode: int, size: int, kernel: int, stride: int, pad: int, Ci: int, Co: int, dilation: int = 1
+) -> Layer:
+    """A layer with square map, kernel, stride, padding on all sides and dilation as ONNX counts it."""
+    out = (size + 2 * pad - ((kernel - 1) * dilation + 1)) // stride + 1
+    return Layer(
+        opcode=opcode,
+        Sh=stride, Sw=stride, Ph=pad, Pw=pad, Dh=dilation - 1, Dw=dilation - 1, Hk=kernel, Wk=kernel,
+        Hi=size, Wi=size, Ci=Ci, Ho=out, Wo=out, Co=Co, Zs=-(-Co // 16),
+    )  # fmt: skip
+
+
+# Layer, legal tiles, cycles of the best one. Source: reference, section 5 (psum 64).
+TABLE = {
+    "3x3 s1 32x32 16>16": (square(CONV, 32, 3, 1, 1, 16, 16), 92, 147478),
+    "3x3 s1 14x14 64>64": (square(CONV, 14, 3, 1, 1, 64, 64), 46, 451621),
+    "3x3 s1 4x4 256>256": (square(CONV, 4, 3, 1, 1, 256, 256), 8, 589933),
+    "3x3 s2 32x32 16>32": (square(CONV, 32, 3, 2, 1, 16, 32), 29, 73753),
+    "1x1 16x16 16>16": (square(CONV, 16, 1, 1, 0, 16, 16), 142, 4138),
+    "1x1 14x14 64>128": (square(CONV, 14, 1, 1, 0, 64, 128), 20, 100439),
+    "1x1 8x8 128>256": (square(CONV, 8, 1, 1, 0, 128, 256), 8, 131192),
+    "5x5 s1 28x28 16>16": (square(CONV, 28, 5, 1, 2, 16, 16), 30, 313640),
+    "5x5 s1 28x28 1>6": (square(CONV, 28, 5, 1, 2, 1, 6), 30, 19640),
+    "7x7 s1 16x16 16>16": (square(CONV, 16, 7, 1, 3, 16, 16), 6, 200770),
+    "3x3 d2 16x16 16>16": (square(CONV, 16, 3, 1, 2, 16, 16, 2), 30, 36904),
+    "FC 256>10": (square(CONV, 1, 1, 1, 0, 256, 10), 1, 523),
+    "FC 256>256": (square(CONV, 1, 1, 1, 0, 256, 256), 1, 4198),
+    "DW3x3 s1 16x16x32": (square(DEPTHWISE, 16, 3, 1, 1, 32, 32), 86, 4634),
+    "DW5x5 16x16x32": (square(DEPTHWISE, 16, 5, 1, 2, 32, 32), 30, 12844),
+    "GAP 7x7x64": (square(AVGPOOL, 7, 7, 1, 0, 64, 64), 1, 465),
+    "eltwise 16x16x32": (square(ADD, 16, 1, 1, 0, 32, 32), 142, 1039),
+}
+# Rows whose prefetch wait e the reference measured below the bound x*y that the model takes (stride 2), or one
+# cycle a tile above it (dilation 3).
+BOUNDED = {
+    "3x3 s2 32x32 3>16": (square(CONV, 32, 3, 2, 1, 3, 16), 29, 6937),
+    "7x7 s2 64x64 3>16": (square(CONV, 64, 7, 2, 3, 3, 16), 3, 150601),
+    "3x3 d3 16x16 16>16": (square(CONV, 16, 3, 1, 3, 16, 16, 3), 6, 37002),
+    "DW3x3 s2 16x16x32": (square(DEPTHWISE, 16, 3, 2, 1, 32, 32), 25, 1181),
+    "pool2x2 s2 16x16x16": (square(MAXPOOL, 16, 2, 2, 0, 16, 16), 34, 337),
+    "pool3x3 s2 p1 16x16x16": (square(MAXPOOL, 16, 3, 2, 1, 16, 16), 25, 600),
+}
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_a_row_of_the_references_table_has_its_tiles_and_cycles(row: str) -> None:
+    layer, candidates, cycles = TABLE[row]
+    _, found = best_tile(layer, DEFAULT, Followers())
+    assert (found.candidates, found.cycles) == (candidates, cycles)
+
+
+@pytest.mark.parametrize("row", BOUNDED)
+def test_a_row_with_another_prefetch_wait_has_the_references_tiles_and_nearly_its_cycles(row: str) -> None:
+    layer, candidates, cycles = BOUNDED[row]
+    _, found = best_tile(layer, DEFAULT, Followers())
+    assert found.candidates == candidates
+    assert 0.995 * cycles <= found.cycles <= 1.2 * cycles
+
+
+# The checker: every tile of the map, one after the other, as the reference's section 6 has them.
+
+
+def _legal(layer: Layer, y: int, x: int, machine: Machine) -> bool:
+    zs = -(-layer.Co // 16) if layer.opcode & 3 == 0 else 1
+    rows = layer.Sh * (y - 1) + (layer.Dh + 1) * (layer.Hk - 1) + 1
+    columns = layer.Sw * (x - 1) + (layer.Dw + 1) * (layer.Wk - 1) + 1
+    return (
+        zs * y * x <= machine.psum_entries
+        and rows * columns <= machine.ifmap_pad_entries
+        and max(rows, columns, y, x) <= 64
+        and y <= layer.Ho
+        and x <= layer.Wo
+    )
+
+
+def _cycles(layer: Layer, tile_y: int, tile_x: int, machine: Machine, followers: Followers) -> int:
+    dense = layer.opcode & 3 == 0
+    kernel_rows = (layer.Dh + 1) * (layer.Hk - 1) + 1
+    kernel_columns = (layer.Dw + 1) * (layer.Wk - 1) + 1
+    input_groups, output_groups = -(-layer.Ci // 16), -(-layer.Co // 16)
+    zs, depth, loaded, passes = (output_groups, layer.Ci, input_groups, 1) if dense else (1, 1, 1, output_groups)
+    total = 0
+    for oy in range(0, layer.Ho, tile_y):
+        for ox in range(0, layer.Wo, tile_x):
+            y, x = min(tile_y, layer.Ho - oy), min(tile_x, layer.Wo - ox)
+            bubble = x * y * zs == 1 and not machine.psum_write_first
+            C = depth * layer.Hk * layer.Wk * zs * x * y * (2 if bubble else 1)
+            C += followers.stages * zs * x * y
+            B = loaded * (layer.Sh * (y - 1) + kernel_rows) * (layer.Sw * (x - 1) + kernel_columns)
+            B += zs * x * y * (1 + followers.operand_reads)
+            total += max(C, B) + _wait(layer, y * x, bubble)
+    first = (layer.Sh * (tile_y - 1) + kernel_rows) * (layer.Sw * (tile_x - 1) + kernel_columns)
+    load = 5 * output_groups + followers.bs_words + (zs if dense else 0)
+    return 1 + followers.words + load + first + passes * total + 3
+
+
+def _wait(layer: Layer, pixels: int, bubble: bool) -> int:
+    if (layer.Sh, layer.Sw) != (1, 1) and pixels > 1:
+        return pixels
+    return int(layer.Hk * layer.Wk == 1 and not bubble)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> Layer:
+    opcode = draw(st.sampled_from([CONV, DEPTHWISE, MAXPOOL, ADD]))
+    Ci = draw(st.integers(1, 40))
+    Co = draw(st.integers(1, 70)) if opcode == CONV else Ci
+    if opcode == ADD:
+        window = {}
+    else:
+        window = {key: draw(st.integers(1, 4)) for key in ("Hk", "Wk")}
+        window |= {key: draw(st.integers(1, 3)) for key in ("Sh", "Sw")}
+        window |= {key: draw(st.integers(0, 1)) for key in ("Dh", "Dw")}
+    Ho, Wo = draw(st.integers(1, 9)), draw(st.integers(1, 70) if opcode == ADD else st.integers(1, 9))
+    return Layer(opcode=opcode, Ci=Ci, Co=Co, Ho=Ho, Wo=Wo, Zs=-(-Co // 16), **window)
+
+
+MACHINES = [DEFAULT, Machine(psum_write_first=True), Machine(psum_entries=128, ifmap_pad_entries=128)]
+FOLLOWERS = [Followers(), Followers(stages=2, bs_words=5, operand_reads=1, words=4)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(layers(), st.sampled_from(MACHINES), st.sampled_from(FOLLOWERS))
+def test_no_legal_tile_is_better_than_the_chosen_one(layer: Layer, machine: Machine, followers: Followers) -> None:
+    tiles = {
+        (y, x): _cycles(layer, y, x, machine, followers)
+        for y in range(1, 65)
+        for x in range(1, 65)
+        if _legal(layer, y, x, machine)
+    }
+    tiled, found = best_tile(layer, machine, followers)
+    assert found.candidates == len(tiles)
+    assert tiles[found.y, found.x] == found.cycles == min(tiles.values())
+    others = sorted(cycles for tile, cycles in tiles.items() if tile != (found.y, found.x))
+    if found.runner_up is None:
+        assert not others
+    else:
+        assert found.runner_up[2] == others[0] == tiles[found.runner_up[:2]]
+    assert (tiled.y, tiled.x) == (found.y, found.x)
+    assert tiled.yi == layer.Sh * (found.y - 1) + (layer.Dh + 1) * (layer.Hk - 1) + 1
+    assert tiled.xi == layer.Sw * (found.x - 1) + (layer.Dw + 1) * (layer.Wk - 1) + 1
+    assert replace(tiled, y=layer.y, x=layer.x, yi=layer.yi, xi=layer.xi) == layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "machine", "reason", "parameter"),
+    [
+        (square(CONV, 32, 9, 1, 4, 16, 16), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
+        (square(CONV, 32, 3, 1, 4, 16, 16, 4), DEFAULT, "9 x 9 = 81 entries", "ifmap_pad_entries = 64"),
+        (square(MAXPOOL, 14, 14, 1, 0, 16, 16), DEFAULT, "14 x 14 = 196 entries", "ifmap_pad_entries = 64"),
+        (square(CONV, 80, 80, 1, 0, 1, 1), Machine(ifmap_pad_entries=10000), "80 x 80", "64 rows and columns"),
+        (square(CONV, 4, 3, 1, 1, 16, 200), Machine(psum_entries=12), "13 output channels", "psum_entries = 12"),
+        (
+            square(CONV, 4, 3, 1, 1, 16, 200),
+            Machine(weight_pad_entries=12),
+            "13 output channels",
+            "pad_entries = 12",
+        ),
+    ],
+)
+def test_a_layer_without_a_tile_is_refused_naming_the_parameter(
+    layer: Layer, machine: Machine, reason: str, parameter: str
+) -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        best_tile(layer, machine, Followers(), "conv1")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.node) == ("E303", "conv1")
+    assert reason in problem.reason
+    assert parameter in str(problem.limit)
+
+
+def test_a_channel_wise_layer_holds_one_weight_per_pe_whatever_its_channels() -> None:
+    layer = square(DEPTHWISE, 4, 3, 1, 1, 200, 200)
+    assert best_tile(layer, Machine(weight_pad_entries=1), Followers()) == best_tile(layer, DEFAULT, Followers())
+
+
+def test_the_remedy_of_a_layer_without_a_tile_is_a_machine_that_has_one() -> None:
+    for layer, values in (
+        (square(CONV, 32, 9, 1, 4, 16, 16), {"ifmap_pad_entries": 81}),
+        (square(CONV, 4, 3, 1, 1, 16, 200), {"psum_entries": 13}),
+    ):
+        machine = Machine(psum_entries=12) if "psum_entries" in values else DEFAULT
+        with pytest.raises(DoesNotFit) as caught:
+            best_tile(layer, machine, Followers())
+        assert " = ".join(map(str, *values.items())) in str(caught.value.problems[0].remedy)
+        best_tile(layer, replace(machine, **values), Followers())
+
+
+@pytest.mark.parametrize(("opcode", "expected"), [(CONV, 8 * 8 * 20 * 9 * 10), (0x04, 8 * 8 * 20 * 9 * 10)])
+def test_the_macs_of_a_convolution_count_every_input_channel(opcode: int, expected: int) -> None:
+    layer = square(opcode, 8, 3, 1, 1, 10, 20)
+    assert macs(layer) == expected
+    assert ideal_cycles(layer) == expected / 16
+
+
+def test_the_macs_of_a_depthwise_convolution_count_one_input_channel() -> None:
+    assert macs(square(DEPTHWISE, 8, 3, 1, 1, 20, 20)) == 8 * 8 * 20 * 9
+
+
+@pytest.mark.parametrize("opcode", [MAXPOOL, AVGPOOL, ADD, 0x02, 0x06, 0x1A])
+def test_layers_other_than_convolutions_have_no_macs(opcode: int) -> None:
+    assert macs(square(opcode, 8, 1, 1, 0, 20, 20)) == 0
