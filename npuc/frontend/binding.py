@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
 import onnx
+from onnx import TensorProto
 
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.frontend.builder import LARGEST_TENSOR
 from npuc.ir import TensorType
 
-INPUT_TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+INPUT_TYPES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT16: "int16",
+    TensorProto.UINT16: "uint16",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.BOOL: "bool",
+}
 
 Dim = int | str
 """An extent, or the name of a dynamic dimension ("" if it has none)."""
@@ -55,17 +64,13 @@ def _element_type(value: onnx.ValueInfoProto) -> str:
     """The numpy name of an input's element type."""
     kind = value.type.WhichOneof("value")
     code = value.type.tensor_type.elem_type if kind == "tensor_type" else 0
-    known = onnx.helper.get_all_tensor_dtypes()
-    found = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))) if code in known else kind or "unknown"
-    if found not in INPUT_TYPES:
-        raise ModelError(
-            "E107",
-            f"the input's type is {'string' if found == 'object' else found}",
-            tensor=value.name,
-            limit=", ".join(INPUT_TYPES),
-            remedy="convert the model to float32",
-        )
-    return found
+    if code in INPUT_TYPES:
+        return INPUT_TYPES[code]
+    known = code in TensorProto.DataType.values()
+    found = TensorProto.DataType.Name(code).lower() if known and code else kind or "unknown"
+    limit = ", ".join(INPUT_TYPES.values())
+    remedy = "convert the model to float32"
+    raise ModelError("E107", f"the input's type is {found}", tensor=value.name, limit=limit, remedy=remedy)
 
 
 def _dims(value: onnx.ValueInfoProto) -> Sequence[Dim] | None:

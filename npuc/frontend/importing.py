@@ -69,8 +69,10 @@ def _add_constants(graph: onnx.GraphProto, to: Builder) -> None:
 def _check_names(graph: onnx.GraphProto) -> None:
     """Every tensor is written once, every output is named."""
     written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
-    if len({each.name for each in graph.input}) != len(graph.input):
-        raise ModelError("E104", "two inputs of the graph have one name")
+    for what, values in (("inputs", graph.input), ("outputs", graph.output)):
+        names = [each.name for each in values]
+        if len(set(names)) != len(names) or not all(names):
+            raise ModelError("E104", f"the graph's {what} need names of their own, not {names}")
     for node in graph.node:
         for name in filter(None, node.output):
             if name in written:
@@ -127,7 +129,7 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
     errors: list[NpucError] = []
     damage = _Damage()
     for name, proto in nodes:
-        if damage.touches(proto.input):
+        if damage.touches(list(_read(proto))):
             shape_like = proto.op_type in ("Shape", "Size")
             constant = shape_like or all(
                 each in to.constants or each in damage.undecided for each in proto.input if each

@@ -181,6 +181,12 @@ def test_a_tensor_that_is_written_twice_is_refused(name: str) -> None:
     assert (problem.code, problem.tensor) == ("E104", name)
 
 
+def test_outputs_need_names_of_their_own() -> None:
+    model = model_of(RELU)
+    model.graph.output.append(model.graph.output[0])
+    assert problem_of(model).code == "E104"
+
+
 def test_nodes_in_any_order_are_accepted() -> None:
     model = model_of("g (float[1] x) => (float[1] y) { a = Relu(x)\n y = Neg(a) }")
     model.graph.node.insert(0, model.graph.node.pop())

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
+
+import numpy as np
+
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer, same
 
@@ -15,8 +19,56 @@ def _batch_normalization(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "BatchNormalization", node.inputs, epsilon=node.attrs["epsilon"])
 
 
+def _centred(node: OnnxNode, to: Builder, x: str, axes: tuple[int, ...]) -> str:
+    """x minus its mean, over the root of its variance plus epsilon."""
+    mean = to.emit(node, "ReduceMean", (x,), (), axes=axes, keepdims=1)
+    centred = to.emit(node, "Sub", (x, mean), ())
+    square = to.emit(node, "Mul", (centred, centred), ())
+    variance = to.emit(node, "ReduceMean", (square,), (), axes=axes, keepdims=1)
+    epsilon = to.constant(node, "epsilon", np.float32(node.attrs["epsilon"]))
+    deviation = to.emit(node, "Sqrt", (to.emit(node, "Add", (variance, epsilon), ()),), ())
+    return to.emit(node, "Div", (centred, deviation), ())
+
+
+def _layer_normalization(node: OnnxNode, to: Builder) -> None:
+    """Normalised over all axes from `axis` on, then scaled and shifted element by element."""
+    x, scale = node.inputs[:2]
+    shape = to.shape(x)
+    axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
+    for index, each in enumerate(node.inputs[1:], start=1):
+        if node.given(index) and np.broadcast_shapes(to.shape(each), shape) != shape:
+            raise node.bad(f"shape {list(to.shape(each))} does not broadcast to {list(shape)}", tensor=each)
+    normal = _centred(node, to, x, axes)
+    if node.given(2):
+        to.emit(node, "Add", (to.emit(node, "Mul", (normal, scale), ()), node.inputs[2]))
+    else:
+        to.emit(node, "Mul", (normal, scale))
+
+
+def _group_normalization(node: OnnxNode, to: Builder) -> None:
+    """Normalised per group of channels, then scaled and shifted per channel (before opset 21 per group)."""
+    x, scale, bias = node.inputs
+    shape, groups = to.shape(x), node.attrs["num_groups"]
+    if len(shape) < 2 or groups < 1 or shape[1] % groups:
+        raise node.bad(f"{groups} groups of an input of shape {list(shape)}", tensor=x)
+    grouped = to.emit(node, "Reshape", (x,), (), shape=(shape[0], groups, -(-prod(shape[1:]) // groups)))
+    normal = _centred(node, to, grouped, (2,))
+    per_channel = to.shape(scale) == (shape[1],)
+    apart = (shape[1], *(1 for _ in shape[2:])) if per_channel else (groups, 1)
+    if per_channel:
+        normal = to.emit(node, "Reshape", (normal,), (), shape=shape)
+    columns = [to.emit(node, "Reshape", (each,), (), shape=apart) for each in (scale, bias)]
+    scaled = to.emit(node, "Mul", (normal, columns[0]), ())
+    if per_channel:
+        to.emit(node, "Add", (scaled, columns[1]))
+    else:
+        to.emit(node, "Reshape", (to.emit(node, "Add", (scaled, columns[1]), ()),), shape=shape)
+
+
 IMPORTERS: dict[str, Importer] = {
     "BatchNormalization": _batch_normalization,
     "InstanceNormalization": same("epsilon"),
+    "LayerNormalization": _layer_normalization,
+    "GroupNormalization": _group_normalization,
     "LRN": same("alpha", "beta", "bias", "size"),
 }

@@ -8,15 +8,31 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
 
 
-def _reduce(node: OnnxNode, to: Builder) -> None:
-    """The axes are an attribute, or an input since opset 18 (ReduceSum 13); none means all of them."""
+def _axes(node: OnnxNode, to: Builder) -> tuple[int, ...]:
+    """The axes are an attribute, or an input since opset 18 (ReduceSum 13); none means all, or as said none."""
     rank = len(to.shape(node.inputs[0]))
     given = to.integers(node, 1) if node.given(1) else node.attrs.get("axes") or ()
-    if not given and node.attrs.get("noop_with_empty_axes"):
+    if given or node.attrs.get("noop_with_empty_axes"):
+        return tuple(sorted(node.axes(given, rank)))
+    return tuple(range(rank))
+
+
+def _reduce(node: OnnxNode, to: Builder) -> None:
+    axes = _axes(node, to)
+    if axes:
+        to.emit(node, node.op, node.inputs[:1], axes=axes, keepdims=node.attrs["keepdims"])
+    else:
         to.alias(node, node.inputs[0])
-        return
-    axes = tuple(sorted(node.axes(given, rank))) or tuple(range(rank))
-    to.emit(node, node.op, node.inputs[:1], axes=axes, keepdims=node.attrs["keepdims"])
+
+
+def _norm(node: OnnxNode, to: Builder) -> None:
+    """ReduceL1, ReduceL2 and ReduceSumSquare: a sum of absolute values or squares, and its root."""
+    x, axes = node.inputs[0], _axes(node, to)
+    powers = to.emit(node, "Abs", (x,), ()) if node.op == "ReduceL1" else to.emit(node, "Mul", (x, x), ())
+    rooted, keep = node.op == "ReduceL2", node.attrs["keepdims"]
+    total = to.emit(node, "ReduceSum", (powers,), () if rooted else None, axes=axes, keepdims=keep)
+    if rooted:
+        to.emit(node, "Sqrt", (total,))
 
 
 def _softmax(node: OnnxNode, to: Builder) -> None:
@@ -35,11 +51,16 @@ def _softmax(node: OnnxNode, to: Builder) -> None:
 def _arg_max(node: OnnxNode, to: Builder) -> None:
     axis = node.axis(node.attrs["axis"], len(to.shape(node.inputs[0])))
     last = node.attrs.get("select_last_index", 0)
-    to.emit(node, "ArgMax", node.inputs, axis=axis, keepdims=node.attrs["keepdims"], select_last_index=last)
+    keep, x = node.attrs["keepdims"], node.inputs[0]
+    if node.op == "ArgMin":
+        x = to.emit(node, "Neg", (x,), ())
+    to.emit(node, "ArgMax", (x,), axis=axis, keepdims=keep, select_last_index=last)
 
 
 IMPORTERS: dict[str, Importer] = {
     **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduce),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare"), _norm),
     "ArgMax": _arg_max,
+    "ArgMin": _arg_max,
 }

@@ -11,10 +11,10 @@ AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 def _per_axis(node: OnnxNode, key: str, rank: int, default: int = 1) -> tuple[int, ...]:
-    """An attribute with one value per spatial dimension."""
+    """An attribute with one value per spatial dimension; the default is also the least value."""
     values: tuple[int, ...] = node.attrs.get(key) or (default,) * rank
-    if len(values) != rank:
-        raise node.bad(f"{key} is {list(values)}", limit=f"{rank} values")
+    if len(values) != rank or min(values) < default:
+        raise node.bad(f"{key} is {list(values)}", limit=f"{rank} values of at least {default}")
     return values
 
 
@@ -35,8 +35,6 @@ def _pads(node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int]) -> tupl
     if kind == "VALID":
         return (0,) * (2 * rank)
     strides, dilations = _per_axis(node, "strides", rank), _per_axis(node, "dilations", rank)
-    if min(strides) < 1:
-        raise node.bad(f"strides is {list(strides)}", limit="at least 1")
     totals = [
         max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)
         for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True)
@@ -109,20 +107,46 @@ def _conv_transpose(node: OnnxNode, to: Builder) -> None:
     )
 
 
+def _pads_instead_of_ceil_mode(
+    node: OnnxNode, spatial: Sequence[int], kernel: Sequence[int], pads: Sequence[int]
+) -> tuple[int, ...]:
+    """Pads that give the windows of ceil_mode without it, where padding does not count.
+
+    A last window that would start behind the input is left out (see Window.extents). Where the kernel does not
+    fit into the padded input at all, the pads stay, and the shape rule refuses the node.
+    """
+    rank = len(kernel)
+    if len(pads) != 2 * rank:
+        raise node.bad(f"pads is {list(pads)}", limit=f"{2 * rank} values")
+    ends = list(pads[rank:])
+    steps = zip(_per_axis(node, "strides", rank), _per_axis(node, "dilations", rank), strict=True)
+    for axis, (stride, dilation) in enumerate(steps):
+        reach, length = (kernel[axis] - 1) * dilation + 1, spatial[axis] + pads[axis]
+        room = length + ends[axis] - reach
+        if room >= 0:
+            last = -(-room // stride) * stride
+            last -= stride if last >= length else 0
+            ends[axis] = max(last + reach - length, 0)
+    return (*pads[:rank], *ends)
+
+
 def _pool(node: OnnxNode, to: Builder) -> None:
     kernel: tuple[int, ...] = node.attrs["kernel_shape"]
     spatial, rank = _spatial(node, to, kernel), len(kernel)
-    more = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
+    pads, ceil_mode = _pads(node, spatial, kernel), node.attrs.get("ceil_mode", 0)
+    counted = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
+    if ceil_mode and not any(counted.values()):
+        pads, ceil_mode = _pads_instead_of_ceil_mode(node, spatial, kernel, pads), 0
     to.emit(
         node,
         node.op,
         node.inputs,
         kernel_shape=kernel,
         strides=_per_axis(node, "strides", rank),
-        pads=_pads(node, spatial, kernel),
+        pads=pads,
         dilations=_per_axis(node, "dilations", rank),
-        ceil_mode=node.attrs.get("ceil_mode", 0),
-        **more,
+        ceil_mode=ceil_mode,
+        **counted,
     )
 
 
