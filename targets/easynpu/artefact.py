@@ -28,13 +28,30 @@ class ImageLoad:
 
 @dataclass(frozen=True)
 class TensorMove:
-    """A feature map between a host tensor (1, C, H, W) int8 and its place in a DTCM."""
+    """A feature map, or a window of one, between a host tensor int8 and its place in a DTCM."""
 
     tensor: str
+    shape: tuple[int, ...]
+    """Of the whole host tensor: (1, C, H, W) or (1, C)."""
     place: Place
     channels: int
     height: int
     width: int
+    start: tuple[int, int, int] = (0, 0, 0)
+    """The window's first channel, row and column."""
+
+    @property
+    def map_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the whole host tensor."""
+        channels, height, width = (*self.shape[1:], 1, 1)[:3]
+        return channels, height, width
+
+    @property
+    def window(self) -> tuple[slice, slice, slice, slice]:
+        """The window as an index into (samples, C, H, W)."""
+        size = zip(self.start, (self.channels, self.height, self.width), strict=True)
+        channels, rows, columns = (slice(first, first + extent) for first, extent in size)
+        return slice(None), channels, rows, columns
 
 
 @dataclass(frozen=True)
@@ -66,4 +83,5 @@ def step_from_json(entry: Mapping[str, Any]) -> Step:
 
 
 def _move(entry: Mapping[str, Any]) -> TensorMove:
-    return TensorMove(**{**entry, "place": Place(**entry["place"])})
+    lists = {key: tuple(entry[key]) for key in ("shape", "start")}
+    return TensorMove(**{**entry, **lists, "place": Place(**entry["place"])})

@@ -15,12 +15,12 @@ import numpy as np
 from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.ir import Array
-from npuc.targets.easynpu.isa import EXTENSIONS, FUSED, MEMORIES, STORED, Instruction, Layer, Operand
+from npuc.targets.easynpu.isa import EXTENSIONS, FUSED, MEMORIES, STORED, Control, Instruction, Operand
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place
 from npuc.targets.easynpu.placement import PlacedJob
 from npuc.targets.easynpu.selection import Job, Stage
-from npuc.targets.easynpu.tiling import Tiling, best_tile
+from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.timing import Followers
 
 
@@ -34,15 +34,15 @@ class EmittedJob:
     tiling: Tiling
 
 
-def cut(jobs: Sequence[Job], machine: Machine, *, words_per_job: int) -> list[list[Job]]:
+def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
     """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 
-    words_per_job: extension words at most. Raises DoesNotFit (E302) for a single job that exceeds them.
+    extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
     """
     runs: list[list[Job]] = [[]]
     words = weights = 0
     for job in jobs:
-        more_words, more_weights = len(job.stages) + words_per_job, weight_words(job)
+        more_words, more_weights = instruction_words(job, extended=extended), weight_words(job)
         _expect(machine, "weight", more_weights, job)
         _expect(machine, "itcm", more_words, job)
         if words + more_words > machine.itcm_words or weights + more_weights > machine.weight_words:
@@ -51,6 +51,13 @@ def cut(jobs: Sequence[Job], machine: Machine, *, words_per_job: int) -> list[li
         runs[-1].append(job)
         words, weights = words + more_words, weights + more_weights
     return runs
+
+
+def instruction_words(job: Job, *, extended: bool) -> int:
+    """Words of a job: its stages and, with addresses, the extension words before them."""
+    kept = sum(stage.keeps for stage in job.stages)
+    operands = len(job.reads) + 1
+    return len(job.stages) + kept + (operands if extended else 0)
 
 
 def weight_words(job: Job) -> int:
@@ -75,44 +82,51 @@ def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
 
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     """The words of a job. Raises DoesNotFit (E303) without a legal tile, EncodingError (E301) for a field."""
-    stages = placed.job.stages
-    prefixes = _prefixes(placed) if placed.explicit else ()
-    first, rest = stages[0], stages[1:]
+    job = placed.job
+    parts = [stage for stage in job.stages if stage.source is not None]
+    rest = job.stages[len(parts) :]
+    combines = job.operand is not None and placed.opb is not None
     followers = Followers(
         stages=len(rest),
         bs_words=sum(len(stage.block) for stage in rest),
-        operand_reads=int(placed.opb is not None and placed.opb.memory == "fmap"),
-        words=len(rest) + len(prefixes),
+        operand_reads=int(combines and placed.opb is not None and placed.opb.memory == "fmap"),
+        words=len(rest) + _extra_words(placed),
     )
-    tiled, tiling = best_tile(first.word, machine, followers, first.node.name)
+    tile, tiling = best_tile([stage.word for stage in parts], machine, followers, job.stages[0].node.name)
     words: list[Instruction] = []
-    for position, stage in enumerate(stages):
-        last = position == len(stages) - 1
+    sources = iter(placed.sources)
+    for position, stage in enumerate(job.stages):
+        last = position == len(job.stages) - 1
         flags = (0 if last else FUSED) | (STORED if last and placed.stored else 0)
-        tile = tiled if position == 0 else _same_tile(stage.word, tiled)
-        if prefixes:
-            words += _prefixes_of(stage, position, prefixes, last=last)
-        words.append(replace(tile, opcode=tile.opcode | flags))
+        place = next(sources) if stage.source is not None else None
+        words += _extensions(placed, stage, place, last=last)
+        tiled = with_tile(stage.word, *tile)
+        words.append(replace(tiled, opcode=tiled.opcode | flags))
     for word in words:
-        _check_fields(word, first)
-    return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in stages]), tiling)
+        _check_fields(word, job.stages[0])
+    return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
 
 
-def _same_tile(word: Layer, tiled: Layer) -> Layer:
-    """A fused word repeats the tile of the chain's first word; its sub-ifmap is the sub-ofmap."""
-    return replace(word, y=tiled.y, x=tiled.x, yi=tiled.y, xi=tiled.x)
+def _extra_words(placed: PlacedJob) -> int:
+    return instruction_words(placed.job, extended=placed.explicit) - len(placed.job.stages)
 
 
-def _prefixes(placed: PlacedJob) -> tuple[tuple[str, Operand], ...]:
-    roles = (("src", placed.src), ("opb", placed.opb), ("dst", placed.dst), ("sto", placed.stored))
-    return tuple((role, operand(role, place)) for role, place in roles if place is not None)
-
-
-def _prefixes_of(stage: Stage, position: int, prefixes: Sequence[tuple[str, Operand]], *, last: bool) -> list[Operand]:
-    """The extension words before one stage: src before the first, opb before the addition, dst before the last."""
-    adds = stage.word.operation is not None and stage.word.operation.mnemonic in ("add", "mul")
-    wanted = {"src": position == 0, "opb": adds, "dst": last, "sto": last}
-    return [word for role, word in prefixes if wanted[role]]
+def _extensions(placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool) -> list[Instruction]:
+    """The extension words before a stage: its source, the operand of a combination, the result, kept psums."""
+    found: list[Instruction] = []
+    if placed.explicit:
+        operation = stage.word.operation
+        combines = operation is not None and operation.mnemonic in ("add", "mul")
+        roles = (
+            ("src", source),
+            ("opb", placed.opb if combines else None),
+            ("dst", placed.dst if last else None),
+            ("sto", placed.stored if last else None),
+        )
+        found += [operand(role, place) for role, place in roles if place is not None]
+    if stage.keeps:
+        found.append(Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1))
+    return found
 
 
 def operand(role: str, place: Place) -> Operand:

@@ -18,14 +18,13 @@ from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
-from npuc.targets.easynpu.placement import Placement, Run, Usage, explicit, implicit, implicit_refusal
+from npuc.targets.easynpu.placement import Crossing, Placement, Run, Usage, explicit, implicit, implicit_refusal
 from npuc.targets.easynpu.regions import Region, regions_of, run_of
+from npuc.targets.easynpu.selection import Job
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.timing import ideal_cycles, macs
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
-PREFIXES = 3
-"""Extension words of an explicit job at most: src, opb, dst."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
-        for run, placement in placed_runs(run_of(graph, region, documented=documented), machine, documented):
+        for _, placement in placed_runs(run_of(graph, region, machine, documented=documented), machine, documented):
             emitted = [emit_job(each, machine) for each in placement.jobs]
-            steps.append(_segment(run, placement, emitted, len(words), sum(map(len, weights))))
+            steps.append(_segment(graph, placement, emitted, len(words), sum(map(len, weights))))
             words += [word for job in emitted for word in job.words]
             weights += [job.weights for job in emitted]
             jobs += emitted
@@ -73,14 +72,14 @@ def placed_runs(run: Run, machine: Machine, documented: bool) -> list[tuple[Run,
     Implicit addressing where it can express the run in one segment, or where only it is allowed; else explicit.
     """
     refusal = implicit_refusal(run)
-    pieces = cut(run.jobs, machine, words_per_job=0)
-    if refusal is None and (documented or len(pieces) == 1):
-        runs = [replace(run, jobs=tuple(piece)) for piece in pieces]
-        return [(part, implicit(part, machine)) for part in _chained(runs, run)]
-    if documented:
+    if refusal is None:
+        pieces = cut(run.jobs, machine, extended=False)
+        if documented or len(pieces) == 1:
+            return [(part, implicit(part, machine)) for part in _chained(run, pieces)]
+    elif documented:
         raise UnsupportedOperator(
             "E204",
-            refusal or "",
+            refusal,
             node=run.jobs[0].stages[0].node.name,
             limit="one chain, at most one tensor kept for an addition (easynpu, Storage)",
             remedy="compile with --isa extended",
@@ -88,33 +87,32 @@ def placed_runs(run: Run, machine: Machine, documented: bool) -> list[tuple[Run,
     return _explicit_segments(run, machine)
 
 
-def _chained(runs: Sequence[Run], whole: Run) -> list[Run]:
+def _chained(whole: Run, pieces: Sequence[list[Job]]) -> list[Run]:
     """Segments of one implicit run: each gives its last result to the host, which loads it for the next."""
     found: list[Run] = []
-    source = whole.inputs
-    for position, run in enumerate(runs):
-        result = run.jobs[-1].result
-        kept = {job.operand for later in runs[position + 1 :] for job in later.jobs if job.operand}
-        written = {job.result for job in run.jobs} | set(source)
-        outputs = whole.outputs if position == len(runs) - 1 else (result,)
-        if kept & written - {result}:
-            name = min(kept & written)
+    inputs = whole.inputs
+    for position, piece in enumerate(pieces):
+        result = piece[-1].result
+        later = {job.operand.buffer for each in pieces[position + 1 :] for job in each if job.operand is not None}
+        kept = later & ({job.result.buffer for job in piece} | {view.buffer for view in inputs.values()})
+        if kept - {result.buffer}:
             raise UnsupportedOperator(
                 "E204",
-                f"'{name}' is kept for an addition in a later segment",
-                tensor=name,
+                f"'{min(kept)}' is kept for an addition in a later segment",
+                tensor=min(kept),
                 limit="a kept tensor is used in its own segment with --isa documented",
                 remedy="compile with --isa extended, or use a machine with more weight_words",
             )
-        found.append(replace(run, inputs=source, outputs=outputs))
-        source = (result,)
+        outputs = whole.outputs if position == len(pieces) - 1 else {result.buffer: result}
+        found.append(replace(whole, jobs=tuple(piece), inputs=inputs, outputs=outputs))
+        inputs = {result.buffer: result}
     return found
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[tuple[Run, Placement]]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
-    pieces = cut(run.jobs, machine, words_per_job=PREFIXES)
+    pieces = cut(run.jobs, machine, extended=True)
     found: list[tuple[Run, Placement]] = []
     start = 0
     for position, piece in enumerate(pieces):
@@ -130,7 +128,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[tuple[Run, Placement]
     return found
 
 
-def _segment(run: Run, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: int) -> Segment:
+def _segment(graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: int) -> Segment:
     """The host's part of a run: which words and maps it loads and stores."""
     count = sum(len(job.words) for job in jobs)
     stream = sum(len(job.weights) for job in jobs)
@@ -138,8 +136,13 @@ def _segment(run: Run, placement: Placement, jobs: Sequence[EmittedJob], words: 
     if stream:
         images.append(ImageLoad("weight", 0, "weight.bin", weights, stream))
 
-    def moves(places: Sequence[tuple[str, Place]]) -> tuple[TensorMove, ...]:
-        return tuple(TensorMove(name, place, *run.shapes[name]) for name, place in places)
+    def moves(crossings: Sequence[Crossing]) -> tuple[TensorMove, ...]:
+        return tuple(
+            TensorMove(
+                each.tensor, graph.shape(each.tensor), each.place, each.view.channels, each.view.height, each.view.width
+            )
+            for each in crossings
+        )
 
     return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
 
@@ -184,14 +187,15 @@ def layer_report(job: EmittedJob, index: int, quantised: Quantised) -> dict[str,
     """What the compile report says of a job: the contract's fields and the certificate of its tile."""
     stages = job.placed.job.stages
     nodes = list(dict.fromkeys(source for stage in stages for source in stage.node.sources))
-    first = stages[0].word
+    words = [stage.word for stage in stages]
+    result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
     return {
-        "name": quantised.floats.get(job.placed.job.result, job.placed.job.result),
+        "name": quantised.floats.get(result, result),
         "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
         "nodes": nodes,
-        "macs": macs(first),
+        "macs": sum(map(macs, words)),
         "cycles": job.tiling.cycles,
-        "ideal_cycles": ideal_cycles(first),
+        "ideal_cycles": sum(map(ideal_cycles, words)),
         "instruction": index,
         "tile": [job.tiling.y, job.tiling.x],
         "tile_candidates": job.tiling.candidates,
@@ -215,6 +219,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
                     "nodes": list(stage.node.sources) if stage else pending,
                     "tensor": stage.tensor if stage else None,
                     "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
+                    "first_channel": job.placed.job.first,
                 }
             )
     return table

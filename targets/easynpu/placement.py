@@ -1,13 +1,13 @@
-"""Where every feature map of a run of jobs lies: by the document's implicit addresses, or explicitly.
+"""Where every buffer of a run of jobs lies: by the document's implicit addresses, or explicitly.
 
 Implicit (easynpu, Storage and Reshape): the first input lies at the low end of the Fmap DTCM, every result goes
 to the other end than its input, and the one live skip tensor lies in the skip DTCM at its own ofmap addresses.
-Explicit: any map in either DTCM, by lifetime; extension words carry the addresses.
+Explicit: any buffer in either DTCM, by lifetime; extension words carry the addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate, lower_bound, peak
@@ -15,20 +15,20 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words, high_end, low_end
 from npuc.targets.easynpu.selection import Job
-
-Shape = tuple[int, int, int]
+from npuc.targets.easynpu.views import View, Views
 
 
 @dataclass(frozen=True)
 class PlacedJob:
-    """A job with the places of its operands; `explicit` jobs carry extension words."""
+    """A job with the places of its stages' sources, its result, its operand and the copy that is stored."""
 
     job: Job
-    src: Place
+    sources: tuple[Place, ...]
     dst: Place
     opb: Place | None
     stored: Place | None
     explicit: bool
+    """The places stand in extension words."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,21 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Crossing:
+    """A tensor that crosses the border of a run, its view, and where it lies then."""
+
+    tensor: str
+    view: View
+    place: Place
+
+
+@dataclass(frozen=True)
 class Placement:
-    """The placed jobs of one run, where each tensor is when it is loaded or stored, and what that takes."""
+    """The placed jobs of one run, the tensors that are loaded and stored, and what that takes."""
 
     jobs: tuple[PlacedJob, ...]
-    inputs: tuple[tuple[str, Place], ...]
-    outputs: tuple[tuple[str, Place], ...]
+    inputs: tuple[Crossing, ...]
+    outputs: tuple[Crossing, ...]
     usage: Mapping[str, Usage]
 
 
@@ -54,35 +63,52 @@ class Run:
     """Jobs that run without the host in between, and the tensors that come from it and go to it."""
 
     jobs: tuple[Job, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    shapes: Mapping[str, Shape]
+    inputs: Mapping[str, View]
+    outputs: Mapping[str, View]
+    views: Views
 
-    def words(self, tensor: str) -> int:
-        """DTCM words of a tensor."""
-        return feature_words(*self.shapes[tensor])
+    def words(self, buffer: str) -> int:
+        """DTCM words of a buffer."""
+        return feature_words(*self.views.buffers[buffer])
 
 
 def implicit_refusal(run: Run) -> str | None:
     """Why the document's implicit addresses cannot express the run, or None if they can."""
-    previous, kept = run.inputs[0], run.inputs[0]
     if len(run.inputs) != 1:
         return f"it reads {len(run.inputs)} tensors from the host, and only one lies where a run starts"
+    return next(_parts_of_buffers(run), None) or _order_refusal(run)
+
+
+def _parts_of_buffers(run: Run) -> Iterator[str]:
+    """Jobs whose operands are not whole buffers, or that keep psums."""
+    for job in run.jobs:
+        name = job.stages[-1].node.name
+        if any(stage.keeps for stage in job.stages):
+            yield f"'{name}' takes several words that keep psums"
+        for view in (*job.reads, job.result):
+            if not run.views.is_whole(view):
+                yield f"'{name}' reads or writes a part of '{view.buffer}', or repeats it"
+
+
+def _order_refusal(run: Run) -> str | None:
+    """Reads that the previous result and one kept tensor cannot serve."""
+    previous = kept = next(iter(run.inputs.values())).buffer
     for position, job in enumerate(run.jobs):
-        if job.source != previous:
+        source, operand, result = job.sources[0].buffer, job.operand, job.result.buffer
+        if source != previous:
             return (
-                f"'{job.source}' is read again by '{job.result}' after '{previous}' was written; "
+                f"'{source}' is read by '{result}' after '{previous}' was written; "
                 "implicit addresses reach only the previous result"
             )
-        if job.operand is not None and job.operand != kept:
-            return f"'{job.operand}' and '{kept}' would both have to be kept, and the skip DTCM keeps one tensor"
-        previous = job.result
-        later = {each.operand for each in run.jobs[position + 1 :]} - {None}
-        if job.result in later:
+        if operand is not None and operand.buffer != kept:
+            return f"'{operand.buffer}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
+        previous = result
+        later = {each.operand.buffer for each in run.jobs[position + 1 :] if each.operand is not None}
+        if result in later:
             if kept in later:
-                return f"'{job.result}' and '{kept}' would both have to be kept, and the skip DTCM keeps one tensor"
-            kept = job.result
-    if run.outputs != (previous,):
+                return f"'{result}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
+            kept = result
+    if [view.buffer for view in run.outputs.values()] != [previous]:
         return f"the host reads {', '.join(run.outputs)}, and only the last result '{previous}' remains"
     return None
 
@@ -93,43 +119,47 @@ def implicit(run: Run, machine: Machine) -> Placement:
     Raises DoesNotFit (E302) where input and output of a job exceed the Fmap DTCM together, or a kept tensor the
     skip DTCM.
     """
-    wanted = {job.operand for job in run.jobs}
-    low, jobs, fmap, skip = True, list[PlacedJob](), run.words(run.inputs[0]), 0
+    wanted = {job.operand.buffer for job in run.jobs if job.operand is not None}
+    low, jobs, fmap, skip = True, list[PlacedJob](), 0, 0
     for job in run.jobs:
-        words = run.words(job.source), run.words(job.result)
-        _expect_room(machine, "fmap", sum(words), job, f"input and output take {words[0]} + {words[1]} words")
+        source, result = job.sources[0].buffer, job.result.buffer
+        words = run.words(source), run.words(result)
+        expect_room(machine, "fmap", sum(words), job, f"input and output take {words[0]} + {words[1]} words")
         fmap = max(fmap, sum(words))
-        stored = _kept_place(run, job.result) if job.result in wanted else None
+        stored = _kept_place(run, result) if result in wanted else None
         if stored is not None:
-            _expect_room(machine, "skip", words[1], job, f"the kept tensor takes {words[1]} words")
+            expect_room(machine, "skip", words[1], job, f"the kept tensor takes {words[1]} words")
             skip = max(skip, words[1])
-        opb = None if job.operand is None else _kept_place(run, job.operand)
-        src, dst = _end(run, machine, job.source, low), _end(run, machine, job.result, not low)
-        jobs.append(PlacedJob(job, src, dst, opb, stored, explicit=False))
+        opb = None if job.operand is None else _kept_place(run, job.operand.buffer)
+        places = (_end(run, machine, source, low),)
+        jobs.append(PlacedJob(job, places, _end(run, machine, result, not low), opb, stored, explicit=False))
         low = not low
-    first = run.inputs[0]
-    inputs = [(first, _end(run, machine, first, True))]
-    if first in wanted:
-        inputs.append((first, _kept_place(run, first)))
-        skip = max(skip, run.words(first))
-    outputs = ((run.outputs[0], _end(run, machine, run.outputs[0], low)),)
+    ((first, view),) = run.inputs.items()
+    inputs = [Crossing(first, view, _end(run, machine, view.buffer, True))]
+    if view.buffer in wanted:
+        inputs.append(Crossing(first, view, _kept_place(run, view.buffer)))
+        skip = max(skip, run.words(view.buffer))
+    outputs = tuple(
+        Crossing(name, each, _end(run, machine, each.buffer, low)) for name, each in run.outputs.items()
+    )
     usage = {"fmap": Usage(fmap, fmap), "skip": Usage(skip, skip)}
     return Placement(tuple(jobs), tuple(inputs), outputs, usage)
 
 
-def _end(run: Run, machine: Machine, tensor: str, low: bool) -> Place:
-    channels, _, width = run.shapes[tensor]
+def _end(run: Run, machine: Machine, buffer: str, low: bool) -> Place:
+    channels, _, width = run.views.buffers[buffer]
     if low:
         return low_end("fmap", 0, channels, width)
     return high_end("fmap", machine.fmap_words, channels, width)
 
 
-def _kept_place(run: Run, tensor: str) -> Place:
-    channels, _, width = run.shapes[tensor]
+def _kept_place(run: Run, buffer: str) -> Place:
+    channels, _, width = run.views.buffers[buffer]
     return low_end("skip", 0, channels, width)
 
 
-def _expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str) -> None:
+def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str) -> None:
+    """Raises DoesNotFit (E302) if these words exceed the memory, naming the job's node."""
     capacity = machine.capacity_words(memory)
     if words > capacity:
         node = job.stages[0].node
@@ -138,19 +168,19 @@ def _expect_room(machine: Machine, memory: str, words: int, job: Job, reason: st
             reason,
             node=node.name,
             op=node.op.removeprefix("Int"),
-            tensor=job.result,
+            tensor=job.result.buffer,
             limit=f"{memory}_words = {capacity}",
             remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
         )
 
 
 def explicit(run: Run, machine: Machine) -> Placement:
-    """Every map at an address of its own, in the skip DTCM where an addition reads it and there is room.
+    """Every buffer at an address of its own, in the skip DTCM where an addition reads it and there is room.
 
-    Raises DoesNotFit (E302) where the maps alive together exceed both memories.
+    Raises DoesNotFit (E302) where the buffers alive together exceed both memories.
     """
     buffers = _lifetimes(run)
-    operands = {job.operand for job in run.jobs}
+    operands = {job.operand.buffer for job in run.jobs if job.operand is not None}
     skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
     fmap = [b for b in buffers if b not in skip]
     addresses = allocate(fmap)
@@ -161,36 +191,53 @@ def explicit(run: Run, machine: Machine) -> Placement:
     if peak(fmap, addresses) > machine.fmap_words:
         step = max(range(len(run.jobs)), key=lambda at: sum(b.size for b in fmap if b.first <= at <= b.last))
         needed = peak(fmap, addresses)
-        _expect_room(machine, "fmap", needed, run.jobs[step], f"the maps alive together take {needed} words")
-    places = {b.name: ("fmap", addresses[b.name]) for b in fmap}
+        expect_room(machine, "fmap", needed, run.jobs[step], f"the maps alive together take {needed} words")
     in_skip = allocate(skip)
-    places.update({b.name: ("skip", in_skip[b.name]) for b in skip})
     usage = {
         "fmap": Usage(peak(fmap, addresses), lower_bound(fmap)),
         "skip": Usage(peak(skip, in_skip), lower_bound(skip)),
     }
+    return _explicit_places(run, addresses, in_skip, usage)
 
-    def place(tensor: str) -> Place:
-        channels, _, width = run.shapes[tensor]
-        return low_end(*places[tensor], channels, width)
+
+def _explicit_places(
+    run: Run, in_fmap: Mapping[str, int], in_skip: Mapping[str, int], usage: Mapping[str, Usage]
+) -> Placement:
+    """Every view at its place within its buffer's."""
+
+    def place(view: View) -> Place:
+        memory, base = ("fmap", in_fmap[view.buffer]) if view.buffer in in_fmap else ("skip", in_skip[view.buffer])
+        channels, _, width = run.views.buffers[view.buffer]
+        return view.within(low_end(memory, base, channels, width))
 
     jobs = tuple(
-        PlacedJob(job, place(job.source), place(job.result), place(job.operand) if job.operand else None, None, True)
+        PlacedJob(
+            job,
+            tuple(place(view) for view in job.sources),
+            place(job.result),
+            None if job.operand is None else place(job.operand),
+            None,
+            explicit=True,
+        )
         for job in run.jobs
     )
-    inputs, outputs = (tuple((name, place(name)) for name in names) for names in (run.inputs, run.outputs))
-    return Placement(jobs, inputs, outputs, usage)
+    crossing = _crossings(place)
+    return Placement(jobs, crossing(run.inputs), crossing(run.outputs), usage)
+
+
+def _crossings(place: Callable[[View], Place]) -> Callable[[Mapping[str, View]], tuple[Crossing, ...]]:
+    return lambda tensors: tuple(Crossing(name, view, place(view)) for name, view in tensors.items())
 
 
 def _lifetimes(run: Run) -> list[Buffer]:
-    """A buffer per tensor, alive from the job that writes it to the last that reads it, in job numbers."""
-    first = dict.fromkeys(run.inputs, 0)
+    """A buffer's life: from the job that first writes it to the last that reads it, in job numbers."""
+    first = {view.buffer: 0 for view in run.inputs.values()}
     last = dict(first)
     for step, job in enumerate(run.jobs):
-        for tensor in filter(None, (job.source, job.operand, job.result)):
-            first.setdefault(tensor, step)
-            last[tensor] = step
-    last.update(dict.fromkeys(run.outputs, len(run.jobs)))
+        for view in (*job.reads, job.result):
+            first.setdefault(view.buffer, step)
+            last[view.buffer] = step
+    last.update({view.buffer: len(run.jobs) for view in run.outputs.values()})
     return [Buffer(name, run.words(name), first[name], last[name]) for name in first]
 
 

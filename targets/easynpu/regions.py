@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.placement import Run
-from npuc.targets.easynpu.selection import Job, is_alias, map_shape, runs_on_array, select
+from npuc.targets.easynpu.selection import ARRAY_OPS, runs_on_array, select
+from npuc.targets.easynpu.views import views_of
 
 
 @dataclass(frozen=True)
@@ -20,25 +22,31 @@ class Region:
 
 def regions_of(graph: Graph) -> tuple[Region, ...]:
     """The graph as alternating host and array phases, as few as its dependencies allow."""
+    array = array_nodes(graph)
     waiting = list(graph.nodes)
     known = {*graph.inputs, *graph.constants, ""}
     found: list[Region] = []
     while waiting:
-        host, waiting = _ready(waiting, known, lambda node: not on_array(graph, node))
-        array, waiting = _ready(waiting, known, lambda node: on_array(graph, node))
-        found.append(Region(tuple(host), tuple(array)))
+        on_host, waiting = _ready(waiting, known, lambda node: id(node) not in array)
+        on_array, waiting = _ready(waiting, known, lambda node: id(node) in array)
+        found.append(Region(tuple(on_host), tuple(on_array)))
     return tuple(found)
 
 
-def on_array(graph: Graph, node: Node) -> bool:
-    """Whether the array runs the node; a reshape that only the host reads is the host's."""
-    if is_alias(graph, node):
-        readers = graph.readers[node.output]
-        return bool(readers) and all(on_array(graph, reader) for reader in readers)
-    return runs_on_array(graph, node)
+def array_nodes(graph: Graph) -> set[int]:
+    """The nodes that the array runs, by identity; address arithmetic only where an array node reads it."""
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        if runs_on_array(graph, node):
+            read = any(id(reader) in found for name in node.outputs for reader in graph.readers[name])
+            if node.op in ARRAY_OPS or read:
+                found.add(id(node))
+    return found
 
 
-def _ready(waiting: Sequence[Node], known: set[str], wanted: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
+def _ready(
+    waiting: Sequence[Node], known: set[str], wanted: Callable[[Node], bool]
+) -> tuple[list[Node], list[Node]]:
     """Takes the wanted nodes whose inputs are known, one after the other; gives those and the rest."""
     taken: list[Node] = []
     rest: list[Node] = []
@@ -51,34 +59,19 @@ def _ready(waiting: Sequence[Node], known: set[str], wanted: Callable[[Node], bo
     return taken, rest
 
 
-def run_of(graph: Graph, region: Region, *, documented: bool) -> Run:
+def run_of(graph: Graph, region: Region, machine: Machine, *, documented: bool) -> Run:
     """The jobs of a region with the tensors that cross its border."""
-    roots = alias_roots(graph, region.array)
-    jobs = tuple(_rooted(job, roots) for job in select(graph, region.array, documented=documented))
-    written = [job.result for job in jobs]
-    read = [name for job in jobs for name in (job.source, job.operand) if name]
-    inputs = tuple(dict.fromkeys(name for name in read if name not in written))
+    views = views_of(graph, region.array)
+    jobs = tuple(select(graph, region.array, views, machine, documented=documented))
+    written = {name for node in region.array for name in node.outputs}
+    read = {name: None for node in region.array for name in node.inputs if name not in graph.constants}
+    inputs = tuple(name for name in read if name not in written)
     inside = {id(node) for node in region.array}
-    outside = {
-        roots.get(name, name)
-        for node in graph.nodes
-        if id(node) not in inside
-        for name in node.inputs
-    } | set(graph.outputs)
-    outputs = tuple(name for name in written if name in outside)
-    shapes = {name: map_shape(graph.shape(name)) for name in (*inputs, *written)}
-    return Run(jobs, inputs, outputs, shapes)
-
-
-def alias_roots(graph: Graph, nodes: Sequence[Node]) -> Mapping[str, str]:
-    """For each tensor that a free reshape gives: the tensor whose words it shares."""
-    roots: dict[str, str] = {}
-    for node in nodes:
-        if is_alias(graph, node):
-            roots[node.output] = roots.get(node.inputs[0], node.inputs[0])
-    return roots
-
-
-def _rooted(job: Job, roots: Mapping[str, str]) -> Job:
-    operand = roots.get(job.operand, job.operand) if job.operand else None
-    return replace(job, source=roots.get(job.source, job.source), operand=operand)
+    outside = {name for node in graph.nodes if id(node) not in inside for name in node.inputs} | set(graph.outputs)
+    outputs = tuple(name for node in region.array for name in node.outputs if name in outside)
+    return Run(
+        jobs,
+        {name: views.tensors[name] for name in inputs},
+        {name: views.tensors[name] for name in outputs},
+        views,
+    )

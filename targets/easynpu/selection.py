@@ -1,22 +1,37 @@
 """From integer nodes to jobs: a job is a chain of fused layer words with the weight blocks they stream.
 
 Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and a ReLU becomes three
-words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone.
+words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone. What no
+single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose psums
+are kept from word to word (extension).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
+from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
-from npuc.targets.easynpu.memory import groups, pack_bias_scale, pack_channel_weights, pack_weights
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import (
+    BS_WORDS,
+    LANES,
+    groups,
+    pack_bias_scale,
+    pack_channel_weights,
+    pack_weights,
+)
+from npuc.targets.easynpu.tiling import FIELD_MOST
+from npuc.targets.easynpu.views import View, Views, concat_offsets, is_alias, is_window, map_shape
 
-DEVICE_OPS = ("IntConv", "IntAdd", "IntRelu", "MaxPool")
+FIELD_CHANNELS = 256
+"""Ci and Co have 8 bits, stored minus one."""
 
 
 @dataclass(frozen=True)
@@ -26,38 +41,42 @@ class Stage:
     word: Layer
     block: Array
     node: Node
-    tensor: str | None
-    """The int8 tensor it produces; None for a value that exists only between two stages."""
+    tensor: str | None = None
+    """The int8 tensor it produces, whole or in part; None for a value that exists only between two stages."""
+    source: View | None = None
+    """The map it reads itself; None for a stage that continues on the result before it."""
+    keeps: bool = False
+    """Its psums are kept for the next stage."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A fused chain: reads `source`, perhaps adds `operand`, writes `result`."""
+    """A fused chain: reads the sources of its stages, perhaps adds or multiplies `operand`, writes `result`."""
 
     stages: tuple[Stage, ...]
-    source: str
-    result: str
-    operand: str | None = None
+    result: View
+    operand: View | None = None
+    first: int = 0
+    """The first channel that it computes of its tensors."""
 
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """The maps that the stages read, in order."""
+        return tuple(stage.source for stage in self.stages if stage.source is not None)
 
-def map_shape(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(C, H, W) of a tensor (1, C, H, W) or (1, C)."""
-    channels, height, width = (*shape[1:], 1, 1)[:3]
-    return channels, height, width
-
-
-def is_alias(graph: Graph, node: Node) -> bool:
-    """Whether an int8 reshape leaves every word in its place: (1, C, 1, 1) and (1, C)."""
-    if node.op != "Reshape" or graph.tensors[node.output].dtype != "int8":
-        return False
-    before, after = graph.shape(node.inputs[0]), graph.shape(node.output)
-    vectors = all(shape[:1] == (1,) and np.prod(shape[2:]) == 1 for shape in (before, after))
-    return before == after or (vectors and before[:2] == after[:2])
+    @property
+    def reads(self) -> tuple[View, ...]:
+        """Every map that the job reads."""
+        return (*self.sources, self.operand) if self.operand is not None else self.sources
 
 
 def runs_on_array(graph: Graph, node: Node) -> bool:
-    """Whether a node of the integer graph is executed by the PE array (or costs nothing at all)."""
-    return is_alias(graph, node) or (node.op in DEVICE_OPS and graph.tensors[node.output].dtype == "int8")
+    """Whether a node of the integer graph is executed by the PE array, or is address arithmetic."""
+    if graph.tensors[node.output].dtype != "int8":
+        return False
+    if node.op == "Concat":
+        return len(graph.shape(node.output)) == 4 and node.integer("axis") > 0
+    return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
 
 
 def geometry(node: Node, x: Sequence[int], y: Sequence[int], kernel: tuple[int, int]) -> dict[str, int]:
@@ -80,87 +99,329 @@ def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
     return "dwconv" if group == channels == outputs and group > 1 else "conv"
 
 
-def select(graph: Graph, nodes: Sequence[Node], *, documented: bool) -> list[Job]:
-    """The jobs of a run of integer nodes, in order. documented: only words that the document defines."""
-    fused = _fused_adds(graph, nodes)
-    inner = {id(producer) for producer in fused.values()}
-    jobs: list[Job] = []
-    for node in nodes:
-        if id(node) in inner or is_alias(graph, node):
-            continue
-        producer = fused.get(node.output)
-        if producer is None:
-            stages = _stages(graph, node, documented)
-            operand = node.inputs[1] if node.op == "IntAdd" else None
-            jobs.append(Job(stages, node.inputs[0], node.output, operand))
-        else:
-            operand = next(name for name in node.inputs if name != producer.output)
-            stages = (*_stages(graph, producer, documented), *_stages(graph, node, documented))
-            jobs.append(Job(stages, producer.inputs[0], node.output, operand))
-    return jobs
+def select(
+    graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine, *, documented: bool
+) -> list[Job]:
+    """The jobs of a run of array nodes, in order. documented: only words that the document defines.
+
+    Raises DoesNotFit (E302) for a layer whose weights exceed the weight DTCM even for 16 outputs,
+    UnsupportedOperator (E204) for a split that documented words cannot express.
+    """
+    return _Selection(graph, nodes, views, machine, documented).jobs()
 
 
-def _fused_adds(graph: Graph, nodes: Sequence[Node]) -> Mapping[str, Node]:
-    """For the result of each addition that continues on a convolution's psums: that convolution."""
-    present = {id(node) for node in nodes}
-    found: dict[str, Node] = {}
-    for node in nodes:
-        if node.op == "IntAdd" and "fused_input" in node.attrs:
-            producer = graph.producers.get(node.inputs[node.integer("fused_input")])
-            if producer is None or id(producer) not in present or producer.op != "IntConv":
+class _Selection:
+    """One run of array nodes on its way to jobs."""
+
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine, documented: bool
+    ) -> None:
+        self.graph = graph
+        self.nodes = nodes
+        self.views = views
+        self.machine = machine
+        self.documented = documented
+
+    def jobs(self) -> list[Job]:
+        fused = self._fused()
+        inner = {id(producer) for producer in fused.values()}
+        found: list[Job] = []
+        for node in self.nodes:
+            if id(node) in inner:
                 continue
-            if graph.only_reader(producer.output) is node and node.inputs[0] != node.inputs[1]:
-                found[node.output] = producer
-    return found
+            head = fused.get(node.output)
+            found += self._jobs(node if head is None else head, None if head is None else node)
+        return found
+
+    def _fused(self) -> Mapping[str, Node]:
+        """For the result of each addition that continues on a convolution's psums: that convolution."""
+        present = {id(node) for node in self.nodes}
+        found: dict[str, Node] = {}
+        for node in self.nodes:
+            if node.op == "IntAdd" and "fused_input" in node.attrs:
+                producer = self.graph.producers.get(node.inputs[node.integer("fused_input")])
+                if producer is None or id(producer) not in present or producer.op != "IntConv":
+                    continue
+                whole = self.graph.shape(producer.output) == self.graph.shape(node.output)
+                if whole and self.graph.only_reader(producer.output) is node and node.inputs[0] != node.inputs[1]:
+                    found[node.output] = producer
+        return found
+
+    def _jobs(self, head: Node, follower: Node | None) -> Iterator[Job]:
+        """The jobs of one node, with the node that is fused behind it."""
+        match head.op:
+            case "IntConv":
+                yield from self._convolutions(head, follower)
+            case "IntAdd" | "IntMul":
+                yield from self._combination(head)
+            case "MaxPool":
+                yield from self._max_pool(head)
+            case "IntRelu":
+                for part in self._channel_parts(head, self.views.tensors[head.inputs[0]], 0):
+                    yield self._simple(head, "relu", part)
+            case "Concat":
+                yield from self._concatenation(head)
+            case _:
+                return
+
+    # Convolutions, depthwise convolutions and average pools
+
+    def _convolutions(self, node: Node, follower: Node | None) -> Iterator[Job]:
+        w, bias, shift = (self.graph.constants[name] for name in node.inputs[1:])
+        last = node if follower is None else follower
+        source, result = self.views.tensors[node.inputs[0]], self.views.tensors[last.output]
+        name = conv_mnemonic(node.integer("group", 1), source.channels, result.channels)
+        name = "avgpool" if node.integer("average") else name
+        for chunk in _bands(result.channels, self._chunk(node, name, source)):
+            x = source if name == "conv" else _chunk_view(source, chunk)
+            stages = self._conv_stages(node, name, x, w[chunk], bias[chunk], shift[chunk])
+            operand = None
+            if follower is not None:
+                other = next(each for each in follower.inputs if each != node.output)
+                operand = _chunk_view(self._operand(other, follower), chunk)
+                stages = (*stages, *self._combining_stages(follower, chunk))
+            yield Job(stages, _chunk_view(result, chunk), operand, chunk.start)
+
+    def _whole(self, node: Node, x: View, outputs: int) -> Layer:
+        """The word of a convolution as if every field and pad were large enough."""
+        kernel = self.graph.shape(node.inputs[1])[2:]
+        shapes = (1, x.channels, x.height, x.width), (1, outputs, *self.graph.shape(node.output)[2:])
+        return Layer(**geometry(node, *shapes, (kernel[0], kernel[1])))
+
+    def _chunk(self, node: Node, name: str, x: View) -> int:
+        """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
+        dense = name == "conv"
+        parts = [part.word for part in split_kernel(self._whole(node, x, LANES), self.machine, dense=dense)]
+        per_group = sum(BS_WORDS + word.Hk * word.Wk * (word.Ci if dense else 1) for word in parts) + BS_WORDS
+        most = min(FIELD_CHANNELS // LANES, self.machine.weight_pad_entries, self.machine.psum_entries)
+        fitting = min(most, self.machine.weight_words // per_group)
+        if not fitting:
+            raise DoesNotFit(
+                "E302",
+                f"16 outputs take {per_group} weight words",
+                node=node.name,
+                op="Conv",
+                limit=f"weight_words = {self.machine.weight_words}",
+                remedy=f"a machine with weight_words = {per_group} (--machine FILE)",
+            )
+        return fitting * LANES
+
+    def _conv_stages(
+        self, node: Node, name: str, x: View, w: Array, bias: Array, shift: Array
+    ) -> tuple[Stage, ...]:
+        """The words of one job: parts whose psums are kept, the last with bias, shift and ReLU."""
+        dense = name == "conv"
+        whole = self._whole(node, x, len(w))
+        parts = list(split_kernel(whole, self.machine, dense=dense))
+        if self.documented and len(parts) > 1:
+            raise UnsupportedOperator(
+                "E204",
+                f"{x.channels} channels and a {whole.Hk} x {whole.Wk} kernel take {len(parts)} words that keep psums",
+                node=node.name,
+                op="Conv",
+                limit="Ci <= 256 and a kernel within an ifmap pad",
+                remedy="compile with --isa extended",
+            )
+        relu = bool(node.integer("relu"))
+        merged = relu and not (self.documented and name == "dwconv")
+        stages: list[Stage] = []
+        for part in parts:
+            last = part is parts[-1]
+            kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
+            block = _conv_block(name, kernel, bias if last else np.zeros_like(bias), shift)
+            mnemonic = f"{name}_relu" if merged and last else name
+            source = x.part(part.row, part.column)
+            if dense:
+                source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
+            word = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)
+            tensor = node.output if last and merged == relu else None
+            stages.append(Stage(word, block, node, tensor, source, keeps=not last))
+        if relu and not merged:
+            stages.append(self._relu_stage(node, len(w), whole.Ho, whole.Wo))
+        return tuple(stages)
+
+    def _relu_stage(self, node: Node, channels: int, height: int, width: int) -> Stage:
+        return Stage(_pointwise("relu", channels, height, width), _no_words(), node, node.output)
+
+    # Sums and products of two maps
+
+    def _combination(self, node: Node) -> Iterator[Job]:
+        first, second = node.inputs
+        if self.graph.shape(first) != self.graph.shape(node.output):
+            first, second = second, first
+        source, operand = self.views.tensors[first], self._operand(second, node)
+        result = self.views.tensors[node.output]
+        for part in self._channel_parts(node, source, BS_WORDS):
+            stages = self._combining_stages(node, part)
+            head = replace(stages[0], source=_chunk_view(source, part))
+            yield Job((head, *stages[1:]), _chunk_view(result, part), _chunk_view(operand, part), part.start)
+
+    def _operand(self, name: str, node: Node) -> View:
+        """The second operand, repeated over the map where it is smaller."""
+        _, height, width = map_shape(self.graph.shape(node.output))
+        return self.views.tensors[name].broadcast_to(height, width)
+
+    def _combining_stages(self, node: Node, chunk: slice) -> tuple[Stage, ...]:
+        """The word of a sum or product for a chunk of channels, and the ReLU behind it."""
+        _, height, width = map_shape(self.graph.shape(node.output))
+        channels = chunk.stop - chunk.start
+        block = pack_bias_scale(np.zeros(channels, np.int32), np.full(channels, node.integer("shift")))
+        mnemonic = "add" if node.op == "IntAdd" else "mul"
+        word = _pointwise(mnemonic, channels, height, width)
+        if not node.integer("relu"):
+            return (Stage(word, block, node, node.output),)
+        return (Stage(word, block, node), self._relu_stage(node, channels, height, width))
+
+    # Words without weights
+
+    def _max_pool(self, node: Node) -> Iterator[Job]:
+        """One word a chunk of channels."""
+        height, width = node.integers("kernel_shape")
+        source = self.views.tensors[node.inputs[0]]
+        for part in self._channel_parts(node, source, 0):
+            yield self._simple(node, "maxpool", part, (height, width))
+
+    def _simple(self, node: Node, mnemonic: str, chunk: slice, kernel: tuple[int, int] = (1, 1)) -> Job:
+        x, y = (_chunk_view(self.views.tensors[name], chunk) for name in (node.inputs[0], node.output))
+        shapes = (1, x.channels, x.height, x.width), (1, y.channels, y.height, y.width)
+        word = Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **geometry(node, *shapes, kernel))
+        return Job((Stage(word, _no_words(), node, node.output, x),), y, None, chunk.start)
+
+    def _channel_parts(self, node: Node, view: View, words: int) -> Iterator[slice]:
+        """Channels per job of a channel-wise word with this many weight words per 16 channels."""
+        most = FIELD_CHANNELS // LANES
+        if words:
+            most = min(most, self.machine.weight_words // words)
+        if not most:
+            raise DoesNotFit("E302", f"{words} weight words", node=node.name, limit=f"{self.machine.weight_words}")
+        yield from _bands(view.channels, most * LANES)
+
+    # Concatenation
+
+    def _concatenation(self, node: Node) -> Iterator[Job]:
+        """Copies of the operands that are not written in place; unaligned channels by selecting convolutions."""
+        if concat_offsets(self.graph, node) is None:
+            yield from self._selecting(node)
+            return
+        for name, window in self.views.copies.get(node.output, ()):
+            source = self.views.tensors[name]
+            for part in _bands(source.channels, FIELD_CHANNELS):
+                x, y = _chunk_view(source, part), _chunk_view(window, part)
+                word = _pointwise("maxpool", x.channels, x.height, x.width)
+                yield Job((Stage(word, _no_words(), node, None, x),), y)
+
+    def _selecting(self, node: Node) -> Iterator[Job]:
+        """Every output channel is one input channel times 1: dense 1x1 words whose psums are kept."""
+        result = self.views.tensors[node.output]
+        extents = [self.graph.shape(name)[1] for name in node.inputs]
+        offsets = np.cumsum([0, *extents])
+        for chunk in _bands(result.channels, FIELD_CHANNELS):
+            channels = chunk.stop - chunk.start
+            zeros = np.zeros(channels, np.int32)
+            stages: list[Stage] = []
+            for name, offset, extent in zip(node.inputs, offsets, extents, strict=False):
+                source = self.views.tensors[name]
+                for band in _bands(extent, FIELD_CHANNELS):
+                    wanted = np.arange(chunk.start, chunk.stop)[:, None] == offset + np.arange(band.start, band.stop)
+                    if not wanted.any():
+                        continue
+                    x = _chunk_view(source, band)
+                    word = replace(
+                        _pointwise("conv", channels, x.height, x.width), Ci=x.channels, Hi=x.height, Wi=x.width
+                    )
+                    block = _conv_block("conv", wanted.astype(np.int8)[..., None, None], zeros, zeros)
+                    stages.append(Stage(word, block, node, None, x, keeps=True))
+            stages[-1] = replace(stages[-1], keeps=False, tensor=node.output)
+            yield Job(tuple(stages), _chunk_view(result, chunk), None, chunk.start)
 
 
-def _stages(graph: Graph, node: Node, documented: bool) -> tuple[Stage, ...]:
-    match node.op:
-        case "IntConv":
-            return _conv_stages(graph, node, documented)
-        case "MaxPool":
-            kernel = node.integers("kernel_shape")
-            shapes = graph.shape(node.inputs[0]), graph.shape(node.output)
-            word = Layer(opcode=BY_MNEMONIC["maxpool"].opcode, **geometry(node, *shapes, (kernel[0], kernel[1])))
-            return (Stage(word, _no_words(), node, node.output),)
-        case "IntAdd":
-            channels = map_shape(graph.shape(node.output))[0]
-            block = pack_bias_scale(np.zeros(channels, np.int32), np.full(channels, node.integer("shift")))
-            stage = Stage(_pointwise(graph, node, "add"), block, node, node.output)
-            return _with_relu(graph, stage) if node.integer("relu") else (stage,)
-        case "IntRelu":
-            return (Stage(_pointwise(graph, node, "relu"), _no_words(), node, node.output),)
-        case _:
-            raise KeyError(node.op)
+ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "IntRelu", "MaxPool")
 
 
-def _conv_stages(graph: Graph, node: Node, documented: bool) -> tuple[Stage, ...]:
-    w, bias, shift = (graph.constants[name] for name in node.inputs[1:])
-    x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
-    name = conv_mnemonic(node.integer("group", 1), x[1], y[1])
-    relu = bool(node.integer("relu"))
-    if node.integer("average"):
-        name, weights = "avgpool", pack_channel_weights(w)
-    else:
-        weights = pack_channel_weights(w) if name == "dwconv" else pack_weights(w)
-    merged = relu and not (documented and name == "dwconv")
-    word = Layer(
-        opcode=BY_MNEMONIC[f"{name}_relu" if merged else name].opcode, **geometry(node, x, y, w.shape[2:])
-    )
-    block = np.concatenate([pack_bias_scale(bias, shift), weights])
-    stage = Stage(word, block, node, node.output)
-    return _with_relu(graph, stage) if relu and not merged else (stage,)
+@dataclass(frozen=True)
+class Part:
+    """Part of a convolution: its word, the slices of the weights, and where its window starts in the map."""
+
+    word: Layer
+    channels: slice
+    rows: slice
+    columns: slice
+    row: int
+    column: int
 
 
-def _with_relu(graph: Graph, stage: Stage) -> tuple[Stage, Stage]:
-    """The stage followed by a ReLU word: the value between them is no tensor of the graph."""
-    before = Stage(stage.word, stage.block, stage.node, None)
-    return before, Stage(_pointwise(graph, stage.node, "relu"), _no_words(), stage.node, stage.tensor)
+def split_kernel(whole: Layer, machine: Machine, *, dense: bool) -> Iterator[Part]:
+    """The words that compute a convolution together, each within 256 channels and an ifmap pad.
+
+    A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
+    padding before it. Bands that lie in the padding altogether contribute nothing and are left out.
+    """
+    rows, columns = _kernel_bands(whole, machine)
+    channels = _bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
+    found = 0
+    for row_band, column_band, channel_band in product(rows, columns, channels):
+        row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
+        column, Pw, Wi = _shifted(column_band.start * (whole.Dw + 1), whole.Pw, whole.Wi)
+        if Hi <= 0 or Wi <= 0:
+            continue
+        found += 1
+        word = replace(
+            whole,
+            Ph=Ph, Hi=Hi, Hk=row_band.stop - row_band.start,
+            Pw=Pw, Wi=Wi, Wk=column_band.stop - column_band.start,
+            Ci=channel_band.stop - channel_band.start,
+        )  # fmt: skip
+        yield Part(word, channel_band, row_band, column_band, row, column)
+    if not found:
+        raise DoesNotFit("E303", "the kernel meets nothing but padding")
 
 
-def _pointwise(graph: Graph, node: Node, mnemonic: str) -> Layer:
-    """A 1x1 channel-wise word over the node's output map."""
-    channels, height, width = map_shape(graph.shape(node.output))
+def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:
+    """(first row, padding, rows) of the map for a band that starts `offset` rows into the kernel."""
+    start = max(offset - padding, 0)
+    return start, max(padding - offset, 0), extent - start
+
+
+def _kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[slice]]:
+    """Kernel rows and columns in the fewest bands whose reach fits a pad; rows are cut before columns."""
+    best: tuple[int, list[slice], list[slice]] | None = None
+    for wide in range(1, whole.Wk + 1):
+        reach = (wide - 1) * (whole.Dw + 1) + 1
+        high = _most_taps(machine.ifmap_pad_entries // reach, whole.Dh + 1, whole.Hk)
+        if reach > FIELD_MOST or not high:
+            continue
+        rows, columns = _bands(whole.Hk, _even(whole.Hk, high)), _bands(whole.Wk, _even(whole.Wk, wide))
+        if best is None or len(rows) * len(columns) <= best[0]:
+            best = len(rows) * len(columns), rows, columns
+    assert best is not None  # a single tap fits every pad
+    return best[1], best[2]
+
+
+def _even(extent: int, most: int) -> int:
+    """The size of equal bands, as few as `most` allows."""
+    return -(-extent // -(-extent // most))
+
+
+def _most_taps(entries: int, dilation: int, kernel: int) -> int:
+    """Taps of a kernel axis whose reach is within these entries (and the 6-bit field)."""
+    return min(kernel, (min(entries, FIELD_MOST) - 1) // dilation + 1 if entries else 0)
+
+
+def _bands(extent: int, most: int) -> list[slice]:
+    return [slice(start, min(start + most, extent)) for start in range(0, extent, most)]
+
+
+def _chunk_view(view: View, chunk: slice) -> View:
+    return view.channel_groups(chunk.start // LANES, chunk.stop - chunk.start)
+
+
+def _conv_block(name: str, w: Array, bias: Array, shift: Array) -> Array:
+    weights = pack_weights(w) if name == "conv" else pack_channel_weights(w)
+    return np.concatenate([pack_bias_scale(bias, shift), weights])
+
+
+def _pointwise(mnemonic: str, channels: int, height: int, width: int) -> Layer:
+    """A 1x1 word over a map."""
     return Layer(
         opcode=BY_MNEMONIC[mnemonic].opcode,
         Hi=height, Wi=width, Ci=channels, Ho=height, Wo=width, Co=channels, Zs=groups(channels),
@@ -168,4 +429,4 @@ def _pointwise(graph: Graph, node: Node, mnemonic: str) -> Layer:
 
 
 def _no_words() -> Array:
-    return np.zeros((0, 16), np.int8)
+    return np.zeros((0, LANES), np.int8)

@@ -79,13 +79,13 @@ class Simulator:
         """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
         first = self._load_images(segment, state)
         for move in segment.loads:
-            words = pack_feature(tensors[move.tensor].reshape(-1, move.channels, move.height, move.width))
+            words = pack_feature(tensors[move.tensor].reshape(-1, *move.map_shape)[move.window])
             _view(state, move.place, move.height, move.width, move.channels)[...] = words
         if segment.count > len(state.itcm):
             raise _refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            tensors[move.tensor] = _stored(state, move)
+            _store(state, move, tensors)
 
     def _load_images(self, segment: Segment, state: State) -> int:
         """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
@@ -143,7 +143,7 @@ class Simulator:
     def _stage(self, state: State, stage: _Stage, x: Array, psums: Array | None, keep: bool) -> Array:
         """int8 (samples, Ho, Wo, Co) of one stage; raw psums where they are kept."""
         layer, name = stage.layer, stage.name
-        if (psums is not None or keep) and not is_dense(layer):
+        if (psums is not None or keep) and name not in ("conv", "dwconv", "avgpool"):
             raise _refused(stage.number, "psums are kept for or by a word that does not accumulate", layer)
         match name:
             case "maxpool":
@@ -279,6 +279,10 @@ def _write(state: State, place: Place, x: Array) -> None:
     _view(state, place, x.shape[1], x.shape[2], x.shape[3])[...] = to_lanes(x)
 
 
-def _stored(state: State, move: TensorMove) -> Array:
+def _store(state: State, move: TensorMove, tensors: dict[str, Array]) -> None:
+    """Copies a map to its window of a host tensor, which is made when its first window arrives."""
     words = _view(state, move.place, move.height, move.width, move.channels)
-    return unpack_feature(words, move.channels)[:, None]
+    if move.tensor not in tensors:
+        tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
+    whole = tensors[move.tensor].reshape(len(words), *move.map_shape)
+    whole[move.window] = unpack_feature(words, move.channels)

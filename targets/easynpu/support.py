@@ -6,7 +6,7 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npuc.bits import encode
 from npuc.errors import EncodingError, NpucError, Problem
@@ -16,9 +16,10 @@ from npuc.quantize.build import MOVEMENT, average_kernel
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import groups
-from npuc.targets.easynpu.selection import conv_mnemonic, geometry, map_shape
+from npuc.targets.easynpu.selection import conv_mnemonic, geometry, split_kernel
 from npuc.targets.easynpu.tiling import best_tile
 from npuc.targets.easynpu.timing import Followers
+from npuc.targets.easynpu.views import map_shape
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
@@ -127,8 +128,11 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
             return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
     try:
         word = layer_word(graph, node)
-        best_tile(word, machine, Followers())
-        encode(word)
+        dense = word.operation is not None and word.operation.mnemonic == "conv"
+        parts = [part.word for part in split_kernel(word, machine, dense=dense)]
+        best_tile([replace(part, Zs=1) for part in parts], machine, Followers())
+        for part in parts:
+            encode(replace(part, Co=1, Zs=1, Ci=1))
     except EncodingError as error:
         problem = error.problems[0]
         return Problem("E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where)

@@ -194,26 +194,34 @@ class Runner:
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         tensors = dict(feeds)
-        state = self.simulator.state(len(next(iter(feeds.values()))))
+        samples = len(next(iter(feeds.values())))
+        state = self.simulator.state(samples)
+        seen: dict[str, Array] = {}
+
+        def collect(number: int, values: Array) -> None:
+            self._collect(seen, number, values)
+
         for step in self.steps:
             if isinstance(step, Segment):
-                self.simulator.run(step, state, tensors, self._observer(observe))
+                self.simulator.run(step, state, tensors, None if observe is None else collect)
             else:
                 step.run(tensors)
+        if observe is not None:
+            for name, values in seen.items():
+                observe(name, values)
         return {name: tensors[name] for name in self.outputs}
 
-    def _observer(self, observe: Observer | None) -> Any:
-        """Names the tensor of each layer word and gives it the shape it has in the graph."""
-        if observe is None:
-            return None
-
-        def named(number: int, values: Array) -> None:
-            entry = self.table[number]
-            if entry["tensor"] is not None:
-                planes = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
-                observe(entry["tensor"], planes.reshape(len(values), *entry["shape"]))
-
-        return named
+    def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
+        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes."""
+        entry = self.table[number]
+        if entry["tensor"] is None:
+            return
+        shape = tuple(entry["shape"])
+        if entry["tensor"] not in seen:
+            seen[entry["tensor"]] = np.zeros((len(values), *shape), np.int8)
+        whole = seen[entry["tensor"]].reshape(len(values), *(*shape[1:], 1, 1)[:3])
+        first = entry["first_channel"]
+        whole[:, first : first + values.shape[-1]] = values.transpose(0, 3, 1, 2)
 
 
 EASYNPU = EasyNpu()

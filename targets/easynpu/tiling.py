@@ -6,6 +6,7 @@ are fewer than 700 candidates a layer, so all are evaluated at once and the opti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,35 +33,49 @@ class Tiling:
     """(y, x, cycles) of the best other candidate."""
 
 
-def best_tile(layer: Layer, machine: Machine, followers: Followers, where: str = "") -> tuple[Layer, Tiling]:
-    """The layer with y, x, y', x' filled in, and the certificate.
+def best_tile(
+    parts: Sequence[Layer], machine: Machine, followers: Followers, where: str = ""
+) -> tuple[tuple[int, int], Tiling]:
+    """The best tile (y, x) of a layer and the certificate. parts: its word, or the words that keep psums.
 
     Fewest cycles; then fewest ifmap words read; then the widest tile. Raises DoesNotFit (E303) if no tile is
-    legal.
+    legal for every part.
     """
+    last = parts[-1]
     y, x = (
-        axis.ravel() for axis in np.mgrid[1 : min(layer.Ho, FIELD_MOST) + 1, 1 : min(layer.Wo, FIELD_MOST) + 1]
+        axis.ravel() for axis in np.mgrid[1 : min(last.Ho, FIELD_MOST) + 1, 1 : min(last.Wo, FIELD_MOST) + 1]
     )
+    legal = np.logical_and.reduce([_legal(part, machine, y, x) for part in parts])
+    if not legal.any():
+        raise _no_tile(last, machine, where)
+    y, x = y[legal], x[legal]
+    cycles = layer_cycles(last, y, x, machine, followers)
+    reads = ifmap_words(last, y, x)
+    for part in parts[:-1]:
+        cycles = cycles + layer_cycles(part, y, x, machine, Followers())
+        reads = reads + ifmap_words(part, y, x)
+    order = np.lexsort((-x, reads, cycles))
+    best = order[0]
+    runner_up = (int(y[order[1]]), int(x[order[1]]), int(cycles[order[1]])) if len(order) > 1 else None
+    tiling = Tiling(int(y[best]), int(x[best]), int(cycles[best]), len(order), runner_up)
+    return (tiling.y, tiling.x), tiling
+
+
+def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     rows, columns = tile_input(layer, y, x)
     per_pe = layer.Zs if is_dense(layer) else 1
-    if per_pe > machine.weight_pad_entries:
-        raise _too_many_channels(layer, "weight_pad_entries", machine.weight_pad_entries, where)
-    legal = (
+    return (
         (y * x * per_pe <= machine.psum_entries)
         & (rows * columns <= machine.ifmap_pad_entries)
         & (rows <= FIELD_MOST)
         & (columns <= FIELD_MOST)
     )
-    if not legal.any():
-        raise _no_tile(layer, machine, where)
-    y, x = y[legal], x[legal]
-    cycles = layer_cycles(layer, y, x, machine, followers)
-    order = np.lexsort((-x, ifmap_words(layer, y, x), cycles))
-    best = order[0]
-    runner_up = (int(y[order[1]]), int(x[order[1]]), int(cycles[order[1]])) if len(order) > 1 else None
-    tiling = Tiling(int(y[best]), int(x[best]), int(cycles[best]), len(order), runner_up)
-    rows, columns = tile_input(layer, tiling.y, tiling.x)
-    return replace(layer, y=tiling.y, x=tiling.x, yi=int(rows), xi=int(columns)), tiling
+
+
+def with_tile(layer: Layer, y: int, x: int) -> Layer:
+    """The word with a tile and the sub-ifmap that it needs."""
+    rows, columns = tile_input(layer, y, x)
+    return replace(layer, y=y, x=x, yi=int(rows), xi=int(columns))
 
 
 def ifmap_words(layer: Layer, y: np.ndarray, x: np.ndarray) -> np.ndarray:
