@@ -4,14 +4,15 @@
 
 1. Constants and clutter. `fold_constants`, `remove_dead_code` and `merge_duplicates` come first: every later
    pattern is then free of Identity and of constants that are computed.
-2. Recognition. `recognise_activations` sees sums and products as the model spells them, so it comes before any
-   pass that gives those another form; `recognise_gemm` likewise.
-3. Layout. `sink_reshapes` takes Squeeze and Unsqueeze out from between elementwise operators, so that
-   `eliminate_transposes` sees connected regions; from here on all images are (N, C, H, W).
-4. Canonical forms. `merge_pads`, `unify_pooling` and `lift_to_2d` look at windows, which need their layout
-   settled; `recognise_batch_norm` looks at channels, which stand on axis 1 only now.
-5. Fusion. `fold_batch_norm` before `fuse_activation`: the activation must be the next reader of the folded
-   result. `mark_residual_add` last: it describes the operators that are left.
+2. Layout. `recognise_gemm` gives matrix products a weight whose columns can move; `sink_reshapes` takes
+   Squeeze and Unsqueeze out from between elementwise operators, so that `eliminate_transposes` sees connected
+   regions. From here on all images are (N, C, H, W), and no pattern is cut by a Transpose.
+3. Recognition. `recognise_activations` needs sums and products as the model spells them, so it comes before
+   `recognise_batch_norm` gives those with constants another form. `unify_pooling` and `lift_to_2d` follow the
+   layout; the latter lifts the new batch normalisations too.
+4. Fusion. `fold_batch_norm` before `merge_pads`: what stands between a Pad and a Conv without padding can still
+   be folded exactly. `fuse_activation` after both: the activation must be the next reader of the folded result.
+   `mark_residual_add` last: it describes the operators that are left.
 """
 
 from npuc.passes.eliminate_transposes import eliminate_transposes
@@ -34,15 +35,15 @@ FLOAT_PASSES: tuple[Pass, ...] = (
     fold_constants,
     remove_dead_code,
     merge_duplicates,
-    recognise_activations,
     recognise_gemm,
     sink_reshapes,
     eliminate_transposes,
-    merge_pads,
+    recognise_activations,
     unify_pooling,
-    lift_to_2d,
     recognise_batch_norm,
+    lift_to_2d,
     fold_batch_norm,
+    merge_pads,
     fuse_activation,
     mark_residual_add,
 )

@@ -32,13 +32,13 @@ def eliminate_transposes(graph: Graph) -> Graph:
     """
     if not any(node.op == "Transpose" for node in graph.nodes):
         return graph
-    draft = Draft(graph)
+    draft, names = Draft(graph), MovedNames()
     moved = True
     while moved:
         while sweep(draft, _compose, _permute_weight, _renumber_axes, drop_no_op):
             pass
-        moved = sum(_move_region(draft, region) for region in _regions(draft)) > 0
-    sweep(draft, _as_reshape)
+        moved = _move_regions(draft, names)
+    sweep(draft, _as_reshape, drop_no_op)
     return draft.finish()
 
 
@@ -46,11 +46,15 @@ def eliminate_transposes(graph: Graph) -> Graph:
 
 
 def _compose(draft: Draft, node: Node) -> bool:
-    """Transpose of Transpose: one."""
+    """Transpose of Transpose: one, or another one that is there already."""
     first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
     perm = compose(first.integers("perm"), node.integers("perm"))
+    there = _transposed(draft, first.inputs[0], perm)
+    if there is not None and node.output not in draft.outputs:
+        draft.drop(node, there)
+        return True
     sources = draft.sources(first, node)
     draft.replace(node, replace(node, inputs=first.inputs, attrs={"perm": perm}, sources=sources))
     return True
@@ -129,6 +133,23 @@ class Region:
     leaving: tuple[str, ...]
 
 
+class MovedNames:
+    """Names for tensors in other layouts: `x@0231`, or again `x` for what moves back."""
+
+    def __init__(self) -> None:
+        self._origins: dict[str, tuple[str, Perm]] = {}
+
+    def of(self, draft: Draft, name: str, perm: Perm) -> str:
+        """The name of the tensor transposed by perm."""
+        origin, first = self._origins.get(name, (name, tuple(range(len(perm)))))
+        whole = compose(first, perm)
+        if whole == tuple(sorted(whole)) and draft.revive(origin):
+            return origin
+        moved = draft.fresh(f"{origin}@{_digits(whole)}")
+        self._origins[moved] = (origin, whole)
+        return moved
+
+
 def _regions(draft: Draft) -> list[Region]:
     inside: dict[str, int] = {}  # tensor -> group
     groups: dict[int, list[tuple[Node, tuple[str, ...]]]] = {}
@@ -182,12 +203,20 @@ def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> 
     """By how much the Transposes before the region get dearer if it moves."""
     producer = draft.producer(name)
     if producer is None or producer.op != "Transpose":
-        return _cost(draft.shape(name), perm, name in draft.graph.inputs)
+        there = _transposed(draft, name, perm)
+        return 0.0 if there else _cost(draft.shape(name), perm, name in draft.graph.inputs)
     x, first = producer.inputs[0], producer.integers("perm")
     at_the_edge = x in draft.graph.inputs
-    after = _cost(draft.shape(x), compose(first, perm), at_the_edge)
+    there = _transposed(draft, x, compose(first, perm))
+    after = 0.0 if there else _cost(draft.shape(x), compose(first, perm), at_the_edge)
     vanishes = name not in draft.outputs and all(each.output in members for each in draft.readers(name))
     return after - (_cost(draft.shape(x), first, at_the_edge) if vanishes else 0.0)
+
+
+def _transposed(draft: Draft, name: str, perm: Perm) -> str | None:
+    """The result of a Transpose of the tensor by perm that is there already."""
+    found = (each for each in draft.readers(name) if each.op == "Transpose" and each.integers("perm") == perm)
+    return next((each.output for each in found), None)
 
 
 def _leaving_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:
@@ -211,7 +240,28 @@ def _absorbs(draft: Draft, reader: Node, perm: Perm) -> bool:
     return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(draft, reader) is not None)
 
 
-def _move_region(draft: Draft, region: Region) -> bool:
+def _move_regions(draft: Draft, names: MovedNames) -> bool:
+    """Moves regions; neighbours of a moved one wait, since the Transposes between them first have to cancel."""
+    touched: set[str] = set()
+    moved = False
+    for region in _regions(draft):
+        if touched.isdisjoint((*region.entering, *region.leaving)):
+            neighbours = _across_the_rim(draft, region)
+            if _move_region(draft, region, names):
+                touched.update(neighbours)
+                moved = True
+    return moved
+
+
+def _across_the_rim(draft: Draft, region: Region) -> list[str]:
+    """The tensors on both sides of the Transposes at the rim, and those that enter."""
+    producers = (draft.producer(name) for name in region.entering)
+    before = [name for node in producers if node is not None and node.op == "Transpose" for name in node.inputs]
+    readers = (reader for name in region.leaving for reader in draft.readers(name))
+    return [*region.entering, *before, *(node.output for node in readers if node.op == "Transpose")]
+
+
+def _move_region(draft: Draft, region: Region, names: MovedNames) -> bool:
     """Moves the region into the layout that saves most, if one saves anything."""
     members = set(region.nodes)
 
@@ -223,25 +273,33 @@ def _move_region(draft: Draft, region: Region) -> bool:
     best, perm = min(candidates, default=(0.0, ()))
     if best > -1e-6:
         return False
-    names: dict[str, str] = {}
+    moved: dict[str, str] = {}
     for key in region.nodes:
         node = draft.node(key)
         if node is not None:
-            _move_node(draft, node, perm, names, region)
+            _move_node(draft, node, perm, region, names, moved)
     return True
 
 
-def _move_node(draft: Draft, node: Node, perm: Perm, names: dict[str, str], region: Region) -> None:
-    """Puts the moved node into the node's place, with Transposes for tensors that cross the rim."""
+def _move_node(
+    draft: Draft, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
+) -> None:
+    """Puts the moved node into the node's place, with Transposes for tensors that cross the rim.
+
+    moved: the names of what has moved so far, by old name.
+    """
     before: list[Node] = []
     for name in moved_inputs(draft, node) or ():
-        if name not in names:
-            names[name] = draft.fresh(f"{name}@{_digits(perm)}")
-            before.append(_transpose(name, names[name], perm))
-    mapped = {name: draft.fresh(f"{name}@{_digits(perm)}") for name in node.outputs if name}
-    names.update(mapped)
-    after = [_transpose(mapped[name], name, inverse(perm)) for name in mapped if name in region.leaving]
-    draft.replace(node, *before, moved_node(draft, node, perm, names), *after)
+        there = _transposed(draft, name, perm)
+        if name not in moved and there is not None:
+            moved[name] = there
+        elif name not in moved:
+            moved[name] = names.of(draft, name, perm)
+            before.append(_transpose(name, moved[name], perm))
+    results = {name: names.of(draft, name, perm) for name in node.outputs if name}
+    moved.update(results)
+    after = [_transpose(results[name], name, inverse(perm)) for name in results if name in region.leaving]
+    draft.replace(node, *before, moved_node(draft, node, perm, moved), *after)
 
 
 def _transpose(x: str, y: str, perm: Perm) -> Node:

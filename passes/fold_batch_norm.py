@@ -8,8 +8,9 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.passes.recognise_batch_norm import scale_and_shift
+from npuc.passes.recognise_batch_norm import merge_batch_norms, scale_and_shift
 from npuc.passes.rewriting import Draft, rewrite
+from npuc.passes.sink_reshapes import merge_reshapes
 
 WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
@@ -21,7 +22,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
     Gemm behind a Reshape. All weights and statistics are constants, and the result between the two has one
     reader. Computed in float64.
     """
-    return rewrite(graph, _into_producer, _into_reader)
+    return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, merge_reshapes)
 
 
 def _into_producer(draft: Draft, node: Node) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
 from npuc.passes.patterns import only_float
+from npuc.passes.recognise_activations import merge_limits
 from npuc.passes.rewriting import Draft, rewrite
 
 FUSABLE = frozenset(("Conv", "ConvTranspose", "Gemm", "Add"))
@@ -16,7 +17,7 @@ def fuse_activation(graph: Graph) -> Graph:
 
     Behind a MaxPool it moves in front first: both keep order, so they commute.
     """
-    return rewrite(graph, _fuse, _swap_with_pool)
+    return rewrite(graph, merge_limits, _fuse, _swap_with_pool)
 
 
 def _fusable(draft: Draft, tensor: str) -> Node | None:

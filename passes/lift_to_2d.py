@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.passes.merge_pads import PAD_RULES
 from npuc.passes.patterns import quantisation_axis, restored_weight, stored_weight
 from npuc.passes.rewriting import Draft, rewrite
 from npuc.passes.sink_reshapes import RESHAPE_RULES
@@ -18,8 +19,11 @@ CHANNELWISE = frozenset(
 
 
 def lift_to_2d(graph: Graph) -> Graph:
-    """(N, C, L) operators compute on (N, C, 1, L), between Reshapes that merge where two such operators meet."""
-    return rewrite(graph, _lift, *RESHAPE_RULES)
+    """(N, C, L) operators compute on (N, C, 1, L), between Reshapes that merge where two such operators meet.
+
+    A Pad in front of its window is merged into it before a Reshape comes between them.
+    """
+    return rewrite(graph, *PAD_RULES, _lift, *RESHAPE_RULES)
 
 
 def _lift(draft: Draft, node: Node) -> bool:

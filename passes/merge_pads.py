@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf
 
 from npuc.ir import Graph, Node
-from npuc.passes.rewriting import Draft, rewrite
+from npuc.passes.rewriting import Draft, Rule, rewrite
 
 LOWEST = -1e38
 """Padding of this value or less never wins a maximum over float32 (models write -inf or -3.4e38)."""
@@ -18,7 +18,7 @@ def merge_pads(graph: Graph) -> Graph:
     Zeros around the image for Conv, and for AveragePool if every window counts its padding; for MaxPool a
     value that no element of the image is below.
     """
-    return rewrite(graph, _into_conv, _into_average, _into_maximum)
+    return rewrite(graph, *PAD_RULES)
 
 
 def _pad_before(draft: Draft, node: Node) -> Node | None:
@@ -93,3 +93,6 @@ def _least(draft: Draft, tensor: str) -> float:
     if node.op in ("MaxPool", "Concat", "Reshape", "Transpose"):
         return min(_least(draft, name) for name in node.inputs)
     return -inf
+
+
+PAD_RULES: tuple[Rule, ...] = (_into_conv, _into_average, _into_maximum)

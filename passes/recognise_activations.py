@@ -20,7 +20,7 @@ def recognise_activations(graph: Graph) -> Graph:
     Nothing is replaced if a result inside the pattern is read from outside or is a graph output.
     Runs before products with constants are given another form.
     """
-    return rewrite(graph, _limit, _merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _gated)
+    return rewrite(graph, _limit, merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _gated)
 
 
 def _becomes(draft: Draft, node: Node, op: str, x: str, **attrs: Attr) -> bool:
@@ -77,7 +77,7 @@ def _limited(draft: Draft, node: Node, x: str, low: float, high: float) -> bool:
     return _becomes(draft, node, "Clip", x, min=low, max=high)
 
 
-def _merge_limits(draft: Draft, node: Node) -> bool:
+def merge_limits(draft: Draft, node: Node) -> bool:
     """Clip or Relu of Clip or Relu: one of both."""
     outer = _limits(node)
     inner_node = draft.private(node.inputs[0]) if outer else None

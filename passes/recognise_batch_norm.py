@@ -15,7 +15,7 @@ def recognise_batch_norm(graph: Graph) -> Graph:
     The tensor is float32 with the channels second. fold_batch_norm then folds it into a convolution; what
     stays is one multiplication and one addition per element, which every machine has.
     """
-    return rewrite(graph, _arithmetic, _merge)
+    return rewrite(graph, _arithmetic, merge_batch_norms)
 
 
 def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
@@ -68,7 +68,7 @@ def _convert(draft: Draft, node: Node, x: str, factor: Array, shift: Array) -> b
     return True
 
 
-def _merge(draft: Draft, node: Node) -> bool:
+def merge_batch_norms(draft: Draft, node: Node) -> bool:
     """BatchNormalization of BatchNormalization."""
     first = draft.private(node.inputs[0]) if node.op == "BatchNormalization" else None
     inner = scale_and_shift(draft, first) if first is not None else None

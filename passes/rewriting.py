@@ -88,6 +88,11 @@ class Draft:
         self._invented.add(name)
         return name
 
+    def revive(self, name: str) -> bool:
+        """Whether a tensor of before, which nothing gives now, may be computed again under its name."""
+        given = name in self.constants or name in self.graph.inputs or self.producer(name) is not None
+        return name in self.types and not given
+
     def constant(self, value: Array, stem: str) -> str:
         """The name of a new constant."""
         name = self.fresh(stem)
@@ -132,6 +137,12 @@ class Draft:
         for node in self.readers(old):
             inputs = tuple(new if name == old else name for name in node.inputs)
             self._swap(node, replace(node, inputs=inputs))
+
+    def drop(self, node: Node, result: str) -> None:
+        """Removes a node of one result, no graph output, whose readers read another tensor instead."""
+        self._detach(node)
+        self.substitute(node.output, result)
+        self._drop_unread(node.inputs)
 
     def merge(self, node: Node, same: Node) -> Node:
         """Removes a node that computes what another does; gives the other as it is then."""

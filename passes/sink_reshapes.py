@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.passes.layout import BINARY, UNARY, Layout, moved_inputs, moved_node
+from npuc.passes.patterns import scalar
 from npuc.passes.remove_dead_code import drop_no_op
 from npuc.passes.rewriting import Draft, Rule, rewrite
 
@@ -30,14 +31,22 @@ def merge_reshapes(draft: Draft, node: Node) -> bool:
 
 
 def sink_below_function(draft: Draft, node: Node) -> bool:
-    """A function of one element, of a Reshape that nothing else reads: the Reshape comes last."""
-    if node.op not in UNARY:
+    """A function of one element, of a Reshape that nothing else reads: the Reshape comes last.
+
+    An operator of two elements is one if the other operand is a number.
+    """
+    computed = [name for name in node.inputs if scalar(draft, name) is None]
+    if node.op not in UNARY | BINARY or len(computed) != 1:
         return False
-    reshape = draft.private(node.inputs[0])
-    if reshape is None or reshape.op != "Reshape":
+    reshape = draft.private(computed[0])
+    if reshape is None or reshape.op != "Reshape" or draft.shape(computed[0]) != draft.shape(node.output):
         return False
-    inner = draft.fresh(f"{node.output}@{_extents(draft.shape(reshape.inputs[0]))}")
-    function = replace(node, inputs=reshape.inputs, outputs=(inner,))
+    x = reshape.inputs[0]
+    if any(len(draft.shape(name)) > len(draft.shape(x)) for name in node.inputs if name != computed[0]):
+        return False
+    inner = draft.fresh(f"{node.output}@{_extents(draft.shape(x))}")
+    inputs = tuple(x if name == computed[0] else name for name in node.inputs)
+    function = replace(node, inputs=inputs, outputs=(inner,))
     draft.replace(node, function, replace(reshape, inputs=(inner,), outputs=node.outputs))
     return True
 

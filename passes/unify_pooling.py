@@ -16,9 +16,10 @@ _POOL = {"ReduceMean": "AveragePool", "ReduceMax": "MaxPool"}
 def unify_pooling(graph: Graph) -> Graph:
     """Means and maxima over the image (Reduce, windows that cover it) become global pooling.
 
-    Over one of its two axes they become a window as long as the axis. Dropped axes become a Reshape.
+    Over one of its two axes they become a window as long as the axis. Dropped axes become a Reshape; a Reshape
+    of the image before global pooling goes.
     """
-    return rewrite(graph, _reduction, _covering_window, drop_no_op)
+    return rewrite(graph, _reduction, _covering_window, _whole_image, drop_no_op)
 
 
 def _reduction(draft: Draft, node: Node) -> bool:
@@ -49,4 +50,23 @@ def _covering_window(draft: Draft, node: Node) -> bool:
     if not only_float(draft, node.inputs[0]):
         return False
     draft.replace(node, replace(node, op=_GLOBAL[node.op], attrs={}))
+    return True
+
+
+def _whole_image(draft: Draft, node: Node) -> bool:
+    """Global pooling of a Reshape that keeps samples and channels apart: of the image as it was."""
+    reshape = draft.producer(node.inputs[0]) if node.op in _GLOBAL.values() else None
+    if reshape is None or reshape.op != "Reshape":
+        return False
+    before, after = draft.shape(reshape.inputs[0]), draft.shape(reshape.output)
+    if before[:2] != after[:2] or len(before) < 3:
+        return False
+    pooled = replace(node, inputs=reshape.inputs, sources=draft.sources(reshape, node))
+    if len(before) == len(after):
+        draft.replace(node, pooled)
+        return True
+    extents = (*before[:2], *(1 for _ in before[2:]))
+    y = draft.fresh(f"{node.output}@{'x'.join(map(str, extents))}")
+    back = Node("Reshape", (y,), node.outputs, {"shape": draft.shape(node.output)}, node.output)
+    draft.replace(node, replace(pooled, outputs=(y,)), back)
     return True
