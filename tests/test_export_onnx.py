@@ -31,7 +31,8 @@ def small_net() -> Graph:
 
 
 def test_every_operator_can_be_exported() -> None:
-    assert set(OPS) <= set(EXPORTERS)
+    core = {name for name, op in OPS.items() if op.infer.__module__.startswith("npuc.ops.")}
+    assert core <= set(EXPORTERS)
 
 
 def test_the_model_is_valid_and_plain() -> None:

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto
 
 from npuc.errors import ModelError, NpucError, Problem
-from npuc.frontend.builder import LARGEST_TENSOR
+from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import TensorType
 
 INPUT_TYPES: dict[int, str] = {

@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npuc.errors import ModelError, UnsupportedOperator
+from npuc.frontend.limits import LARGEST_CONSTANT, LARGEST_TENSOR
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
 from npuc.ops import infer
-
-LARGEST_TENSOR = 2**31
-"""Elements that no tensor of a model may exceed."""
-
-LARGEST_CONSTANT = 2**28
-"""Elements of the largest constant that is computed from others."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import onnx
 from onnx import numpy_helper
 
 from npuc.errors import ModelError
+from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array
 
 
@@ -19,8 +20,9 @@ def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
     element type that numpy lacks; E105 where data and shape contradict each other.
     """
     name = tensor.name or None
-    if any(extent < 0 for extent in tensor.dims):
-        raise ModelError("E105", f"a constant of shape {list(tensor.dims)}", tensor=name)
+    if any(not 0 <= extent <= LARGEST_TENSOR for extent in (*tensor.dims, prod(tensor.dims))):
+        limit = f"at most {LARGEST_TENSOR} elements"
+        raise ModelError("E105", f"a constant of shape {list(tensor.dims)}", tensor=name, limit=limit)
     if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == 0:
         raise ModelError("E107", f"a constant of the unknown element type {tensor.data_type}", tensor=name)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:

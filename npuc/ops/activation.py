@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import broadcast, expect_float, like_float_input, like_input
+from npuc.ops.rules import broadcast, expect_float, like_float_input, like_input, like_numeric_input
 from npuc.ops.table import Op, bad_node, register
 
 
@@ -67,13 +67,13 @@ def _unary(name: str, summary: str, function: Callable[[Node, Array], Array]) ->
     return Op(name, summary, like_float_input, compute)
 
 
-def _any_unary(name: str, summary: str, function: Callable[[Array], Array]) -> Op:
-    """A row for a function of elements of any type."""
+def _numeric_unary(name: str, summary: str, function: Callable[[Array], Array]) -> Op:
+    """A row for a function of floats and integers that keeps their type."""
 
     def compute(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         return (np.asarray(function(inputs[0]), inputs[0].dtype),)
 
-    return Op(name, summary, like_input, compute)
+    return Op(name, summary, like_numeric_input, compute)
 
 
 def _prelu_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -91,10 +91,10 @@ def _prelu(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 register(
-    _any_unary("Identity", "The input itself.", lambda x: x),
-    _any_unary("Relu", "The larger of x and 0.", lambda x: np.maximum(x, x.dtype.type(0))),
-    _any_unary("Abs", "The absolute value.", np.abs),
-    _any_unary("Neg", "The negative value.", np.negative),
+    Op("Identity", "The input itself.", like_input, lambda _, inputs: (inputs[0],)),
+    _numeric_unary("Relu", "The larger of x and 0.", lambda x: np.maximum(x, x.dtype.type(0))),
+    _numeric_unary("Abs", "The absolute value.", np.abs),
+    _numeric_unary("Neg", "The negative value.", np.negative),
     _unary("Sigmoid", "1 / (1 + exp(-x)).", lambda _, x: sigmoid(x)),
     _unary("Tanh", "The hyperbolic tangent.", lambda _, x: np.tanh(x)),
     _unary("HardSwish", "x * clip(x / 6 + 0.5, 0, 1).", lambda _, x: x * np.clip(x / 6 + 0.5, 0, 1)),

@@ -8,17 +8,20 @@ import numpy as np
 
 from npuc.ir import Array, Node, TensorType
 from npuc.ops.activation import activate
-from npuc.ops.rules import broadcast, same_type
+from npuc.ops.rules import NUMBERS, broadcast, expect_types, same_type
 from npuc.ops.table import Op, register
 
 
 def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    expect_types(node, types, NUMBERS)
     x, y = types
     return (TensorType(broadcast(node, x.shape, y.shape), same_type(node, types)),)
 
 
 def _pow_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """The exponent may be an integer, the base may not."""
     x, y = types
+    expect_types(node, types, NUMBERS if x.dtype == "float32" else ("float32",))
     return (TensorType(broadcast(node, x.shape, y.shape), x.dtype),)
 
 

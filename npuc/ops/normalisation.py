@@ -9,6 +9,7 @@ import numpy as np
 from npuc.ir import Array, Node, TensorType
 from npuc.ops.rules import along, expect_float, expect_rank, expect_shape
 from npuc.ops.table import Op, bad_node, register
+from npuc.ops.windows import LARGEST
 
 
 def _per_channel_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -40,8 +41,8 @@ def _instance_normalization(node: Node, inputs: Sequence[Array]) -> tuple[Array,
 def _lrn_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     expect_float(node, types)
     expect_rank(node, types[0], 2)
-    if node.integer("size") < 1:
-        raise bad_node(node, f"size is {node.integer('size')}", limit="at least 1")
+    if not 1 <= node.integer("size") <= LARGEST:
+        raise bad_node(node, f"size is {node.integer('size')}", limit=f"1..{LARGEST}")
     return (types[0],)
 
 

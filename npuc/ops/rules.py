@@ -16,19 +16,27 @@ def given(node: Node, index: int) -> bool:
     return index < len(node.inputs) and bool(node.inputs[index])
 
 
-def expect_float(node: Node, types: Sequence[TensorType]) -> None:
-    """Raises E107 unless every given input is float32."""
+NUMBERS = ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def expect_types(node: Node, types: Sequence[TensorType], allowed: Sequence[str]) -> None:
+    """Raises E107 unless every given input has one of the element types."""
     for name, each in zip(node.inputs, types, strict=True):
-        if name and each.dtype != "float32":
+        if name and each.dtype not in allowed:
             raise ModelError(
                 "E107",
                 f"the element type is {each.dtype}",
                 node=node.name,
                 op=node.op,
                 tensor=name,
-                limit="float32",
+                limit=", ".join(allowed),
                 remedy="convert the model to float32",
             )
+
+
+def expect_float(node: Node, types: Sequence[TensorType]) -> None:
+    """Raises E107 unless every given input is float32."""
+    expect_types(node, types, ("float32",))
 
 
 def expect_rank(node: Node, x: TensorType, least: int, most: int | None = None) -> None:
@@ -73,6 +81,12 @@ def broadcast(node: Node, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def like_input(_node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     """The shape rule of operators of any element type whose output is typed as the first input."""
+    return (types[0],)
+
+
+def like_numeric_input(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """The shape rule of elementwise operators on numbers."""
+    expect_types(node, types, NUMBERS)
     return (types[0],)
 
 

@@ -9,7 +9,7 @@ import onnx
 
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer
+from npuc.frontend.importers.table import Importer, broadcast
 
 
 def _reshape(node: OnnxNode, to: Builder) -> None:
@@ -68,11 +68,7 @@ def _transpose(node: OnnxNode, to: Builder) -> None:
 def _expand(node: OnnxNode, to: Builder) -> None:
     """Broadcasting goes both ways; where nothing is repeated it is a Reshape."""
     shape, wanted = to.shape(node.inputs[0]), to.integers(node, 1)
-    try:
-        result = np.broadcast_shapes(shape, wanted)
-    except ValueError:
-        reason = f"shapes {list(shape)} and {list(wanted)} do not broadcast"
-        raise node.bad(reason, tensor=node.inputs[0]) from None
+    result = broadcast(node, shape, wanted)
     to.emit(node, "Reshape" if prod(result) == prod(shape) else "Expand", node.inputs[:1], shape=result)
 
 

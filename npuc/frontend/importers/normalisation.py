@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
-from npuc.frontend.importers.table import Importer, same
+from npuc.frontend.importers.table import Importer, broadcast, same
 
 
 def _batch_normalization(node: OnnxNode, to: Builder) -> None:
@@ -36,7 +36,7 @@ def _layer_normalization(node: OnnxNode, to: Builder) -> None:
     shape = to.shape(x)
     axes = tuple(range(node.axis(node.attrs["axis"], len(shape)), len(shape)))
     for index, each in enumerate(node.inputs[1:], start=1):
-        if node.given(index) and np.broadcast_shapes(to.shape(each), shape) != shape:
+        if node.given(index) and broadcast(node, to.shape(each), shape) != shape:
             raise node.bad(f"shape {list(to.shape(each))} does not broadcast to {list(shape)}", tensor=each)
     normal = _centred(node, to, x, axes)
     if node.given(2):

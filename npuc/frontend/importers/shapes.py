@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.frontend.builder import LARGEST_CONSTANT, Builder, OnnxNode
+from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
+from npuc.frontend.limits import LARGEST_CONSTANT
 from npuc.ir import Array
 
 TYPED_VALUES = {

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from npuc.frontend.builder import Builder, OnnxNode
 
 Importer = Callable[[OnnxNode, Builder], None]
+
+
+def broadcast(node: OnnxNode, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The common shape by numpy's broadcasting; raises E105 if there is none."""
+    try:
+        return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
+    except ValueError:
+        described = " and ".join(str(list(shape)) for shape in shapes)
+        raise node.bad(f"shapes {described} do not broadcast") from None
 
 
 def same(*keys: str) -> Importer:
