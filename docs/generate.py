@@ -56,7 +56,8 @@ def instruction_set() -> str:
         "|--|--|--|--|--|--|",
     ]
     for row in isa.OPERATIONS:
-        stream = " + ".join(part for part, has in (("bias-scale", row.quantises), ("weights", row.weights)) if has)
+        parts = (("bias-scale", row.quantises), ("weights", row.weights), (row.block, row.block))
+        stream = " + ".join(part for part, has in parts if has)
         lines.append(
             f"| 0x{row.opcode:02X} | {row.mnemonic} | {row.category} | {stream or '-'} "
             f"| {'yes' if row.documented else 'no'} | {row.meaning} |"

@@ -22,6 +22,8 @@ from npuc.targets.easynpu.memory import (
     groups,
     unpack_bias_scale,
     unpack_channel_weights,
+    unpack_slopes,
+    unpack_table,
     unpack_weights,
 )
 from npuc.targets.easynpu.timing import is_dense, kernel_extent
@@ -43,7 +45,9 @@ def quantise(acc: Array, scale: Array) -> Array:
     """
     right, left = np.maximum(-scale.astype(np.int64), 0), np.maximum(scale.astype(np.int64), 0)
     if right.max(initial=0) > 31 or (np.abs(acc).max(initial=0) << left.max(initial=0)) >= ACCUMULATOR:
-        raise ArtefactError("E503", f"shift scales of {scale.min()}..{scale.max()}", limit="-31..31 without overflow")
+        raise ArtefactError(
+            "E503", f"shift scales of {scale.min()}..{scale.max()}", limit="-31..31 without overflow"
+        )
     half = np.where(right > 0, np.int64(1) << np.maximum(right - 1, 0), 0)
     return np.clip(((acc << left) + half) >> right, -128, 127).astype(np.int8)
 
@@ -60,11 +64,52 @@ def combine(name: str, x: Array, other: Array, block: Array) -> Array:
     return quantise(acc.astype(np.int64) + bias, scale)
 
 
+def activation(block: Array, x: Array) -> Array:
+    """int8 of any shape after an activation table; block: its 7 words.
+
+    The table's formula is evaluated for all 256 inputs, which the elements then select.
+    """
+    table = unpack_table(block)
+    inputs = np.arange(-128, 128)
+    segment = np.searchsorted(table.start, inputs, side="right") - 1
+    acc = table.a[segment].astype(np.int64) * inputs + table.b[segment]
+    return _by_bits(_expected_within(acc), np.array([table.scale]))[x.view(np.uint8)]
+
+
+def sloped(block: Array, x: Array) -> Array:
+    """int8 (..., C) after a slope per channel for each sign of x; block: 4 words per 16 channels."""
+    channels = x.shape[-1]
+    positive, positive_scale, negative, negative_scale = unpack_slopes(block, channels)
+    inputs = np.arange(-128, 128)
+    above, below = (
+        _by_bits(inputs * each[:, None].astype(np.int64), scale[:, None])
+        for each, scale in ((positive, positive_scale), (negative, negative_scale))
+    )
+    table = np.concatenate([above[:, :128], below[:, 128:]], axis=1)
+    return table.ravel()[x.view(np.uint8) + 256 * np.arange(channels)]
+
+
+def _by_bits(acc: Array, scale: Array) -> Array:
+    """int8 of accumulators (..., 256) for x = -128..127, in the order of x's bits: 0..127, -128..-1."""
+    return np.roll(quantise(acc, scale), 128, axis=-1)
+
+
+def _expected_within(acc: Array) -> Array:
+    """The accumulators. Raises ArtefactError (E503) where one leaves 32 bits."""
+    if np.abs(acc).max(initial=0) >= ACCUMULATOR:
+        raise ArtefactError("E503", f"a table's accumulator reaches {np.abs(acc).max()}", limit="below 2^31")
+    return acc
+
+
 def max_pool(x: Array, layer: Layer) -> Array:
     """The largest int8 under each window; the padding is -128, which the bias path injects."""
     padded = padded_input(x, layer, -128)
     taps = (
-        padded[:, hk : hk + (layer.Ho - 1) * layer.Sh + 1 : layer.Sh, wk : wk + (layer.Wo - 1) * layer.Sw + 1 : layer.Sw]
+        padded[
+            :,
+            hk : hk + (layer.Ho - 1) * layer.Sh + 1 : layer.Sh,
+            wk : wk + (layer.Wo - 1) * layer.Sw + 1 : layer.Sw,
+        ]
         for hk in range(0, kernel_extent(layer.Hk, layer.Dh), layer.Dh + 1)
         for wk in range(0, kernel_extent(layer.Wk, layer.Dw), layer.Dw + 1)
     )
@@ -118,7 +163,7 @@ class Convolution:
     def exact(self) -> bool:
         """Whether one float32 convolution gives the requantised value exactly."""
         rounding = 1 << max(int(-self.scale.min()) - 1, 0)
-        return self.bound + rounding < EXACT_FLOAT32 and -31 <= self.scale.min() and self.scale.max() <= 0
+        return self.bound + rounding < EXACT_FLOAT32 and self.scale.min() >= -31 and self.scale.max() <= 0
 
     def accumulate(self, x: Array, psums: Array | None) -> Array:
         """Psums (samples, Ho, Wo, Co) int64: bias, what was kept, and the sum of products."""

@@ -39,25 +39,42 @@ class Operation:
     """A bias-scale block (5 words per 16 channels) stands in the weight stream."""
     meaning: str
     documented: bool = True
+    block: str = ""
+    """What else stands in the weight stream."""
 
 
 CONV, CHANNEL_WISE, RESHAPE = "BasicConv", "ChannelWise", "Reshape"
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation(
-        "conv", 0b000_000_00, CONV, True, True, "convolution, or a fully connected layer (Hk = Wk = 1)"
-    ),
+    Operation("conv", 0b000_000_00, CONV, True, True, "convolution, or a fully connected layer (Hk = Wk = 1)"),
     Operation("conv_relu", 0b000_001_00, CONV, True, True, "convolution with ReLU"),
     Operation("dwconv", 0b000_000_01, CHANNEL_WISE, True, True, "depthwise convolution"),
-    Operation(
-        "dwconv_relu", 0b000_001_01, CHANNEL_WISE, True, True, "depthwise convolution with ReLU", False
-    ),
+    Operation("dwconv_relu", 0b000_001_01, CHANNEL_WISE, True, True, "depthwise convolution with ReLU", False),
     Operation("bn", 0b000_000_10, CHANNEL_WISE, True, True, "batch normalisation: w * x + b per channel"),
     Operation("relu", 0b000_001_10, CHANNEL_WISE, False, False, "ReLU"),
+    Operation(
+        "act",
+        0b000_010_10,
+        CHANNEL_WISE,
+        False,
+        False,
+        "activation by a piecewise-linear table",
+        block="table (7 words)",
+    ),
     Operation("maxpool", 0b000_011_10, CHANNEL_WISE, False, False, "max pooling"),
     Operation("avgpool", 0b000_100_10, CHANNEL_WISE, True, True, "average pooling by constant weights"),
     Operation("add", 0b000_101_10, CHANNEL_WISE, False, True, "sum of two tensors"),
     Operation("mul", 0b000_110_10, CHANNEL_WISE, False, True, "product of two tensors"),
+    Operation(
+        "prelu",
+        0b000_111_10,
+        CHANNEL_WISE,
+        False,
+        False,
+        "ReLU with a slope per channel for each sign",
+        False,
+        block="slopes (4 words per 16 channels)",
+    ),
 )
 BY_OPCODE: Mapping[int, Operation] = {row.opcode: row for row in OPERATIONS}
 BY_MNEMONIC: Mapping[str, Operation] = {row.mnemonic: row for row in OPERATIONS}

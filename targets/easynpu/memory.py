@@ -17,6 +17,10 @@ from npuc.ir import Array
 LANES = 16
 BS_WORDS = 5
 """Words of a bias-scale block per 16 channels: 4 bytes of bias, little endian, then the shift scale."""
+TABLE_WORDS = 7
+"""Words of an activation table, whatever the channels."""
+SLOPE_WORDS = 4
+"""Words of a slope block (prelu) per 16 channels."""
 
 
 def groups(channels: int) -> int:
@@ -132,3 +136,59 @@ def unpack_bias_scale(words: Array, channels: int) -> tuple[Array, Array]:
     planes = words.reshape(-1, BS_WORDS, LANES).transpose(1, 0, 2).reshape(BS_WORDS, -1)[:, :channels]
     bias = np.ascontiguousarray(planes[:4].T).view("<i4").ravel()
     return bias.astype(np.int32), planes[4].astype(np.int8)
+
+
+@dataclass(frozen=True)
+class TableBlock:
+    """An activation table as its 7 words hold it: 16 segments, (16,) each, and the shift scale.
+
+    Segment k reaches from x = start[k] to the next start; its line is a[k] * x + b[k], requantised by the scale
+    (negative = right shift).
+    """
+
+    start: Array
+    a: Array
+    b: Array
+    scale: int
+
+
+def pack_table(table: TableBlock) -> Array:
+    """The 7 words of a table, a segment per lane; where there are fewer, the last lanes repeat the last segment.
+
+    Words 0..3: bytes of b, least significant first; 4: a; 5: start; 6: the shift scale in every lane. As words
+    0..4 are a bias-scale block with a in place of the scale, the pads hold segment k in their entry k.
+    """
+    last = np.minimum(np.arange(LANES), len(table.start) - 1)
+    planes = np.ascontiguousarray(table.b[last].astype("<i4")).view(np.int8).reshape(LANES, 4).T
+    scale = np.full(LANES, table.scale)
+    return np.concatenate([planes, np.stack([table.a[last], table.start[last], scale])]).astype(np.int8)
+
+
+def unpack_table(words: Array) -> TableBlock:
+    """The inverse of pack_table, all 16 lanes.
+
+    Raises ArtefactError (E503) unless the starts ascend from -128 and every lane has the same right shift.
+    """
+    b = np.ascontiguousarray(words[:4].T).view("<i4").ravel()
+    a, start, scale = words[4:]
+    if start[0] != -128 or (np.diff(start.astype(np.int16)) < 0).any():
+        raise ArtefactError("E503", f"a table's segments start at {start.tolist()}", limit="ascending from -128")
+    if (scale != scale[0]).any() or not -31 <= scale[0] <= 0:
+        raise ArtefactError(
+            "E503", f"a table's shift scales are {scale.tolist()}", limit="one of -31..0 in all lanes"
+        )
+    return TableBlock(start, a, b.astype(np.int32), int(scale[0]))
+
+
+def pack_slopes(positive: Array, positive_shift: Array, negative: Array, negative_shift: Array) -> Array:
+    """The words of a slope block, 4 per 16 channels: multiplier and shift scale for x >= 0, the same for x < 0.
+
+    All (channels,); a right shift n is stored as -n.
+    """
+    planes = np.stack([positive, -positive_shift, negative, -negative_shift]).astype(np.int8)
+    return to_lanes(planes).transpose(1, 0, 2).reshape(-1, LANES)
+
+
+def unpack_slopes(words: Array, channels: int) -> Array:
+    """(4, channels) int8: multiplier and scale byte for x >= 0, then for x < 0."""
+    return words.reshape(-1, SLOPE_WORDS, LANES).transpose(1, 0, 2).reshape(SLOPE_WORDS, -1)[:, :channels]

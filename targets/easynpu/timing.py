@@ -14,7 +14,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.easynpu.isa import CONV, Layer
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, groups
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 
 DECODE = 1
 DRAIN = 3
@@ -61,6 +61,14 @@ def macs(layer: Layer) -> int:
     return layer.Ho * layer.Wo * layer.Co * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
 
 
+def parameter_words(layer: Layer) -> int:
+    """Words of the weight stream that are loaded before the first MAC: bias-scale block, table or slopes."""
+    name = layer.operation.mnemonic if layer.operation else ""
+    if name == "act":
+        return TABLE_WORDS
+    return groups(layer.Co) * (SLOPE_WORDS if name == "prelu" else BS_WORDS)
+
+
 def layer_cycles(layer: Layer, y: Array, x: Array, machine: Machine, followers: Followers) -> Array:
     """Cycles of the layer and its fused followers for every candidate tile (y[i], x[i])."""
     total = np.zeros(len(x), np.int64)
@@ -69,7 +77,7 @@ def layer_cycles(layer: Layer, y: Array, x: Array, machine: Machine, followers: 
             total += count_y * count_x * _tile_cycles(layer, tile_y, tile_x, machine, followers)
     passes = 1 if is_dense(layer) else groups(layer.Co)
     rows, columns = tile_input(layer, np.minimum(y, layer.Ho), np.minimum(x, layer.Wo))
-    load = BS_WORDS * groups(layer.Co) + followers.bs_words + (layer.Zs if is_dense(layer) else 0)
+    load = parameter_words(layer) + followers.bs_words + (layer.Zs if is_dense(layer) else 0)
     return DECODE + followers.words + load + rows * columns + passes * total + DRAIN
 
 

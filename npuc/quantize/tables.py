@@ -1,0 +1,104 @@
+"""Activations as piecewise-linear tables over the 256 int8 inputs.
+
+A table is what an integer machine computes in place of a function f of one element:
+y = sat8(floor((a[k] * x + b[k]) / 2^shift + 1/2)), where segment k is the last that starts at or before x. Which
+table stands for f depends on the scales of both sides, so it is made when those are known, by a search that the
+target brings (Tabulate): how many segments there are and how wide a and b are is the machine's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import OPS
+
+INPUTS = np.arange(-128, 128)
+"""Every int8 input, ascending."""
+
+TABLE_OPS = (
+    "Sigmoid", "HardSigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu",
+    "LeakyRelu", "Exp", "Erf", "Clip", "Abs", "Neg", "Sqrt",
+)  # fmt: skip
+"""Operators whose int8 form is a table; a Clip with the lower limit 0 is a ReLU instead."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """starts, a: (segments,) int8; b: (segments,) int32; shift: 0..31; error: its largest error in LSB of y."""
+
+    starts: Array
+    a: Array
+    b: Array
+    shift: int
+    error: int
+
+
+Tabulate = Callable[[Array], Table]
+"""The best table for the values f(x) / y_scale (256,), x ascending from -128; NaN where any result will do."""
+
+
+def is_relu(node: Node) -> bool:
+    """Whether the node is a ReLU, or a Clip from 0 whose upper limit saturation can be."""
+    return node.op == "Relu" or (node.op == "Clip" and node.number("min", -inf) == 0 < node.number("max", inf))
+
+
+def single_slope(graph: Graph, node: Node) -> float | None:
+    """The slope of a PRelu that has the same one everywhere; None for others."""
+    slope = graph.constants[node.inputs[1]]
+    first = float(slope.reshape(-1)[0])
+    return first if (slope == first).all() else None
+
+
+def as_unary(graph: Graph, node: Node) -> Node | None:
+    """The function of one element that becomes a table, or None if the node is no such function."""
+    if node.op == "PRelu":
+        slope = single_slope(graph, node)
+        return None if slope is None else Node("LeakyRelu", node.inputs[:1], node.outputs, {"alpha": slope})
+    return node if node.op in TABLE_OPS and not is_relu(node) else None
+
+
+def wanted_values(function: Node, x_scale: float, y_scale: float) -> Array:
+    """f(x) in units of y's scale for every int8 x: (256,) float64, infinite or NaN where f is.
+
+    function: a node of one input, by its operator's meaning.
+    """
+    with np.errstate(all="ignore"):
+        (values,) = OPS[function.op].compute(function, [INPUTS * x_scale])
+        return values.astype(np.float64) / y_scale
+
+
+def domain(function: Node) -> tuple[float, float]:
+    """The inputs beyond which f stays within 1/512 of its limit on that side; infinite without a limit.
+
+    Saturation outside it costs nothing, so the scale of x need not reach further.
+    """
+    match function.op:
+        case "Sigmoid":
+            return -6.25, 6.25
+        case "Tanh":
+            return -3.5, 3.5
+        case "Erf":
+            return -2.25, 2.25
+        case "HardSigmoid":
+            alpha, beta = function.number("alpha", 0.2), function.number("beta", 0.5)
+            low, high = sorted((-beta / alpha, (1 - beta) / alpha)) if alpha else (-inf, inf)
+            return low, high
+        case "Clip":
+            return function.number("min", -inf), function.number("max", inf)
+        case "HardSwish":
+            return -3.0, inf
+        case "Gelu":
+            return -3.5, inf
+        case "Elu" | "Softplus":
+            return -6.25, inf
+        case "Mish":
+            return -8.5, inf
+        case "Swish" if function.number("alpha", 1.0) > 0:
+            return -8.5 / min(function.number("alpha", 1.0), 1.0), inf
+        case _:
+            return -inf, inf
