@@ -156,7 +156,7 @@ def _is_known(proto: onnx.NodeProto) -> bool:
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     own = proto.domain in ONNX_DOMAINS
     reason = "the operator is not known" if own else f"an operator of the domain {proto.domain!r} is not known"
-    remedy = "`npuc operators` lists the known ones; rewrite the model with these"
+    remedy = "`npuc operators --target TARGET` lists the known ones; rewrite the model with these"
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 
