@@ -1,0 +1,157 @@
+"""Instruction words as fused chains, and what no machine can execute: the same for every simulator.
+
+Source: easynpu, Master controller (opcode table: the fused and stored flags; layer fusion loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from npuc.errors import ArtefactError, EncodingError
+from npuc.targets.easynpu import isa, listing
+from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import Place, groups, high_end, low_end
+from npuc.targets.easynpu.timing import is_dense, tile_input
+
+KEEPING = ("conv", "dwconv", "avgpool")
+"""Words that keep psums for the next word, or continue on kept ones."""
+FUSABLE = ("bn", "relu", "add", "mul")
+"""Words that continue on the int8 result before them, pixel by pixel."""
+POINTWISE = ("relu", "add", "mul")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A layer word with its number in the program and the extension words before it."""
+
+    number: int
+    layer: Layer
+    operands: Mapping[str, Operand]
+    control: Control | None
+
+    @property
+    def name(self) -> str:
+        """The operation without the ReLU that a convolution may contain."""
+        operation = self.layer.operation
+        return operation.mnemonic.removesuffix("_relu") if operation and operation.mnemonic != "relu" else "relu"
+
+    @property
+    def keeps(self) -> bool:
+        """Its psums are handed, unquantised, to the next word."""
+        return self.control is not None and bool(self.control.keep_psum)
+
+
+def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stage]]:
+    """The words grouped into fused chains. Raises ArtefactError for an undefined word or an open chain."""
+    operands: dict[str, Operand] = {}
+    control: Control | None = None
+    chain: list[Stage] = []
+    for number, word in enumerate(words, first):
+        match word:
+            case Operand():
+                operands[isa.ROLES[word.opcode]] = word
+            case Control():
+                control = word
+            case Layer():
+                chain.append(Stage(number, word, operands, control))
+                operands, control = {}, None
+                if not word.fused:
+                    yield chain
+                    chain = []
+            case Halt():
+                break
+            case _:
+                raise refused(number, "the word is not an instruction", word)
+    if chain or operands or control:
+        raise refused(first + len(words) - 1, "the program ends within a chain", words[-1])
+
+
+def refused(number: int, reason: str, word: isa.Instruction | None) -> ArtefactError:
+    """An instruction that cannot be executed, with its listing line."""
+    text = f": {listing.disassemble(word)}" if word is not None else ""
+    return ArtefactError("E503", f"instruction {number}: {reason}{text}", remedy="npuc dump shows every word")
+
+
+def check(chain: Sequence[Stage], machine: Machine) -> None:
+    """Refuses (E503) a chain with a word that contradicts itself, the machine or the word before it."""
+    for before, stage in zip([None, *chain], chain, strict=False):
+        problems = {
+            **_geometry(stage, machine),
+            **_order(stage, before),
+            **({} if before is None else _continuation(stage, before, chain[0])),
+        }
+        for reason, wrong in problems.items():
+            if wrong:
+                raise refused(stage.number, reason, stage.layer)
+
+
+def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
+    """What a word says of itself and needs of the machine: reason -> whether it is wrong."""
+    layer = stage.layer
+    dense = is_dense(layer)
+    rows, columns = tile_input(layer, layer.y, layer.x)
+    entries, psums = rows * columns, layer.y * layer.x * (layer.Zs if dense else 1)
+    return {
+        f"y' x' are {layer.yi} x {layer.xi}, the tile needs {rows} x {columns}": (layer.yi, layer.xi)
+        != (rows, columns),
+        f"{entries} entries of {machine.ifmap_pad_entries} in an ifmap pad": bool(
+            entries > machine.ifmap_pad_entries
+        ),
+        f"{psums} psums of {machine.psum_entries}": psums > machine.psum_entries,
+        f"Zs = {layer.Zs} for {layer.Co} output channels": layer.Zs != groups(layer.Co),
+        f"Zs = {layer.Zs} of {machine.weight_pad_entries} weight pad entries": dense
+        and layer.Zs > machine.weight_pad_entries,
+        "a channel-wise word with Ci != Co": not dense and layer.Ci != layer.Co,
+        "a stride of 0": 0 in (layer.Sh, layer.Sw),
+        "a window in a word that works pixel by pixel": stage.name in POINTWISE and _has_window(layer),
+    }
+
+
+def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
+    """What the order of words allows: reason -> whether it is wrong."""
+    continues = before is not None and before.keeps
+    return {
+        "a word that cannot continue on a fused result": before is not None
+        and not continues
+        and stage.name not in FUSABLE,
+        "psums are kept for or by a word that does not accumulate": (continues or stage.keeps)
+        and stage.name not in KEEPING,
+        "psums are kept, and no word follows": stage.keeps and not stage.layer.fused,
+        "psums are kept, and a result is stored": stage.keeps and stage.layer.stored,
+    }
+
+
+def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:
+    """What a word behind the first of its chain needs: reason -> whether it is wrong."""
+    layer, first = stage.layer, head.layer
+    return {
+        "a fused word of another output size": (layer.Ho, layer.Wo, layer.Co) != (first.Ho, first.Wo, first.Co),
+        "a fused word of another tile": (layer.y, layer.x) != (first.y, first.x),
+        "a window in a word that works pixel by pixel": not before.keeps and _has_window(layer),
+        "a channel-wise layer keeps its psums for one that sums over channels": is_dense(layer)
+        and not is_dense(first),
+    }
+
+
+def _has_window(layer: Layer) -> bool:
+    """Whether an output is made of anything but the input of the same pixel."""
+    window = (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw)
+    return window != (1, 1, 1, 1, 0, 0) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)
+
+
+def place_of(operand: Operand | None) -> Place | None:
+    """The place that an extension word gives; None without one."""
+    if operand is None:
+        return None
+    if operand.memory >= len(isa.MEMORIES):
+        raise EncodingError("E503", f"memory {operand.memory} in an extension word", limit="0 or 1")
+    return Place(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
+
+
+def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> Place:
+    """One end of the Fmap DTCM: the low one, or the high one from the last word downward."""
+    if low:
+        return low_end("fmap", 0, channels, width)
+    return high_end("fmap", machine.fmap_words, channels, width)
