@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 import warnings
@@ -54,8 +53,9 @@ def sha256(data: bytes) -> str:
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """JSON with sorted keys, so that equal values give equal bytes."""
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    """JSON with sorted keys, so that equal values give equal bytes. File names that are not UTF-8 are escaped."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
     """Raises ArtefactError (E505) if something that is no npuc artefact is in the way."""
-    if directory.exists() and not force and not is_artefact(directory):
+    if _occupied(directory) and not force and not is_artefact(directory):
         raise ArtefactError(
             "E505",
             f"'{directory}' exists and is not an npuc artefact",
@@ -92,9 +92,17 @@ def save_files(files: Mapping[str, bytes], directory: Path) -> None:
 
     Raises ArtefactError: E505 where the folder has content, E506 where the system refuses.
     """
-    if directory.exists() and (not directory.is_dir() or any(os.scandir(directory))):
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
     _write(directory, files)
+
+
+def _occupied(directory: Path) -> bool:
+    """Whether something is there. Raises ArtefactError (E506) for a name that the system does not take."""
+    try:
+        return directory.exists()
+    except OSError as error:
+        raise _unwritable(directory, error) from None
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -116,29 +124,36 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _unwritable(directory: Path, error: OSError) -> ArtefactError:
-    return ArtefactError("E506", f"'{directory}' cannot be written: {error.strerror or error}")
+    reason = f"'{directory}' cannot be written: {error.strerror or error}"
+    return ArtefactError("E506", reason, remedy="choose another place with -o")
 
 
 def _swap(staging: Path, directory: Path) -> None:
-    """Puts the staged directory in place; what was there is removed only after the new one stands."""
+    """Puts the staged directory in place; what was there is removed after the new one stands, else put back."""
     if not directory.exists() and not directory.is_symlink():
         staging.rename(directory)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    directory.rename(old / "old")
-    staging.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
+    retired = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        directory.rename(retired / "old")
+        try:
+            staging.rename(directory)
+        except OSError:
+            (retired / "old").rename(directory)
+            raise
+    finally:
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 def is_artefact(directory: Path) -> bool:
     """Whether the directory holds an npuc manifest (or nothing at all)."""
     if not directory.is_dir():
         return False
-    if not any(os.scandir(directory)):
+    if not any(directory.iterdir()):
         return True
     try:
         return json.loads((directory / MANIFEST).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
@@ -161,14 +176,16 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     remedy = "compile the model again: npuc compile MODEL.onnx --target T"
     if not directory.is_dir():
         kind = "is not a directory" if directory.exists() else "does not exist"
-        raise ArtefactError("E501", f"'{directory}' {kind}", limit="the directory npuc compile wrote", remedy=remedy)
+        raise ArtefactError(
+            "E501", f"'{directory}' {kind}", limit="the directory npuc compile wrote", remedy=remedy
+        )
     try:
         raw = (directory / MANIFEST).read_bytes()
     except OSError:
         raise ArtefactError("E501", f"'{directory}' has no {MANIFEST}", remedy=remedy) from None
     try:
         manifest = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ArtefactError("E502", f"{MANIFEST} is damaged: it is not JSON", remedy=remedy) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ArtefactError("E501", f"{MANIFEST} is not of an npuc program", remedy=remedy)
@@ -176,19 +193,37 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
         raise ArtefactError(
             "E501", f"the program has version {manifest.get('version')}", limit=f"version {VERSION}", remedy=remedy
         )
-    body = {key: value for key, value in manifest.items() if key != "seal"}
-    if manifest.get("seal") != sha256(canonical_json(body)):
+    if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)
+    if not _lists_files(manifest):
+        raise ArtefactError("E502", f"{MANIFEST} is damaged: it has no table of files", remedy=remedy)
     return manifest
+
+
+def _intact(manifest: Mapping[str, Any]) -> bool:
+    """Whether the manifest matches its seal; text that cannot be written was never sealed."""
+    body = {key: value for key, value in manifest.items() if key != "seal"}
+    try:
+        return manifest.get("seal") == sha256(canonical_json(body))
+    except UnicodeEncodeError:
+        return False
+
+
+def _lists_files(manifest: Mapping[str, Any]) -> bool:
+    """Whether the manifest gives size and digest of its files."""
+    files = manifest.get("files")
+    return isinstance(files, dict) and all(
+        isinstance(each, dict) and {"bytes", "sha256"} <= each.keys() for each in files.values()
+    )
 
 
 def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modified: bool) -> bytes:
     if name not in manifest["files"] or Path(name).name != name:
-        raise ArtefactError("E502", f"{name} is not listed in {MANIFEST}")
+        raise ArtefactError("E502", f"{name!r} is not listed in {MANIFEST} as a file of its directory")
     try:
         data = (directory / name).read_bytes()
-    except OSError:
-        raise ArtefactError("E502", f"{name} is missing", remedy="compile the model again") from None
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
     expected = manifest["files"][name]
     if len(data) != expected["bytes"]:
         _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
