@@ -3,5 +3,6 @@
 calibration  what values every tensor takes        data -> Spread per tensor
 scales       one scale per tensor, ties solved      Spreads -> scale per tensor
 integer      the operators of the integer graph, and what each means exactly
+tables       functions as piecewise-linear tables  function, two scales -> values a table must give
 build        the integer graph itself               float graph + scales -> Graph
 """

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize import integer as _integer_rows  # noqa: F401  registers the integer operators
 from npuc.quantize.calibration import Spread
 from npuc.quantize.scales import Ratio, Ties, choose_scales
+from npuc.quantize.tables import Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.weights import MOST_SHIFT, average_taps, quantise_weights
 
 MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
@@ -57,7 +58,7 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
 
 def data_inputs(node: Node) -> tuple[str, ...]:
     """The inputs that carry activations."""
-    return node.inputs[:1] if node.op == "Conv" else node.inputs
+    return node.inputs[:1] if node.op in ("Conv", "PRelu") else node.inputs
 
 
 def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
     ceilings: dict[str, float] = {}
     for node in nodes:
         x, y = node.inputs[0], node.output
-        if node.op in MOVEMENT or node.op in ("MaxPool", "GlobalMaxPool", "Relu", "Clip"):
+        if node.op in MOVEMENT or node.op in ("MaxPool", "GlobalMaxPool") or is_relu(node):
             equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             exponent = average_taps(average_kernel(graph, node))[1]
@@ -90,28 +91,35 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         elif node.op == "Add":
             equal.append((x, node.inputs[1]))
             ratios.append(Ratio(y, x, 0, MOST_SHIFT))
-        if node.op == "Clip" or node.text("activation") == "Clip":
+        if (node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip":
             ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
     return Ties(tuple(equal), tuple(ratios), {k: v for k, v in ceilings.items() if np.isfinite(v)})
 
 
 def quantise(
-    graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], method: str = "mse"
+    graph: Graph,
+    nodes: Sequence[Node],
+    spreads: Mapping[str, Spread],
+    method: str = "mse",
+    tabulate: Tabulate | None = None,
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
-    spreads: of every tensor in tensors_of(nodes). Raises UnsupportedOperator (E205) for a node without an
-    integer form.
+    spreads: of every tensor in tensors_of(nodes). tabulate: makes the target's activation tables. Raises
+    UnsupportedOperator (E205) for a node without an integer form.
     """
     scales = choose_scales(spreads, ties_of(graph, nodes), method)
-    return _Builder(graph, nodes, scales).result()
+    return _Builder(graph, nodes, scales, tabulate).result()
 
 
 class _Builder:
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float]) -> None:
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float], tabulate: Tabulate | None
+    ) -> None:
         self.float = graph
+        self.tabulate = tabulate
         self.integer = {id(node) for node in nodes}
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
         self.nodes: list[Node] = []
@@ -171,7 +179,7 @@ class _Builder:
         name = node.name or node.output
         self.nodes.append(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
 
-    def _form(self, node: Node) -> tuple[str, dict[str, object], tuple[str, ...]]:
+    def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
         relu = int(node.text("activation") in ("Relu", "Clip"))
         match node.op:
@@ -184,16 +192,39 @@ class _Builder:
             case "GlobalMaxPool":
                 return "MaxPool", {"kernel_shape": average_kernel(self.float, node)}, ()
             case "Add":
-                attrs = {"shift": self._shift(node), "relu": relu}
+                attrs: dict[str, Attr] = {"shift": self._shift(node), "relu": relu}
                 if "fused_input" in node.attrs:
                     attrs["fused_input"] = node.integer("fused_input")
                 return "IntAdd", attrs, ()
-            case "Relu" | "Clip":
+            case "Relu" | "Clip" if is_relu(node):
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
                 return op, dict(node.attrs), ()
             case _:
-                raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+                return self._activation(node)
+
+    def _activation(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """A table, or two slopes per channel."""
+        x_scale, y_scale = self.scales[node.inputs[0]], self.scales[node.output]
+        function = as_unary(self.float, node)
+        if function is not None and self.tabulate is not None:
+            table = self.tabulate(wanted_values(function, x_scale, y_scale))
+            named = {"starts": table.starts, "a": table.a, "b": table.b}
+            return "IntTable", {"shift": table.shift, "error_lsb": table.error}, self._named(node, named)
+        if node.op == "PRelu":
+            return "IntPRelu", {}, self._slopes(node, x_scale, y_scale)
+        raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+
+    def _slopes(self, node: Node, x_scale: float, y_scale: float) -> tuple[str, ...]:
+        """Factors and shifts of a PRelu, quantised as the weights of one tap."""
+        slope = self.float.constants[node.inputs[1]].reshape(-1, 1)
+        channels = self.float.shape(node.inputs[0])[1]
+        sides = {"positive": np.ones((channels, 1)), "negative": np.broadcast_to(slope, (channels, 1))}
+        named: dict[str, Array] = {}
+        for side, value in sides.items():
+            found = quantise_weights(value, None, x_scale, y_scale)
+            named |= {side: found.w.ravel(), f"{side}_shift": found.shift}
+        return self._named(node, named)
 
     def _shift(self, node: Node) -> int:
         return round(np.log2(self.scales[node.output] / self.scales[node.inputs[0]]))
@@ -211,12 +242,15 @@ class _Builder:
         return self._layer(node, np.tile(taps, (channels, 1, 1, 1)), np.zeros(channels, np.int32), shift)
 
     def _layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
+        return self._named(node, {"w": w, "bias": bias, "shift": shift})
+
+    def _named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
+        """The names of a node's new constants."""
         stem = int8_name(node.output)
-        named = {"w": w, "bias": bias, "shift": shift}
-        return tuple(self._constant(f"{stem}/{key}", value) for key, value in named.items())
+        return tuple(self._constant(f"{stem}/{key}", value) for key, value in values.items())
 
 
-def _window(node: Node) -> dict[str, object]:
+def _window(node: Node) -> dict[str, Attr]:
     """The attributes of a window that an integer operator shares with its float one."""
     keys = ("strides", "pads", "dilations", "group")
     return {key: node.attrs[key] for key in keys if key in node.attrs}

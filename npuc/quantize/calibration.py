@@ -70,9 +70,15 @@ EMPTY = Spread(np.zeros(BINS, np.int64), 1.0)
 
 
 def spreads(
-    graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
+    graph: Graph,
+    samples: Iterable[Mapping[str, Array]],
+    tensors: Sequence[str],
+    domains: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, Spread]:
-    """The spread of each named tensor over the samples (each a feed of the graph's inputs)."""
+    """The spread of each named tensor over the samples (each a feed of the graph's inputs).
+
+    domains: for a tensor only whose values within limits matter, those limits; values beyond count as the limit.
+    """
     from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
@@ -82,5 +88,8 @@ def spreads(
     for feeds in samples:
         values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         for name in tensors:
-            found[name] = found[name].with_values(np.asarray(values.get(name, feeds.get(name))))
+            value = np.asarray(values.get(name, feeds.get(name)))
+            if domains and name in domains:
+                value = np.clip(value, *domains[name])
+            found[name] = found[name].with_values(value)
     return found

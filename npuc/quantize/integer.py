@@ -97,9 +97,44 @@ def _relu(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.maximum(inputs[0], 0),)
 
 
+def _table_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """x int8 of any shape; starts and a (segments,) int8, b (segments,) int32."""
+    _expect(node, types, "int8", "int8", "int8", "int32")
+    if len({each.shape for each in types[1:]}) != 1 or len(types[1].shape) != 1 or not types[1].shape[0]:
+        raise bad_node(node, f"segments of {', '.join(str(list(each.shape)) for each in types[1:])}")
+    return (types[0],)
+
+
+def _table(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """The formula for all 256 inputs, of which each element takes one."""
+    x, starts, a, b = inputs
+    values = np.arange(-128, 128)
+    segment = np.searchsorted(starts, values, side="right") - 1
+    results = requantise(a[segment].astype(np.int64) * values + b[segment], node.integer("shift"))
+    return (results[x.astype(np.int16) + 128],)
+
+
+def _prelu_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """x (1, C, ...) int8; multiplier and shift for x >= 0, multiplier and shift for x < 0, (C,) int8 each."""
+    _expect(node, types, "int8", "int8", "int8", "int8", "int8")
+    x = types[0].shape
+    if len(x) < 2 or any(each.shape != x[1:2] for each in types[1:]):
+        raise bad_node(node, f"slopes of {', '.join(str(list(each.shape)) for each in types[1:])} for {list(x)}")
+    return (types[0],)
+
+
+def _prelu(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x = inputs[0].astype(np.int32)
+    column = (-1, *(1,) * (x.ndim - 2))
+    positive, positive_shift, negative, negative_shift = (each.reshape(column) for each in inputs[1:])
+    return (np.where(x < 0, requantise(x * negative, negative_shift), requantise(x * positive, positive_shift)),)
+
+
 register(
     Op("IntConv", "int8 convolution with bias, requantised per channel.", _conv_types, _conv),
     Op("IntAdd", "The requantised sum of two int8 tensors.", _pair_types, _add),
     Op("IntMul", "The requantised product of two int8 tensors.", _pair_types, _mul),
     Op("IntRelu", "The larger of an int8 element and 0.", _relu_types, _relu),
+    Op("IntTable", "A function of an int8 element, piecewise linear.", _table_types, _table),
+    Op("IntPRelu", "Per channel, the requantised product with one of two factors, by sign.", _prelu_types, _prelu),
 )

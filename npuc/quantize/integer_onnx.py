@@ -36,7 +36,10 @@ def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, 
     scaled = _step(emit, "Mul", acc, emit.constant(scale, "scale"))
     half = np.where(shift > 0, 0.5, 0.0).astype(dtype)
     shifted = _step(emit, "Add", scaled, emit.constant(half, "half"))
-    low, high = emit.constant(np.array(0 if relu else -128, dtype), "low"), emit.constant(np.array(127, dtype), "high")
+    low, high = (
+        emit.constant(np.array(0 if relu else -128, dtype), "low"),
+        emit.constant(np.array(127, dtype), "high"),
+    )
     clipped = _step(emit, "Clip", _step(emit, "Floor", shifted), low, high)
     emit.node("Cast", [clipped], [output], to=INT8)
 
@@ -58,7 +61,9 @@ def _conv(node: Node, emit: Emitter) -> None:
     else:
         emit.node("ConvInteger", [x, emit.constant(w, "w")], [acc], group=node.integer("group", 1), **window)
         total = _step(emit, "Add", acc, emit.constant(bias.reshape(column), "b"))
-        _requantise(emit, _step(emit, "Cast", total, to=DOUBLE), shift.reshape(column), relu, node.output, np.float64)
+        _requantise(
+            emit, _step(emit, "Cast", total, to=DOUBLE), shift.reshape(column), relu, node.output, np.float64
+        )
 
 
 def _pair(node: Node, emit: Emitter) -> None:
@@ -73,4 +78,46 @@ def _relu(node: Node, emit: Emitter) -> None:
     emit.node("Cast", [positive], [node.output], to=INT8)
 
 
-EXPORTERS.update({"IntConv": _conv, "IntAdd": _pair, "IntMul": _pair, "IntRelu": _relu})
+def _table(node: Node, emit: Emitter) -> None:
+    """The segment of every int8 value by comparison, its line evaluated; an element takes its value's result."""
+    starts, a, b = (emit.graph.constants[name] for name in node.inputs[1:])
+    values = np.arange(-128, 128)
+    column, row = emit.constant(values[:, None].astype(np.int32)), emit.constant(starts[None].astype(np.int32))
+    reached = _step(emit, "Cast", _step(emit, "GreaterOrEqual", column, row), to=INT32)
+    count = _step(emit, "ReduceSum", reached, emit.constant(np.array([1])), keepdims=0)
+    segment = _step(emit, "Sub", count, emit.constant(np.int32(1)))
+    slope, offset = (_step(emit, "Gather", emit.constant(each.astype(np.float64)), segment) for each in (a, b))
+    product = _step(emit, "Mul", slope, emit.constant(values.astype(np.float64)))
+    results = emit.fresh("results")
+    shift = np.array(node.integer("shift"))
+    _requantise(emit, _step(emit, "Add", product, offset), shift, False, results, np.float64)
+    index = _step(emit, "Add", _step(emit, "Cast", node.inputs[0], to=INT32), emit.constant(np.int32(128)))
+    emit.node("Gather", [results, index], [node.output])
+
+
+def _prelu(node: Node, emit: Emitter) -> None:
+    rank = len(emit.graph.shape(node.inputs[0]))
+    column = (-1, *(1,) * (rank - 2))
+    constants = [emit.graph.constants[name].reshape(column) for name in node.inputs[1:]]
+    x = _step(emit, "Cast", node.inputs[0], to=FLOAT)
+    sides: list[str] = []
+    for factor, shift in (constants[:2], constants[2:]):
+        slope = emit.constant(np.ldexp(factor.astype(np.float32), -shift.astype(np.int32)), "slope")
+        half = emit.constant(np.where(shift > 0, np.float32(0.5), np.float32(0)), "half")
+        sides.append(_step(emit, "Add", _step(emit, "Mul", x, slope), half))
+    below = _step(emit, "Less", x, emit.constant(np.float32(0)))
+    floor = _step(emit, "Floor", _step(emit, "Where", below, *sides[::-1]))
+    low, high = emit.constant(np.float32(-128), "low"), emit.constant(np.float32(127), "high")
+    emit.node("Cast", [_step(emit, "Clip", floor, low, high)], [node.output], to=INT8)
+
+
+EXPORTERS.update(
+    {
+        "IntConv": _conv,
+        "IntAdd": _pair,
+        "IntMul": _pair,
+        "IntRelu": _relu,
+        "IntTable": _table,
+        "IntPRelu": _prelu,
+    }
+)

@@ -8,7 +8,7 @@ target brings (Tabulate): how many segments there are and how wide a and b are i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -102,3 +102,15 @@ def domain(function: Node) -> tuple[float, float]:
             return -8.5 / min(function.number("alpha", 1.0), 1.0), inf
         case _:
             return -inf, inf
+
+
+def domains(graph: Graph, nodes: Sequence[Node]) -> dict[str, tuple[float, float]]:
+    """By tensor that only tables among the nodes read: the inputs that matter to any of them."""
+    functions = {id(node): function for node in nodes if (function := as_unary(graph, node)) is not None}
+    found: dict[str, tuple[float, float]] = {}
+    for name in dict.fromkeys(node.inputs[0] for node in nodes if id(node) in functions):
+        readers = graph.readers[name]
+        if name not in graph.outputs and all(id(reader) in functions for reader in readers):
+            limits = [domain(functions[id(reader)]) for reader in readers]
+            found[name] = min(low for low, _ in limits), max(high for _, high in limits)
+    return found
