@@ -19,10 +19,11 @@ from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.placement import Crossing, Placement, Run, Usage, explicit, implicit, implicit_refusal
-from npuc.targets.easynpu.regions import Region, regions_of, run_of
+from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.selection import Job
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.timing import ideal_cycles, macs
+from npuc.targets.easynpu.windows import whole
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 
@@ -55,7 +56,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
-        for _, placement in placed_runs(run_of(graph, region, machine, documented=documented), machine, documented):
+        for _, placement in placed_runs(graph, region.array, machine, documented):
             emitted = [emit_job(each, machine) for each in placement.jobs]
             steps.append(_segment(graph, placement, emitted, len(words), sum(map(len, weights))))
             words += [word for job in emitted for word in job.words]
@@ -66,7 +67,15 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
     return Lowered(tuple(steps), tuple(words), stream, tuple(jobs), _usage(usage, steps))
 
 
-def placed_runs(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:
+def placed_runs(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool
+) -> list[tuple[Run, Placement]]:
+    """The runs that compute these nodes, with their places."""
+    outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
+    return placed(run_of(graph, nodes, machine, outputs, documented=documented), machine, documented)
+
+
+def placed(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:
     """The run, cut into segments where words or weights exceed the machine, each with its places.
 
     Implicit addressing where it can express the run in one segment, or where only it is allowed; else explicit.
@@ -87,10 +96,10 @@ def placed_runs(run: Run, machine: Machine, documented: bool) -> list[tuple[Run,
     return _explicit_segments(run, machine)
 
 
-def _chained(whole: Run, pieces: Sequence[list[Job]]) -> list[Run]:
+def _chained(run: Run, pieces: Sequence[list[Job]]) -> list[Run]:
     """Segments of one implicit run: each gives its last result to the host, which loads it for the next."""
     found: list[Run] = []
-    inputs = whole.inputs
+    inputs = run.inputs
     for position, piece in enumerate(pieces):
         result = piece[-1].result
         later = {job.operand.buffer for each in pieces[position + 1 :] for job in each if job.operand is not None}
@@ -103,8 +112,10 @@ def _chained(whole: Run, pieces: Sequence[list[Job]]) -> list[Run]:
                 limit="a kept tensor is used in its own segment with --isa documented",
                 remedy="compile with --isa extended, or use a machine with more weight_words",
             )
-        outputs = whole.outputs if position == len(pieces) - 1 else {result.buffer: result}
-        found.append(replace(whole, jobs=tuple(piece), inputs=inputs, outputs=outputs))
+        last = position == len(pieces) - 1
+        outputs = run.outputs if last else {result.buffer: result}
+        stored = run.stored if last else {result.buffer: run.windows[result.buffer]}
+        found.append(replace(run, jobs=tuple(piece), inputs=inputs, outputs=outputs, stored=stored))
         inputs = {result.buffer: result}
     return found
 
@@ -138,9 +149,7 @@ def _segment(graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], wor
 
     def moves(crossings: Sequence[Crossing]) -> tuple[TensorMove, ...]:
         return tuple(
-            TensorMove(
-                each.tensor, graph.shape(each.tensor), each.place, each.view.channels, each.view.height, each.view.width
-            )
+            TensorMove(each.tensor, graph.shape(each.tensor), each.place, *each.window.shape, each.window.start)
             for each in crossings
         )
 
@@ -219,7 +228,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
                     "nodes": list(stage.node.sources) if stage else pending,
                     "tensor": stage.tensor if stage else None,
                     "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
-                    "first_channel": job.placed.job.first,
+                    "start": list(job.placed.job.start),
                 }
             )
     return table

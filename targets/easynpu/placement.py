@@ -7,7 +7,7 @@ Explicit: any buffer in either DTCM, by lifetime; extension words carry the addr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate, lower_bound, peak
@@ -16,6 +16,7 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words, high_end, low_end
 from npuc.targets.easynpu.selection import Job
 from npuc.targets.easynpu.views import View, Views
+from npuc.targets.easynpu.windows import Window
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Crossing:
     """A tensor that crosses the border of a run, its view, and where it lies then."""
 
     tensor: str
-    view: View
+    window: Window
     place: Place
 
 
@@ -66,6 +67,10 @@ class Run:
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
     views: Views
+    windows: Mapping[str, Window]
+    """What is computed or loaded of every tensor."""
+    stored: Mapping[str, Window]
+    """What is stored of every output."""
 
     def words(self, buffer: str) -> int:
         """DTCM words of a buffer."""
@@ -135,12 +140,12 @@ def implicit(run: Run, machine: Machine) -> Placement:
         jobs.append(PlacedJob(job, places, _end(run, machine, result, not low), opb, stored, explicit=False))
         low = not low
     ((first, view),) = run.inputs.items()
-    inputs = [Crossing(first, view, _end(run, machine, view.buffer, True))]
+    inputs = [Crossing(first, run.windows[first], _end(run, machine, view.buffer, True))]
     if view.buffer in wanted:
-        inputs.append(Crossing(first, view, _kept_place(run, view.buffer)))
+        inputs.append(Crossing(first, run.windows[first], _kept_place(run, view.buffer)))
         skip = max(skip, run.words(view.buffer))
     outputs = tuple(
-        Crossing(name, each, _end(run, machine, each.buffer, low)) for name, each in run.outputs.items()
+        Crossing(name, run.stored[name], _end(run, machine, each.buffer, low)) for name, each in run.outputs.items()
     )
     usage = {"fmap": Usage(fmap, fmap), "skip": Usage(skip, skip)}
     return Placement(tuple(jobs), tuple(inputs), outputs, usage)
@@ -221,12 +226,9 @@ def _explicit_places(
         )
         for job in run.jobs
     )
-    crossing = _crossings(place)
-    return Placement(jobs, crossing(run.inputs), crossing(run.outputs), usage)
-
-
-def _crossings(place: Callable[[View], Place]) -> Callable[[Mapping[str, View]], tuple[Crossing, ...]]:
-    return lambda tensors: tuple(Crossing(name, view, place(view)) for name, view in tensors.items())
+    inputs = tuple(Crossing(name, run.windows[name], place(view)) for name, view in run.inputs.items())
+    outputs = tuple(Crossing(name, run.stored[name], place(view)) for name, view in run.outputs.items())
+    return Placement(jobs, inputs, outputs, usage)
 
 
 def _lifetimes(run: Run) -> list[Buffer]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.placement import Run
 from npuc.targets.easynpu.selection import ARRAY_OPS, runs_on_array, select
-from npuc.targets.easynpu.views import views_of
+from npuc.targets.easynpu.views import View, views_of
+from npuc.targets.easynpu.windows import Window, windows_for
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,44 @@ def _ready(
     return taken, rest
 
 
-def run_of(graph: Graph, region: Region, machine: Machine, *, documented: bool) -> Run:
-    """The jobs of a region with the tensors that cross its border."""
-    views = views_of(graph, region.array)
-    jobs = tuple(select(graph, region.array, views, machine, documented=documented))
-    written = {name for node in region.array for name in node.outputs}
-    read = {name: None for node in region.array for name in node.inputs if name not in graph.constants}
-    inputs = tuple(name for name in read if name not in written)
-    inside = {id(node) for node in region.array}
-    outside = {name for node in graph.nodes if id(node) not in inside for name in node.inputs} | set(graph.outputs)
-    outputs = tuple(name for node in region.array for name in node.outputs if name in outside)
+def run_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    machine: Machine,
+    outputs: Mapping[str, Window],
+    *,
+    documented: bool,
+) -> Run:
+    """The jobs that compute these windows of a run's outputs, with the tensors that cross its border."""
+    windows = windows_for(graph, nodes, outputs)
+    views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
+    jobs = tuple(select(graph, nodes, views, windows, machine, documented=documented))
     return Run(
         jobs,
-        {name: views.tensors[name] for name in inputs},
-        {name: views.tensors[name] for name in outputs},
+        {name: views.tensors[name] for name in inputs_of(graph, nodes)},
+        {name: _stored_part(views.tensors[name], windows[name], window) for name, window in outputs.items()},
         views,
+        windows,
+        outputs,
     )
+
+
+def _stored_part(view: View, computed: Window, stored: Window) -> View:
+    """The part of a tensor's view that is stored: its halo may be computed as well."""
+    row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
+    _, height, width = stored.shape
+    return replace(view.part(row, column), height=height, width=width)
+
+
+def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The tensors that the nodes read from outside, in order."""
+    written = {name for node in nodes for name in node.outputs}
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in graph.constants)
+    return tuple(name for name in read if name not in written)
+
+
+def outputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The tensors of the nodes that are read outside, in order."""
+    inside = {id(node) for node in nodes}
+    outside = {name for node in graph.nodes if id(node) not in inside for name in node.inputs} | set(graph.outputs)
+    return tuple(name for node in nodes for name in node.outputs if name in outside)

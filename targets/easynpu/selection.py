@@ -29,6 +29,7 @@ from npuc.targets.easynpu.memory import (
 )
 from npuc.targets.easynpu.tiling import FIELD_MOST
 from npuc.targets.easynpu.views import View, Views, concat_offsets, is_alias, is_window, map_shape
+from npuc.targets.easynpu.windows import Window, whole
 
 FIELD_CHANNELS = 256
 """Ci and Co have 8 bits, stored minus one."""
@@ -56,8 +57,8 @@ class Job:
     stages: tuple[Stage, ...]
     result: View
     operand: View | None = None
-    first: int = 0
-    """The first channel that it computes of its tensors."""
+    start: tuple[int, int, int] = (0, 0, 0)
+    """The first channel, row and column that it computes of its tensors."""
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -79,19 +80,32 @@ def runs_on_array(graph: Graph, node: Node) -> bool:
     return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
 
 
-def geometry(node: Node, x: Sequence[int], y: Sequence[int], kernel: tuple[int, int]) -> dict[str, int]:
-    """The layer word's fields for a window over a feature map; padding after the map is implied by Ho and Wo."""
+def geometry(node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, int]) -> tuple[dict[str, int], int, int]:
+    """The layer word's fields for a window operator, and the first row and column that it reads of what is held.
+
+    x: all of the input; held: what the DTCM holds of it; y: what is computed of the output. Padding before the
+    map is in the word, padding after it is implied by Ho and Wo.
+    """
     window = window_of(node, kernel)
-    channels, height, width = map_shape(x)
-    outputs, rows, columns = map_shape(y)
-    return {
+    row, Ph, Hi = _axis(y.rows, held.rows, x.rows[1], window.strides[0], window.begins[0])
+    column, Pw, Wi = _axis(y.columns, held.columns, x.columns[1], window.strides[1], window.begins[1])
+    (outputs, rows, columns), channels = y.shape, held.shape[0]
+    fields = {
         "Sh": window.strides[0], "Sw": window.strides[1],
-        "Ph": window.begins[0], "Pw": window.begins[1],
+        "Ph": Ph, "Pw": Pw,
         "Dh": window.dilations[0] - 1, "Dw": window.dilations[1] - 1,
         "Hk": kernel[0], "Wk": kernel[1],
-        "Hi": height, "Wi": width, "Ci": channels,
+        "Hi": Hi, "Wi": Wi, "Ci": channels,
         "Ho": rows, "Wo": columns, "Co": outputs, "Zs": groups(outputs),
     }  # fmt: skip
+    return fields, row, column
+
+
+def _axis(wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int) -> tuple[int, int, int]:
+    """(first row read of what is held, padding before it, rows from there on)."""
+    start = wanted[0] * stride - padding
+    first = min(max(start, 0), extent - 1)
+    return first - held[0], max(-start, 0), held[1] - first
 
 
 def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
@@ -100,25 +114,40 @@ def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
 
 
 def select(
-    graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine, *, documented: bool
+    graph: Graph,
+    nodes: Sequence[Node],
+    views: Views,
+    windows: Mapping[str, Window],
+    machine: Machine,
+    *,
+    documented: bool,
 ) -> list[Job]:
     """The jobs of a run of array nodes, in order. documented: only words that the document defines.
+
+    windows: what is computed or held of every tensor.
 
     Raises DoesNotFit (E302) for a layer whose weights exceed the weight DTCM even for 16 outputs,
     UnsupportedOperator (E204) for a split that documented words cannot express.
     """
-    return _Selection(graph, nodes, views, machine, documented).jobs()
+    return _Selection(graph, nodes, views, windows, machine, documented).jobs()
 
 
 class _Selection:
     """One run of array nodes on its way to jobs."""
 
     def __init__(
-        self, graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine, documented: bool
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        views: Views,
+        windows: Mapping[str, Window],
+        machine: Machine,
+        documented: bool,
     ) -> None:
         self.graph = graph
         self.nodes = nodes
         self.views = views
+        self.windows = windows
         self.machine = machine
         self.documented = documented
 
@@ -157,7 +186,7 @@ class _Selection:
             case "MaxPool":
                 yield from self._max_pool(head)
             case "IntRelu":
-                for part in self._channel_parts(head, self.views.tensors[head.inputs[0]], 0):
+                for part in self._channel_parts(head, self.views.tensors[head.output], 0):
                     yield self._simple(head, "relu", part)
             case "Concat":
                 yield from self._concatenation(head)
@@ -169,30 +198,39 @@ class _Selection:
     def _convolutions(self, node: Node, follower: Node | None) -> Iterator[Job]:
         w, bias, shift = (self.graph.constants[name] for name in node.inputs[1:])
         last = node if follower is None else follower
-        source, result = self.views.tensors[node.inputs[0]], self.views.tensors[last.output]
-        name = conv_mnemonic(node.integer("group", 1), source.channels, result.channels)
+        name = conv_mnemonic(node.integer("group", 1), self.graph.shape(node.inputs[0])[1], len(w))
         name = "avgpool" if node.integer("average") else name
-        for chunk in _bands(result.channels, self._chunk(node, name, source)):
-            x = source if name == "conv" else _chunk_view(source, chunk)
-            stages = self._conv_stages(node, name, x, w[chunk], bias[chunk], shift[chunk])
+        result, first = self.views.tensors[last.output], self.windows[last.output].channels[0]
+        for chunk in _bands(result.channels, self._chunk(node, name)):
+            kernels = slice(first + chunk.start, first + chunk.stop)
+            stages = self._conv_stages(node, name, chunk, w[kernels], bias[kernels], shift[kernels])
             operand = None
             if follower is not None:
                 other = next(each for each in follower.inputs if each != node.output)
                 operand = _chunk_view(self._operand(other, follower), chunk)
                 stages = (*stages, *self._combining_stages(follower, chunk))
-            yield Job(stages, _chunk_view(result, chunk), operand, chunk.start)
+            yield Job(stages, _chunk_view(result, chunk), operand, self._start(last, chunk))
 
-    def _whole(self, node: Node, x: View, outputs: int) -> Layer:
-        """The word of a convolution as if every field and pad were large enough."""
-        kernel = self.graph.shape(node.inputs[1])[2:]
-        shapes = (1, x.channels, x.height, x.width), (1, outputs, *self.graph.shape(node.output)[2:])
-        return Layer(**geometry(node, *shapes, (kernel[0], kernel[1])))
+    def _word(self, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool) -> tuple[Layer, View]:
+        """The word of a window operator for a chunk of output channels, as if every field and pad sufficed."""
+        name = node.inputs[0]
+        fields, row, column = geometry(
+            node, whole(self.graph, name), self.windows[node.output], self.windows[name], kernel
+        )
+        outputs = chunk.stop - chunk.start
+        fields |= {"Co": outputs, "Zs": groups(outputs)} | ({} if dense else {"Ci": outputs})
+        source = self.views.tensors[name].part(row, column)
+        if not dense:
+            source = _chunk_view(source, chunk)
+        return Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **fields), source
 
-    def _chunk(self, node: Node, name: str, x: View) -> int:
+    def _chunk(self, node: Node, name: str) -> int:
         """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
         dense = name == "conv"
-        parts = [part.word for part in split_kernel(self._whole(node, x, LANES), self.machine, dense=dense)]
-        per_group = sum(BS_WORDS + word.Hk * word.Wk * (word.Ci if dense else 1) for word in parts) + BS_WORDS
+        kernel = self.graph.shape(node.inputs[1])[2:]
+        word, _ = self._word(node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
+        parts = [part.word for part in split_kernel(word, self.machine, dense=dense)]
+        per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts) + BS_WORDS
         most = min(FIELD_CHANNELS // LANES, self.machine.weight_pad_entries, self.machine.psum_entries)
         fitting = min(most, self.machine.weight_words // per_group)
         if not fitting:
@@ -207,16 +245,16 @@ class _Selection:
         return fitting * LANES
 
     def _conv_stages(
-        self, node: Node, name: str, x: View, w: Array, bias: Array, shift: Array
+        self, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array
     ) -> tuple[Stage, ...]:
         """The words of one job: parts whose psums are kept, the last with bias, shift and ReLU."""
         dense = name == "conv"
-        whole = self._whole(node, x, len(w))
-        parts = list(split_kernel(whole, self.machine, dense=dense))
+        word, x = self._word(node, name, w.shape[2:], chunk, dense=dense)
+        parts = list(split_kernel(word, self.machine, dense=dense))
         if self.documented and len(parts) > 1:
             raise UnsupportedOperator(
                 "E204",
-                f"{x.channels} channels and a {whole.Hk} x {whole.Wk} kernel take {len(parts)} words that keep psums",
+                f"{word.Ci} channels and a {word.Hk} x {word.Wk} kernel take {len(parts)} words that keep psums",
                 node=node.name,
                 op="Conv",
                 limit="Ci <= 256 and a kernel within an ifmap pad",
@@ -233,15 +271,16 @@ class _Selection:
             source = x.part(part.row, part.column)
             if dense:
                 source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
-            word = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)
             tensor = node.output if last and merged == relu else None
-            stages.append(Stage(word, block, node, tensor, source, keeps=not last))
+            coded = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)
+            stages.append(Stage(coded, block, node, tensor, source, keeps=not last))
         if relu and not merged:
-            stages.append(self._relu_stage(node, len(w), whole.Ho, whole.Wo))
+            stages.append(self._relu_stage(node, chunk))
         return tuple(stages)
 
-    def _relu_stage(self, node: Node, channels: int, height: int, width: int) -> Stage:
-        return Stage(_pointwise("relu", channels, height, width), _no_words(), node, node.output)
+    def _relu_stage(self, node: Node, chunk: slice) -> Stage:
+        _, height, width = self.windows[node.output].shape
+        return Stage(_pointwise("relu", chunk.stop - chunk.start, height, width), _no_words(), node, node.output)
 
     # Sums and products of two maps
 
@@ -249,43 +288,56 @@ class _Selection:
         first, second = node.inputs
         if self.graph.shape(first) != self.graph.shape(node.output):
             first, second = second, first
-        source, operand = self.views.tensors[first], self._operand(second, node)
+        source, operand = self._aligned(first, node), self._operand(second, node)
         result = self.views.tensors[node.output]
-        for part in self._channel_parts(node, source, BS_WORDS):
+        for part in self._channel_parts(node, result, BS_WORDS):
             stages = self._combining_stages(node, part)
             head = replace(stages[0], source=_chunk_view(source, part))
-            yield Job((head, *stages[1:]), _chunk_view(result, part), _chunk_view(operand, part), part.start)
+            views = _chunk_view(result, part), _chunk_view(operand, part)
+            yield Job((head, *stages[1:]), *views, self._start(node, part))
+
+    def _aligned(self, name: str, node: Node) -> View:
+        """The part of an elementwise operand that meets the computed window of the result."""
+        held, wanted = self.windows[name].start, self.windows[node.output].start
+        _, height, width = self.windows[node.output].shape
+        view = self.views.tensors[name]
+        shape = map_shape(self.graph.shape(name))
+        offsets = [0 if extent == 1 else w - h for extent, w, h in zip(shape, wanted, held, strict=True)]
+        moved = view.part(offsets[1], offsets[2]).channel_groups(offsets[0] // LANES, view.channels)
+        return replace(moved, height=min(height, shape[1]), width=min(width, shape[2]))
 
     def _operand(self, name: str, node: Node) -> View:
         """The second operand, repeated over the map where it is smaller."""
-        _, height, width = map_shape(self.graph.shape(node.output))
-        return self.views.tensors[name].broadcast_to(height, width)
+        _, height, width = self.windows[node.output].shape
+        return self._aligned(name, node).broadcast_to(height, width)
 
     def _combining_stages(self, node: Node, chunk: slice) -> tuple[Stage, ...]:
         """The word of a sum or product for a chunk of channels, and the ReLU behind it."""
-        _, height, width = map_shape(self.graph.shape(node.output))
+        _, height, width = self.windows[node.output].shape
         channels = chunk.stop - chunk.start
         block = pack_bias_scale(np.zeros(channels, np.int32), np.full(channels, node.integer("shift")))
         mnemonic = "add" if node.op == "IntAdd" else "mul"
         word = _pointwise(mnemonic, channels, height, width)
         if not node.integer("relu"):
             return (Stage(word, block, node, node.output),)
-        return (Stage(word, block, node), self._relu_stage(node, channels, height, width))
+        return (Stage(word, block, node), self._relu_stage(node, chunk))
 
     # Words without weights
 
     def _max_pool(self, node: Node) -> Iterator[Job]:
         """One word a chunk of channels."""
         height, width = node.integers("kernel_shape")
-        source = self.views.tensors[node.inputs[0]]
-        for part in self._channel_parts(node, source, 0):
+        for part in self._channel_parts(node, self.views.tensors[node.output], 0):
             yield self._simple(node, "maxpool", part, (height, width))
 
     def _simple(self, node: Node, mnemonic: str, chunk: slice, kernel: tuple[int, int] = (1, 1)) -> Job:
-        x, y = (_chunk_view(self.views.tensors[name], chunk) for name in (node.inputs[0], node.output))
-        shapes = (1, x.channels, x.height, x.width), (1, y.channels, y.height, y.width)
-        word = Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **geometry(node, *shapes, kernel))
-        return Job((Stage(word, _no_words(), node, node.output, x),), y, None, chunk.start)
+        word, x = self._word(node, mnemonic, kernel, chunk, dense=False)
+        result = _chunk_view(self.views.tensors[node.output], chunk)
+        return Job((Stage(word, _no_words(), node, node.output, x),), result, None, self._start(node, chunk))
+
+    def _start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
+        channel, row, column = self.windows[node.output].start
+        return channel + chunk.start, row, column
 
     def _channel_parts(self, node: Node, view: View, words: int) -> Iterator[slice]:
         """Channels per job of a channel-wise word with this many weight words per 16 channels."""
@@ -332,7 +384,7 @@ class _Selection:
                     block = _conv_block("conv", wanted.astype(np.int8)[..., None, None], zeros, zeros)
                     stages.append(Stage(word, block, node, None, x, keeps=True))
             stages[-1] = replace(stages[-1], keeps=False, tensor=node.output)
-            yield Job(tuple(stages), _chunk_view(result, chunk), None, chunk.start)
+            yield Job(tuple(stages), _chunk_view(result, chunk), None, self._start(node, chunk))
 
 
 ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "IntRelu", "MaxPool")

@@ -20,6 +20,7 @@ from npuc.targets.easynpu.selection import conv_mnemonic, geometry, split_kernel
 from npuc.targets.easynpu.tiling import best_tile
 from npuc.targets.easynpu.timing import Followers
 from npuc.targets.easynpu.views import map_shape
+from npuc.targets.easynpu.windows import whole
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
@@ -132,7 +133,7 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
         parts = [part.word for part in split_kernel(word, machine, dense=dense)]
         best_tile([replace(part, Zs=1) for part in parts], machine, Followers())
         for part in parts:
-            encode(replace(part, Co=1, Zs=1, Ci=1))
+            encode(replace(part, Co=1, Zs=1, Ci=1, Ho=1, Wo=1, Hi=1, Wi=1))  # channels and maps are split
     except EncodingError as error:
         problem = error.problems[0]
         return Problem("E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where)
@@ -145,14 +146,16 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
 def layer_word(graph: Graph, node: Node) -> Layer:
     """The geometry of a float node as its layer word will have it."""
     x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
+    held, computed = whole(graph, node.inputs[0]), whole(graph, node.output)
     match node.op:
         case "Conv":
             name = conv_mnemonic(node.integer("group", 1), x[1], y[1])
             height, width = graph.shape(node.inputs[1])[2:]
-            return Layer(opcode=BY_MNEMONIC[name].opcode, **geometry(node, x, y, (height, width)))
+            fields, _, _ = geometry(node, held, computed, held, (height, width))
+            return Layer(opcode=BY_MNEMONIC[name].opcode, **fields)
         case "MaxPool" | "AveragePool":
-            kernel = average_kernel(graph, node)
-            return Layer(opcode=BY_MNEMONIC["maxpool"].opcode, **geometry(node, x, y, kernel))
+            fields, _, _ = geometry(node, held, computed, held, average_kernel(graph, node))
+            return Layer(opcode=BY_MNEMONIC["maxpool"].opcode, **fields)
         case "GlobalAveragePool" | "GlobalMaxPool":
             channels, height, width = map_shape(x)
             return Layer(

@@ -220,8 +220,9 @@ class Runner:
         if entry["tensor"] not in seen:
             seen[entry["tensor"]] = np.zeros((len(values), *shape), np.int8)
         whole = seen[entry["tensor"]].reshape(len(values), *(*shape[1:], 1, 1)[:3])
-        first = entry["first_channel"]
-        whole[:, first : first + values.shape[-1]] = values.transpose(0, 3, 1, 2)
+        first, row, column = entry["start"]
+        planes = values.transpose(0, 3, 1, 2)
+        whole[:, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]] = planes
 
 
 EASYNPU = EasyNpu()

@@ -133,17 +133,21 @@ def _split_offsets(graph: Graph, node: Node) -> list[int]:
     return [sum(extents[:position]) for position in range(len(extents))]
 
 
-def views_of(graph: Graph, nodes: Sequence[Node]) -> Views:
-    """The views of the tensors that a run of array nodes reads and writes."""
-    return _Planner(graph, nodes).result()
+def views_of(graph: Graph, nodes: Sequence[Node], shapes: Mapping[str, Shape]) -> Views:
+    """The views of the tensors that a run of array nodes reads and writes.
+
+    shapes: (C, H, W) of what is held of every tensor: all of it, or the window of a tile.
+    """
+    return _Planner(graph, nodes, shapes).result()
 
 
 class _Planner:
     """Decides from the last node to the first which tensors are written straight into a concatenation."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], shapes: Mapping[str, Shape]) -> None:
         self.graph = graph
         self.nodes = nodes
+        self.shapes = shapes
         self.views: dict[str, View] = {}
         self.buffers: dict[str, Shape] = {}
         self.copies: dict[str, tuple[tuple[str, View], ...]] = {}
@@ -171,7 +175,7 @@ class _Planner:
     def _view(self, name: str) -> View:
         """The tensor's view; a buffer of its own where nothing else was decided."""
         if name not in self.views:
-            shape = map_shape(self.graph.shape(name))
+            shape = self.shapes[name]
             self.buffers[name] = shape
             self.views[name] = View(name, *shape)
         return self.views[name]
@@ -181,7 +185,7 @@ class _Planner:
         whole, axis = self._view(node.output), node.integer("axis")
         copied: list[tuple[str, View]] = []
         for name, offset in zip(node.inputs, concat_offsets(self.graph, node) or [], strict=False):
-            window = concat_window(whole, axis, offset, map_shape(self.graph.shape(name)))
+            window = concat_window(whole, axis, offset, self.shapes[name])
             if name in self.views or name in self.windows:
                 copied.append((name, window))
             else:
@@ -195,7 +199,7 @@ class _Planner:
         else:
             starts = [dict(zip(node.integers("axes"), node.integers("starts"), strict=True))]
         for name, start in zip(node.outputs, starts, strict=True):
-            channels, height, width = map_shape(self.graph.shape(name))
+            channels, height, width = self.shapes[name]
             moved = source.part(start.get(2, 0), start.get(3, 0)).channel_groups(start.get(1, 0) // LANES, channels)
             self.views[name] = replace(moved, height=height, width=width)
 
