@@ -17,9 +17,9 @@ from npuc.targets.easynpu.timing import is_dense, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
 """Words that keep psums for the next word, or continue on kept ones."""
-FUSABLE = ("bn", "relu", "add", "mul")
+FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul")
 """Words that continue on the int8 result before them, pixel by pixel."""
-POINTWISE = ("relu", "add", "mul")
+POINTWISE = ("relu", "act", "prelu", "add", "mul")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import (
     BS_WORDS,
     LANES,
+    SLOPE_WORDS,
+    TABLE_WORDS,
     Place,
     groups,
     low_end,
@@ -148,6 +150,10 @@ class Simulator:
                 return arithmetic.max_pool(x, layer)
             case "relu":
                 return np.maximum(x, 0)
+            case "act":
+                return arithmetic.activation(self._take(state, stage, TABLE_WORDS), x)
+            case "prelu":
+                return arithmetic.sloped(self._take(state, stage, SLOPE_WORDS * groups(layer.Co)), x)
             case "add" | "mul":
                 place = place_of(stage.operands.get("opb")) or low_end("skip", 0, layer.Co, layer.Wo)
                 other = _read(state, place, layer.Ho, layer.Wo, layer.Co)
