@@ -20,37 +20,41 @@ def gemm_to_conv(graph: Graph) -> Graph:
     """
     nodes: list[Node] = []
     constants: dict[str, Array] = {}
+    maps = {
+        node.output: (node.inputs[0], graph.shape(node.inputs[0]))
+        for node in graph.nodes
+        if node.op == "Reshape" and len(graph.shape(node.inputs[0])) == 4 and graph.shape(node.inputs[0])[0] == 1
+    }
     for node in graph.nodes:
         if node.op == "Gemm" and graph.shape(node.inputs[0])[0] == 1 and node.inputs[1] in graph.constants:
-            nodes += _as_conv(graph, node, constants)
+            nodes += _as_conv(graph, node, constants, maps)
         else:
             nodes.append(node)
     return rebuild(graph, nodes, constants) if constants else graph
 
 
-def _as_conv(graph: Graph, node: Node, constants: dict[str, Array]) -> list[Node]:
+def _as_conv(
+    graph: Graph, node: Node, constants: dict[str, Array], maps: dict[str, tuple[str, tuple[int, ...]]]
+) -> list[Node]:
+    """The convolution, a Reshape before it where no map lies behind its input, and one after it.
+
+    maps: for every row the map (and its shape) with the same elements; the convolution's own is added.
+    """
+    before: list[Node] = []
+    row = node.inputs[0]
+    if row not in maps:
+        shape = (1, *folded(graph.shape(row)[1]))
+        vector = f"{node.output}/vector"
+        before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
+        maps[row] = vector, shape
+    x, shape = maps[row]
     weights = graph.constants[node.inputs[1]]
-    x, before = _map_behind(graph, node)
-    shape = graph.shape(x) if not before else before[0].integers("shape")
     kernel, y = f"{node.output}/kernel", f"{node.output}/map"
     constants[kernel] = np.ascontiguousarray(weights.reshape(len(weights), *shape[1:]))
-    inputs = (before[0].output if before else x, kernel, *node.inputs[2:])
-    conv = Node("Conv", inputs, (y,), dict(node.attrs), node.name, node.sources)
-    row = Node("Reshape", (y,), node.outputs, {"shape": (1, len(weights))}, f"{node.name}/row", node.sources)
-    return [*before, conv, row]
-
-
-def _map_behind(graph: Graph, node: Node) -> tuple[str, list[Node]]:
-    """The map (1, C, H, W) that the Gemm reads, through its Reshape or by a new one."""
-    x = node.inputs[0]
-    producer = graph.producers.get(x)
-    if producer is not None and producer.op == "Reshape":
-        shape = graph.shape(producer.inputs[0])
-        if len(shape) == 4 and shape[0] == 1:
-            return producer.inputs[0], []
-    shape = (1, *folded(graph.shape(x)[1]))
-    name = f"{node.output}/vector"
-    return x, [Node("Reshape", (x,), (name,), {"shape": shape}, f"{node.name}/vector", node.sources)]
+    maps[node.output] = y, (1, len(weights), 1, 1)
+    conv = Node("Conv", (x, kernel, *node.inputs[2:]), (y,), dict(node.attrs), node.name, node.sources)
+    after = Node("Reshape", (y,), node.outputs, {"shape": (1, len(weights))}, f"{node.name}/row", node.sources)
+    return [*before, conv, after]
 
 
 def folded(elements: int) -> tuple[int, int, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from npuc.errors import UnsupportedOperator
+from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.build import MOVEMENT, Quantised
@@ -21,9 +21,11 @@ from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.placement import Crossing, Placement, Run, Usage, explicit, implicit, implicit_refusal
 from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.selection import Job
+from npuc.targets.easynpu.strips import Grid, plan
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.timing import ideal_cycles, macs
-from npuc.targets.easynpu.windows import whole
+from npuc.targets.easynpu.views import map_shape
+from npuc.targets.easynpu.windows import Window, whole, windows_for
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 
@@ -69,10 +71,39 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
 
 def placed_runs(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool
-) -> list[tuple[Run, Placement]]:
-    """The runs that compute these nodes, with their places."""
+) -> Iterator[tuple[Run, Placement]]:
+    """The runs that compute these nodes, with their places: all at once, or in tiles where maps do not fit.
+
+    Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
+    addressing cannot express them.
+    """
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
-    return placed(run_of(graph, nodes, machine, outputs, documented=documented), machine, documented)
+    try:
+        yield from placed(run_of(graph, nodes, machine, outputs, documented=documented), machine, documented)
+    except DoesNotFit as error:
+        if documented or error.problems[0].code not in ("E302", "E301"):
+            raise
+        for strip in plan(graph, nodes, machine, lambda part, grid: _fits(graph, part, grid, machine)):
+            for tile in tiles_of(graph, strip.nodes, strip.grid):
+                yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
+
+
+def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
+    """The windows of a range's outputs, tile by tile."""
+    outputs = outputs_of(graph, nodes)
+    windows = [grid.windows(map_shape(graph.shape(name))) for name in outputs]
+    return [dict(zip(outputs, tile, strict=True)) for tile in zip(*windows, strict=True)]
+
+
+def _fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> bool:
+    """Whether the tile that takes the most words can be placed."""
+    try:
+        tiles = tiles_of(graph, nodes, grid)
+        largest = max(tiles, key=lambda tile: sum(w.words for w in windows_for(graph, nodes, tile).values()))
+        placed(run_of(graph, nodes, machine, largest, documented=False), machine, False)
+    except (DoesNotFit, ValueError):
+        return False
+    return True
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:

@@ -28,6 +28,8 @@ class Machine:
     skip_words: int = 1280
     weight_words: int = 1536
     itcm_words: int = 256
+    host_bytes_per_cycle: int = 1
+    """What the host moves to or from the DTCMs in a cycle: weighs transfers against computation in plans."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
 
