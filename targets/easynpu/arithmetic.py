@@ -44,7 +44,7 @@ def quantise(acc: Array, scale: Array) -> Array:
     Raises ArtefactError (E503) where a left shift would leave 32 bits, as the machine would wrap there.
     """
     right, left = np.maximum(-scale.astype(np.int64), 0), np.maximum(scale.astype(np.int64), 0)
-    if right.max(initial=0) > 31 or (np.abs(acc).max(initial=0) << left.max(initial=0)) >= ACCUMULATOR:
+    if max(right.max(initial=0), left.max(initial=0)) > 31 or (np.abs(acc) << left).max(initial=0) >= ACCUMULATOR:
         raise ArtefactError(
             "E503", f"shift scales of {scale.min()}..{scale.max()}", limit="-31..31 without overflow"
         )
@@ -123,10 +123,17 @@ def padding(layer: Layer) -> tuple[int, int, int, int]:
     return layer.Ph, layer.Pw, bottom, right
 
 
+def reached(layer: Layer) -> tuple[int, int]:
+    """Rows and columns of the map that windows reach; 0 where all of them lie in the padding."""
+    _, _, bottom, right = padding(layer)
+    return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
+
+
 def padded_input(x: Array, layer: Layer, value: int) -> Array:
     """The map with its padding; rows and columns that no window reaches are left out."""
     top, left, bottom, right = padding(layer)
-    x = x[:, : layer.Hi + min(bottom, 0), : layer.Wi + min(right, 0)]
+    height, width = reached(layer)
+    x = x[:, :height, :width]
     if not any((top, left, bottom > 0, right > 0)):
         return x
     around = ((0, 0), (top, max(bottom, 0)), (left, max(right, 0)), (0, 0))
@@ -162,14 +169,16 @@ class Convolution:
     @property
     def exact(self) -> bool:
         """Whether one float32 convolution gives the requantised value exactly."""
-        rounding = 1 << max(int(-self.scale.min()) - 1, 0)
-        return self.bound + rounding < EXACT_FLOAT32 and self.scale.min() >= -31 and self.scale.max() <= 0
+        rounding = 1 << max(-int(self.scale.min()) - 1, 0)
+        shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
+        return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
     def accumulate(self, x: Array, psums: Array | None) -> Array:
         """Psums (samples, Ho, Wo, Co) int64: bias, what was kept, and the sum of products."""
-        x = self._contiguous(x)
-        total = self.bias.astype(np.int64) + (0 if psums is None else psums)
-        for part in self._parts:
+        layer, x = self.layer, self._contiguous(x)
+        kept = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64) if psums is None else psums
+        total = kept + self.bias
+        for part in self._parts if 0 not in reached(layer) else ():
             total = total + part.run(None, {"x": x})[0].astype(np.int64)
         if np.abs(total).max(initial=0) >= ACCUMULATOR:
             raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
@@ -181,8 +190,8 @@ class Convolution:
         return np.maximum(result, 0) if self.relu else result
 
     def _contiguous(self, x: Array) -> Array:
-        _, _, bottom, right = padding(self.layer)
-        return np.ascontiguousarray(x[:, : self.layer.Hi + min(bottom, 0), : self.layer.Wi + min(right, 0)])
+        height, width = reached(self.layer)
+        return np.ascontiguousarray(x[:, :height, :width])
 
     @cached_property
     def _requantising(self) -> Any:
@@ -193,17 +202,13 @@ class Convolution:
 
     @cached_property
     def _parts(self) -> list[Any]:
-        """Float32 convolutions over so few input channels each that every sum is exact."""
-        bound = 128 * np.abs(self.w.astype(np.int64)).sum(axis=(2, 3))
-        parts = int(bound.sum(axis=1).max() // (EXACT_FLOAT32 - 1)) + 1
-        while parts <= self.w.shape[1]:
-            chosen = [np.arange(self.w.shape[1]) % parts == part for part in range(parts)]
-            if all((bound * mask).sum(axis=1).max() < EXACT_FLOAT32 for mask in chosen):
-                break
+        """Float32 convolutions over so few taps each that every sum is exact."""
+        bound = 128 * np.abs(self.w.astype(np.int64)).reshape(len(self.w), -1)
+        taps = np.arange(bound.shape[1])
+        parts = int(bound.sum(axis=1).max() // EXACT_FLOAT32) + 1
+        while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
             parts += 1
-        else:
-            chosen = [np.arange(self.w.shape[1]) == each for each in range(self.w.shape[1])]
-        masks = [mask[None, :, None, None] for mask in chosen]
+        masks = [(taps % parts == part).reshape(1, *self.w.shape[1:]) for part in range(parts)]
         return [_session(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]
 
 
@@ -236,7 +241,7 @@ def _session(layer: Layer, w: Array, bias: Array | None, low: int | None) -> Any
         ]
         last, element = "bytes", TensorProto.INT8
     nodes.append(helper.make_node("Transpose", [last], ["y"], perm=[0, 2, 3, 1]))
-    height, width = layer.Hi + min(bottom, 0), layer.Wi + min(right, 0)
+    height, width = reached(layer)
     graph = helper.make_graph(
         nodes,
         "layer",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npuc.errors import ArtefactError, EncodingError
+from npuc.errors import ArtefactError
 from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import Place, groups, high_end, low_end
+from npuc.targets.easynpu.memory import Map, Place, groups, high_end, low_end
 from npuc.targets.easynpu.timing import is_dense, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
@@ -41,6 +41,37 @@ class Stage:
     def keeps(self) -> bool:
         """Its psums are handed, unquantised, to the next word."""
         return self.control is not None and bool(self.control.keep_psum)
+
+    def ifmap(self, machine: Machine, low: bool) -> Map:
+        """The map that it reads unless it continues on a result; low: where the current map lies."""
+        layer = self.layer
+        place = self._place("src") or implicit_end(low, machine, layer.Ci, layer.Wi)
+        return Map(place, layer.Hi, layer.Wi, groups(layer.Ci))
+
+    def operand(self) -> Map:
+        """The map that an addition or a product reads beside its ifmap."""
+        return self._ofmap(self._place("opb") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
+
+    def stored(self) -> Map:
+        """Where a stored result is kept."""
+        return self._ofmap(self._place("sto") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
+
+    def ofmap(self, machine: Machine, low: bool) -> Map:
+        """Where the result goes; low: to which end without an extension word."""
+        return self._ofmap(self._place("dst") or implicit_end(low, machine, self.layer.Co, self.layer.Wo))
+
+    def _ofmap(self, place: Place) -> Map:
+        return Map(place, self.layer.Ho, self.layer.Wo, groups(self.layer.Co))
+
+    def _place(self, role: str) -> Place | None:
+        operand = self.operands.get(role)
+        if operand is None:
+            return None
+        if operand.memory >= len(isa.MEMORIES):
+            raise refused(
+                self.number, f"its {role} operand lies in memory {operand.memory} of 0 and 1", self.layer
+            )
+        return Place(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
 
 
 def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stage]]:
@@ -74,8 +105,11 @@ def refused(number: int, reason: str, word: isa.Instruction | None) -> ArtefactE
     return ArtefactError("E503", f"instruction {number}: {reason}{text}", remedy="npuc dump shows every word")
 
 
-def check(chain: Sequence[Stage], machine: Machine) -> None:
-    """Refuses (E503) a chain with a word that contradicts itself, the machine or the word before it."""
+def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+    """Refuses (E503) a chain with a word that contradicts itself, the machine or the word before it.
+
+    low: the current map lies at the low end of the Fmap DTCM.
+    """
     for before, stage in zip([None, *chain], chain, strict=False):
         problems = {
             **_geometry(stage, machine),
@@ -85,6 +119,35 @@ def check(chain: Sequence[Stage], machine: Machine) -> None:
         for reason, wrong in problems.items():
             if wrong:
                 raise refused(stage.number, reason, stage.layer)
+    _check_maps(chain, machine, low)
+
+
+def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+    """Maps lie inside their memories, and nothing that the chain writes lies on another of its maps.
+
+    The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
+    where it lies: its pixel is read before the result's is written.
+    """
+    written = [(chain[-1], chain[-1].ofmap(machine, not low))]
+    written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
+    operands = [(stage, stage.operand()) for stage in chain if stage.name in ("add", "mul")]
+    starting = [
+        stage for before, stage in zip((None, *chain), chain, strict=False) if before is None or before.keeps
+    ]
+    read = [(stage, stage.ifmap(machine, low)) for stage in starting]
+    for stage, each in (*read, *operands, *written):
+        words, (first, last) = machine.capacity_words(each.place.memory), each.span
+        if first < 0 or last >= words:
+            reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
+            raise refused(stage.number, reason, stage.layer)
+    for position, (stage, each) in enumerate(written):
+        others = [other for _, other in (*read, *written[:position])]
+        others += [other for _, other in operands if other != each]
+        if not each.distinct:
+            raise refused(stage.number, "several pixels are written to one word", stage.layer)
+        if any(each.meets(other) for other in others):
+            reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
+            raise refused(stage.number, reason, stage.layer)
 
 
 def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
@@ -130,8 +193,8 @@ def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:
         "a fused word of another output size": (layer.Ho, layer.Wo, layer.Co) != (first.Ho, first.Wo, first.Co),
         "a fused word of another tile": (layer.y, layer.x) != (first.y, first.x),
         "a window in a word that works pixel by pixel": not before.keeps and _has_window(layer),
-        "a channel-wise layer keeps its psums for one that sums over channels": is_dense(layer)
-        and not is_dense(first),
+        "psums kept between a word that sums over channels and one that does not": before.keeps
+        and is_dense(layer) != is_dense(first),
     }
 
 
@@ -139,15 +202,6 @@ def _has_window(layer: Layer) -> bool:
     """Whether an output is made of anything but the input of the same pixel."""
     window = (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw)
     return window != (1, 1, 1, 1, 0, 0) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)
-
-
-def place_of(operand: Operand | None) -> Place | None:
-    """The place that an extension word gives; None without one."""
-    if operand is None:
-        return None
-    if operand.memory >= len(isa.MEMORIES):
-        raise EncodingError("E503", f"memory {operand.memory} in an extension word", limit="0 or 1")
-    return Place(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
 
 
 def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> Place:

@@ -52,9 +52,7 @@ class Place:
 
         Raises ArtefactError (E503) for an address outside the memory.
         """
-        reach = [(height - 1) * self.row, (width - 1) * self.pixel, (groups - 1) * self.group]
-        first = self.base + sum(min(each, 0) for each in reach)
-        last = self.base + sum(max(each, 0) for each in reach)
+        first, last = Map(self, height, width, groups).span
         if first < 0 or last >= memory.shape[1]:
             raise ArtefactError(
                 "E503",
@@ -66,6 +64,42 @@ class Place:
         shape = (memory.shape[0], height, width, groups, LANES)
         strides = (sample, self.row * step, self.pixel * step, self.group * step, memory.strides[2])
         return as_strided(memory[:, self.base :], shape, strides)
+
+
+@dataclass(frozen=True)
+class Map:
+    """The words of a feature map of this size, in 16-channel groups, at a place."""
+
+    place: Place
+    height: int
+    width: int
+    groups: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest address."""
+        at = self.place
+        reach = [(self.height - 1) * at.row, (self.width - 1) * at.pixel, (self.groups - 1) * at.group]
+        return at.base + sum(min(each, 0) for each in reach), at.base + sum(max(each, 0) for each in reach)
+
+    @property
+    def addresses(self) -> Array:
+        """Every word's address once, in ascending order."""
+        at = self.place
+        rows, pixels = np.arange(self.height) * at.row, np.arange(self.width) * at.pixel
+        return np.unique(at.base + rows[:, None, None] + pixels[:, None] + np.arange(self.groups) * at.group)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no two words share an address."""
+        return len(self.addresses) == self.height * self.width * self.groups
+
+    def meets(self, other: Map) -> bool:
+        """Whether both have a word in common."""
+        (first, last), (start, end) = self.span, other.span
+        if self.place.memory != other.place.memory or first > end or start > last:
+            return False
+        return len(np.intersect1d(self.addresses, other.addresses, assume_unique=True)) > 0
 
 
 def low_end(memory: str, base: int, channels: int, width: int) -> Place:

@@ -9,7 +9,7 @@ Source: easynpu, Master controller (pseudo-code), Storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +18,9 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import arithmetic, isa
 from npuc.targets.easynpu.artefact import Segment, TensorMove
-from npuc.targets.easynpu.chains import Stage, chains, check, implicit_end, place_of, refused
+from npuc.targets.easynpu.chains import Stage, chains, check, refused
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import (
-    BS_WORDS,
-    LANES,
-    SLOPE_WORDS,
-    TABLE_WORDS,
-    Place,
-    groups,
-    low_end,
-    pack_feature,
-    to_lanes,
-    unpack_feature,
-)
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, Map, groups, pack_feature, to_lanes, unpack_feature
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
@@ -62,6 +51,7 @@ class Simulator:
         self.machine = machine
         self.files = files
         self.kernels: dict[tuple[int, int], arithmetic.Convolution] = {}
+        self.checked: set[tuple[int, bool]] = set()
 
     def state(self, samples: int) -> State:
         """Memories as they are at power-up (zeros here; no program may depend on it)."""
@@ -80,7 +70,7 @@ class Simulator:
         first = self._load_images(segment, state)
         for move in segment.loads:
             words = pack_feature(tensors[move.tensor].reshape(-1, *move.map_shape)[move.window])
-            _view(state, move.place, move.height, move.width, move.channels)[...] = words
+            _view(state, _moved(move))[...] = words
         if segment.count > len(state.itcm):
             raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
@@ -108,41 +98,41 @@ class Simulator:
     def _execute(self, state: State, first: int, count: int, observe: Observer | None) -> None:
         state.low, state.weights_at = True, 0
         for chain in chains(state.itcm[:count], first):
+            key = (chain[0].number, state.low)
+            if key not in self.checked:
+                check(chain, self.machine, state.low)
+                self.checked.add(key)
             self._run_chain(state, chain, observe)
 
-    def _run_chain(self, state: State, chain: list[Stage], observe: Observer | None) -> None:
+    def _run_chain(self, state: State, chain: Sequence[Stage], observe: Observer | None) -> None:
         """A fused chain: the first stage reads the ifmap, the others the int8 of the stage before."""
-        head, last = chain[0], chain[-1]
-        check(chain, self.machine)
-        x, psums = self._ifmap(state, head), None
+        x, psums = self._ifmap(state, chain[0]), None
         for stage in chain:
             if psums is not None:
                 x = self._ifmap(state, stage)
             if stage.control is not None and stage.control.set_weights:
                 state.weights_at = stage.control.weights
-            keep = stage.keeps
-            result = self._stage(state, stage, x, psums, keep)
-            psums = result if keep else None
-            if not keep:
-                x = result
-            if observe is not None and not keep:
+            try:
+                result = self._stage(state, stage, x, psums)
+            except ArtefactError as error:
+                raise error.within(f"instruction {stage.number}") from None
+            if stage.keeps:
+                psums = result
+                continue
+            x, psums = result, None
+            if observe is not None:
                 observe(stage.number, x)
             if stage.layer.stored:
-                kept = place_of(stage.operands.get("sto")) or low_end("skip", 0, stage.layer.Co, stage.layer.Wo)
-                _write(state, kept, x)
-        dst = place_of(last.operands.get("dst"))
-        if dst is None:
+                _view(state, stage.stored())[...] = to_lanes(x)
+        _view(state, chain[-1].ofmap(self.machine, not state.low))[...] = to_lanes(x)
+        if "dst" not in chain[-1].operands:
             state.low = not state.low
-            dst = implicit_end(state.low, self.machine, last.layer.Co, last.layer.Wo)
-        _write(state, dst, x)
 
     def _ifmap(self, state: State, stage: Stage) -> Array:
         """The map that a stage reads from a DTCM: (samples, Hi, Wi, Ci) int8."""
-        layer = stage.layer
-        src = place_of(stage.operands.get("src")) or implicit_end(state.low, self.machine, layer.Ci, layer.Wi)
-        return _read(state, src, layer.Hi, layer.Wi, layer.Ci)
+        return _read(state, stage.ifmap(self.machine, state.low), stage.layer.Ci)
 
-    def _stage(self, state: State, stage: Stage, x: Array, psums: Array | None, keep: bool) -> Array:
+    def _stage(self, state: State, stage: Stage, x: Array, psums: Array | None) -> Array:
         """int8 (samples, Ho, Wo, Co) of one stage; raw psums where they are kept."""
         layer, name = stage.layer, stage.name
         match name:
@@ -150,21 +140,16 @@ class Simulator:
                 return arithmetic.max_pool(x, layer)
             case "relu":
                 return np.maximum(x, 0)
-            case "act":
-                return arithmetic.activation(self._take(state, stage, TABLE_WORDS), x)
-            case "prelu":
-                return arithmetic.sloped(self._take(state, stage, SLOPE_WORDS * groups(layer.Co)), x)
             case "add" | "mul":
-                place = place_of(stage.operands.get("opb")) or low_end("skip", 0, layer.Co, layer.Wo)
-                other = _read(state, place, layer.Ho, layer.Wo, layer.Co)
+                other = _read(state, stage.operand(), layer.Co)
                 scale = self._take(state, stage, BS_WORDS * groups(layer.Co))
                 return arithmetic.combine(name, x, other, scale)
             case _:
                 kernel = self._kernel(state, stage)
-                if psums is None and not keep:
+                if psums is None and not stage.keeps:
                     return kernel(x)
                 total = kernel.accumulate(x, psums)
-                return total if keep else kernel.quantised(total)
+                return total if stage.keeps else kernel.quantised(total)
 
     def _kernel(self, state: State, stage: Stage) -> arithmetic.Convolution:
         """The convolution that the word and its weight block describe; made once per word and block."""
@@ -184,23 +169,24 @@ class Simulator:
         return state.weight[start : state.weights_at]
 
 
-def _view(state: State, place: Place, height: int, width: int, channels: int) -> Array:
-    return place.words(state.memory(place.memory), height, width, groups(channels))
+def _view(state: State, each: Map) -> Array:
+    """The words of a map in the memories of all samples: (samples, height, width, groups, 16)."""
+    return each.place.words(state.memory(each.place.memory), each.height, each.width, each.groups)
 
 
-def _read(state: State, place: Place, height: int, width: int, channels: int) -> Array:
+def _read(state: State, each: Map, channels: int) -> Array:
     """(samples, height, width, channels) int8."""
-    words = _view(state, place, height, width, channels)
+    words = _view(state, each)
     return words.reshape(*words.shape[:3], -1)[..., :channels]
 
 
-def _write(state: State, place: Place, x: Array) -> None:
-    _view(state, place, x.shape[1], x.shape[2], x.shape[3])[...] = to_lanes(x)
+def _moved(move: TensorMove) -> Map:
+    return Map(move.place, move.height, move.width, groups(move.channels))
 
 
 def _store(state: State, move: TensorMove, tensors: dict[str, Array]) -> None:
     """Copies a map to its window of a host tensor, which is made when its first window arrives."""
-    words = _view(state, move.place, move.height, move.width, move.channels)
+    words = _view(state, _moved(move))
     if move.tensor not in tensors:
         tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
     whole = tensors[move.tensor].reshape(len(words), *move.map_shape)
