@@ -11,7 +11,8 @@ from npuc.ops import rebuild
 def expand_groups(graph: Graph) -> Graph:
     """Every Conv with 1 < group that is not plainly depthwise gets group 1 and zeros outside its blocks.
 
-    Exact: the added products are zero. It costs `group` times the multiplications.
+    Exact: the added products are zero. It costs `group` times the multiplications; the attribute `blocks` keeps the
+    number of groups.
     """
     nodes: list[Node] = []
     constants: dict[str, Array] = {}
@@ -24,7 +25,11 @@ def expand_groups(graph: Graph) -> Graph:
         name = f"{node.output}/dense"
         constants[name] = block_diagonal(weights, group)
         inputs = (node.inputs[0], name, *node.inputs[2:])
-        nodes.append(Node("Conv", inputs, node.outputs, {**node.attrs, "group": 1}, node.name, node.sources))
+        nodes.append(
+            Node(
+                "Conv", inputs, node.outputs, {**node.attrs, "group": 1, "blocks": group}, node.name, node.sources
+            )
+        )
     return rebuild(graph, nodes, constants) if constants else graph
 
 

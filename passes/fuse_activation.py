@@ -15,9 +15,9 @@ FUSABLE = frozenset(("Conv", "ConvTranspose", "Gemm", "Add"))
 def fuse_activation(graph: Graph) -> Graph:
     """Relu or Clip as the attribute `activation` of a Conv, ConvTranspose, Gemm or Add that it alone reads.
 
-    Behind a MaxPool it moves in front first: both keep order, so they commute.
+    Several in a row are merged first. Behind a MaxPool it moves in front: both keep order, so they commute.
     """
-    return rewrite(graph, merge_limits, _fuse, _swap_with_pool)
+    return rewrite(rewrite(graph, merge_limits), _fuse, _swap_with_pool)
 
 
 def _fusable(draft: Draft, tensor: str) -> Node | None:

@@ -23,7 +23,12 @@ def lift_to_2d(graph: Graph) -> Graph:
 
     A Pad in front of its window is merged into it before a Reshape comes between them.
     """
-    return rewrite(graph, *PAD_RULES, _lift, *RESHAPE_RULES)
+    return rewrite(graph, _merge_pad, _lift, *RESHAPE_RULES)
+
+
+def _merge_pad(draft: Draft, node: Node) -> bool:
+    along_one_axis = node.op in WINDOWED and len(draft.shape(node.inputs[0])) == 3
+    return along_one_axis and any(rule(draft, node) for rule in PAD_RULES)
 
 
 def _lift(draft: Draft, node: Node) -> bool:

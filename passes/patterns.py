@@ -140,24 +140,27 @@ def polynomial(draft: Draft, tensor: str, x: str, depth: int = 8) -> Polynomial 
 def _polynomial_of(draft: Draft, node: Node, inner: Callable[[str], Polynomial | None]) -> Polynomial | None:
     if node.op not in ("Add", "Sub", "Mul", "Div", "Neg", "Pow"):
         return None
-    terms = [inner(name) for name in node.inputs]
-    first, second = terms[0], terms[-1]
-    if first is None or second is None:
+    first = inner(node.inputs[0])
+    if first is None:
         return None
     if node.op == "Neg":
         return {power: -c for power, c in first.items()}
-    if node.op == "Mul":
+    if node.op in ("Div", "Pow"):
+        return _with_number(node.op, first, draft.constants.get(node.inputs[1]))
+    second = inner(node.inputs[1])
+    if second is None or node.op == "Mul":
         return _product(first, second)
-    if node.op in ("Add", "Sub"):
-        sign = 1 if node.op == "Add" else -1
-        return {p: first.get(p, 0.0) + sign * second.get(p, 0.0) for p in {*first, *second}}
-    number = scalar(draft, node.inputs[1])
-    if number is None:
-        return None
-    if node.op == "Div":
+    sign = 1 if node.op == "Add" else -1
+    return {p: first.get(p, 0.0) + sign * second.get(p, 0.0) for p in {*first, *second}}
+
+
+def _with_number(op: str, first: Polynomial, second: Array | None) -> Polynomial | None:
+    """A quotient by a number, or a square or cube (whose exponent may be an integer)."""
+    number = float(second.reshape(-1)[0]) if second is not None and second.size == 1 else 0.0
+    if op == "Div":
         return {power: c / number for power, c in first.items()} if number else None
-    result = _product(first, first)
-    return result if number == 2 else _product(first, result) if number == 3 else None
+    square = _product(first, first)
+    return square if number == 2 else _product(first, square) if number == 3 else None
 
 
 def _product(first: Polynomial, second: Polynomial | None) -> Polynomial | None:

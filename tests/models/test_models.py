@@ -78,6 +78,11 @@ def test_the_number_of_parameters_is_that_of_the_published_network(name: str, co
     assert _parameters(MODELS[name]()) == count
 
 
+def test_bc_resnet_has_the_9_2_thousand_trained_parameters_of_the_paper() -> None:
+    trained = [w for w in MODELS["bc_resnet"]().graph.initializer if not w.name.endswith(("mean", "var", "shape"))]
+    assert sum(int(np.prod(w.dims)) for w in trained) == 9_232
+
+
 def test_same_padding_puts_the_odd_element_at_the_end() -> None:
     # DS-CNN's first layer: 49x10, kernel 10x4, stride 2 -> 25x5 (TensorFlow's SAME)
     assert explicit_pads((49, 10), (10, 4), (2, 2), "same") == [4, 1, 5, 1]

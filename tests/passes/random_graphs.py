@@ -38,7 +38,8 @@ class RandomNetwork:
         return name
 
     def normal(self, *shape: int, scale: float = 1.0) -> str:
-        return self.constant((self.random.standard_normal(shape) * scale).astype(np.float32))
+        name = self.constant((self.random.standard_normal(shape) * scale).astype(np.float32))
+        return self.node("Neg", name) if self.chance(0.1) else name
 
     def scalar(self, value: float) -> str:
         shapes: tuple[tuple[int, ...], ...] = ((), (1,), (1, 1, 1))
@@ -146,6 +147,10 @@ class RandomNetwork:
     def concat(self, x: str) -> str:
         return self.node("Concat", x, self.node("Relu", x) if self.chance(0.5) else x, axis=1)
 
+    def twice(self, x: str) -> str:
+        """The same computation two times."""
+        return self.node("Add", *(self.node("Softplus", self.node("Tanh", x)) for _ in range(2)))
+
     def squeeze_excite(self, x: str) -> str:
         pooled = self.node("GlobalAveragePool", x)
         return self.commuted("Mul", x, self.node("Sigmoid", self.conv_1x1(pooled)))
@@ -210,7 +215,7 @@ class RandomNetwork:
             *(self.conv, self.conv, self.conv, self.batch_norm, self.batch_norm, self.activation, self.activation),
             *(self.pool, self.pad, self.residual, self.concat, self.squeeze_excite, self.mean, self.no_op),
             *(self.arithmetic, self.arithmetic, self.conv_transpose, self.channels_last, self.channels_last),
-            self.along_one_axis,
+            *(self.along_one_axis, self.twice),
         )
         if prod(self.shape(x)) > 3000:
             return self.node("GlobalAveragePool", x)
