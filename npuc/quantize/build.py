@@ -252,5 +252,5 @@ class _Builder:
 
 def _window(node: Node) -> dict[str, Attr]:
     """The attributes of a window that an integer operator shares with its float one."""
-    keys = ("strides", "pads", "dilations", "group")
+    keys = ("strides", "pads", "dilations", "group", "blocks")
     return {key: node.attrs[key] for key in keys if key in node.attrs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.build import MOVEMENT, Quantised
-from npuc.targets.easynpu import isa, listing
-from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove, step_to_json
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
-from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.placement import Crossing, Placement, Run, Usage, explicit, implicit, implicit_refusal
@@ -23,7 +22,6 @@ from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.selection import Job
 from npuc.targets.easynpu.strips import Grid, plan
 from npuc.targets.easynpu.support import HOST
-from npuc.targets.easynpu.timing import ideal_cycles, macs
 from npuc.targets.easynpu.views import map_shape
 from npuc.targets.easynpu.windows import Window, whole, windows_for
 
@@ -36,7 +34,7 @@ class Lowered:
 
     steps: tuple[Step, ...]
     words: tuple[isa.Instruction, ...]
-    weights: np.ndarray
+    weights: bytes
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
 
@@ -51,7 +49,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
     regions = regions_of(graph)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
-    weights: list[np.ndarray] = []
+    weights = _WeightImage()
     jobs: list[EmittedJob] = []
     usage: list[Mapping[str, Usage]] = []
     for region in regions:
@@ -60,13 +58,31 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
             continue
         for _, placement in placed_runs(graph, region.array, machine, documented):
             emitted = [emit_job(each, machine) for each in placement.jobs]
-            steps.append(_segment(graph, placement, emitted, len(words), sum(map(len, weights))))
+            stream = np.concatenate([job.weights for job in emitted]).tobytes()
+            steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
             words += [word for job in emitted for word in job.words]
-            weights += [job.weights for job in emitted]
             jobs += emitted
             usage.append(placement.usage)
-    stream = np.concatenate(weights) if weights else np.zeros((0, LANES), np.int8)
-    return Lowered(tuple(steps), tuple(words), stream, tuple(jobs), _usage(usage, steps))
+    return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), _usage(usage, steps))
+
+
+class _WeightImage:
+    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
+
+    def __init__(self) -> None:
+        self.image = bytearray()
+        self.starts: dict[bytes, int] = {}
+        self.resident = b""
+
+    def load(self, stream: bytes) -> tuple[ImageLoad, ...]:
+        """What a segment with this weight stream must load."""
+        if not stream or stream == self.resident:
+            return ()
+        self.resident = stream
+        if stream not in self.starts:
+            self.starts[stream] = len(self.image) // LANES
+            self.image += stream
+        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
 
 
 def placed_runs(
@@ -170,13 +186,12 @@ def _explicit_segments(run: Run, machine: Machine) -> list[tuple[Run, Placement]
     return found
 
 
-def _segment(graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: int) -> Segment:
+def _segment(
+    graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: Sequence[ImageLoad]
+) -> Segment:
     """The host's part of a run: which words and maps it loads and stores."""
     count = sum(len(job.words) for job in jobs)
-    stream = sum(len(job.weights) for job in jobs)
-    images = [ImageLoad("itcm", 0, "itcm.bin", words, count)]
-    if stream:
-        images.append(ImageLoad("weight", 0, "weight.bin", weights, stream))
+    images = [ImageLoad("itcm", 0, "itcm.bin", words, count), *weights]
 
     def moves(crossings: Sequence[Crossing]) -> tuple[TensorMove, ...]:
         return tuple(
@@ -221,118 +236,3 @@ def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[s
         ]
         found[memory] = Usage(max(loads, default=0), max(loads, default=0))
     return found
-
-
-def layer_report(job: EmittedJob, index: int, quantised: Quantised) -> dict[str, Any]:
-    """What the compile report says of a job: the contract's fields and the certificate of its tile."""
-    stages = job.placed.job.stages
-    nodes = list(dict.fromkeys(source for stage in stages for source in stage.node.sources))
-    words = [stage.word for stage in stages]
-    result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
-    return {
-        "name": quantised.floats.get(result, result),
-        "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
-        "nodes": nodes,
-        "macs": sum(map(macs, words)),
-        "cycles": job.tiling.cycles,
-        "ideal_cycles": sum(map(ideal_cycles, words)),
-        "instruction": index,
-        "tile": [job.tiling.y, job.tiling.x],
-        "tile_candidates": job.tiling.candidates,
-        "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
-        "weight_words": len(job.weights),
-    }
-
-
-def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
-    """For every instruction word: its ONNX nodes and, for a layer word, the int8 tensor it produces."""
-    table: list[dict[str, Any]] = []
-    for job in jobs:
-        stages = iter(job.placed.job.stages)
-        pending = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
-        for word in job.words:
-            stage = next(stages) if isinstance(word, Layer) else None
-            table.append(
-                {
-                    "index": len(table),
-                    "mnemonic": listing.mnemonic(word),
-                    "nodes": list(stage.node.sources) if stage else pending,
-                    "tensor": stage.tensor if stage else None,
-                    "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
-                    "start": list(job.placed.job.start),
-                }
-            )
-    return table
-
-
-def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
-    """The compile report of the command line's contract, without status."""
-    layers: list[dict[str, Any]] = []
-    index = 0
-    for job in lowered.jobs:
-        layers.append(layer_report(job, index, quantised))
-        index += len(job.words)
-    cycles = sum(layer["cycles"] for layer in layers)
-    ideal = sum(layer["ideal_cycles"] for layer in layers)
-    return {
-        "target": "easynpu",
-        "machine": machine.name,
-        "instructions": len(lowered.words),
-        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
-        "macs": sum(layer["macs"] for layer in layers),
-        "cycles": cycles,
-        "ideal_cycles": ideal,
-        "utilization": ideal / cycles if cycles else None,
-        "memory": {
-            memory: {
-                "peak_bytes": usage.peak * machine.word_bytes,
-                "capacity_bytes": machine.capacity_words(memory) * machine.word_bytes,
-                "lower_bound_bytes": usage.lower_bound * machine.word_bytes,
-            }
-            for memory, usage in lowered.usage.items()
-        },
-        "host_steps": [
-            {"node": step.node, "op": step.op, "reason": step.reason}
-            for step in lowered.steps
-            if isinstance(step, HostStep) and not step.conversion
-        ],
-        "layers": layers,
-    }
-
-
-def manifest(
-    lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
-) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The target's part of the manifest, and the files it describes."""
-    graph = quantised.graph
-    uses_extensions = any(isinstance(word, (isa.Operand, isa.Control)) for word in lowered.words)
-    entry = {
-        "target": "easynpu",
-        "machine": machine.as_dict(),
-        "isa": "documented" if documented or not uses_extensions else "extended",
-        "steps": [step_to_json(step) for step in lowered.steps],
-        "instructions": instruction_table(lowered.jobs, graph),
-        "placements": _placements(lowered, quantised),
-        "report": summary(lowered, quantised, machine),
-    }
-    return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights.tobytes()}
-
-
-def _placements(lowered: Lowered, quantised: Quantised) -> list[dict[str, Any]]:
-    """Where the maps that cross the machine's border lie: region, address, layout, type, shape, scale."""
-    return [
-        {
-            "tensor": move.tensor,
-            "direction": direction,
-            "segment": number,
-            "region": move.place.memory,
-            "address": move.place.base,
-            "layout": {"order": "HWC16", **{key: value for key, value in asdict(move.place).items() if key != "memory"}},
-            "dtype": "int8",
-            "shape": [1, move.channels, move.height, move.width],
-            "scale": quantised.scales.get(move.tensor),
-        }
-        for number, step in enumerate(each for each in lowered.steps if isinstance(each, Segment))
-        for direction, moves in (("load", step.loads), ("store", step.stores))
-        for move in moves
-    ]

@@ -18,7 +18,7 @@ from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
 from npuc.target import Observer, Options
-from npuc.targets.easynpu import images, isa, lowering, support
+from npuc.targets.easynpu import images, isa, lowering, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.arithmetic import ACCUMULATOR
 from npuc.targets.easynpu.artefact import Segment, Step, step_from_json
@@ -59,7 +59,7 @@ class EasyNpu:
         _expect_accumulators(quantised)
         documented = options.isa == "documented"
         lowered = lowering.lower(quantised, machine, documented=documented)
-        manifest, files = lowering.manifest(lowered, quantised, machine, documented=documented)
+        manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         signature = {
             key: [{"name": name, "shape": list(graph.shape(name)), "dtype": graph.tensors[name].dtype} for name in names]
             for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))

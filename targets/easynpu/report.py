@@ -1,0 +1,195 @@
+"""What the compiler says of an EasyNPU program: the manifest's tables and the compile report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from npuc.host import HostStep
+from npuc.ir import Graph, Node
+from npuc.quantize.build import Quantised
+from npuc.targets.easynpu import isa, listing
+from npuc.targets.easynpu.artefact import Segment, TensorMove, step_to_json
+from npuc.targets.easynpu.emission import EmittedJob
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.lowering import Lowered
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.windows import whole
+
+
+def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
+    """A row per layer, in order: jobs of tiles and channel groups of the same nodes are one layer."""
+    found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
+    index = 0
+    for job in jobs:
+        key = tuple(dict.fromkeys(stage.node.output for stage in job.placed.job.stages))
+        found.setdefault(key, []).append((index, job))
+        index += len(job.words)
+    return [_layer(parts, quantised, machine) for parts in found.values()]
+
+
+def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machine: Machine) -> dict[str, Any]:
+    """The contract's fields of a layer and the certificate of its first tile."""
+    first, job = parts[0]
+    stages = job.placed.job.stages
+    nodes = {id(stage.node): stage.node for stage in stages}
+    multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
+    result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
+    return {
+        "name": quantised.floats.get(result, result),
+        "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
+        "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
+        "macs": multiplied,
+        "cycles": sum(each.tiling.cycles for _, each in parts),
+        "ideal_cycles": multiplied / machine.pes,
+        "instruction": first,
+        "jobs": len(parts),
+        "tile": [job.tiling.y, job.tiling.x],
+        "tile_candidates": job.tiling.candidates,
+        "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
+        "weight_words": len(job.weights),
+    }
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for anything else.
+
+    Zeros that make a grouped convolution dense do not count.
+    """
+    if node.op != "IntConv" or node.integer("average"):
+        return 0
+    kernel = prod(graph.shape(node.inputs[1])[1:])
+    return prod(graph.shape(node.output)) * kernel // node.integer("blocks", 1)
+
+
+def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
+    """For every instruction word: its ONNX nodes and, for a layer word, the part of an int8 tensor it produces."""
+    table: list[dict[str, Any]] = []
+    for job in jobs:
+        stages = iter(job.placed.job.stages)
+        sources = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
+        for word in job.words:
+            stage = next(stages) if isinstance(word, Layer) else None
+            table.append(
+                {
+                    "index": len(table),
+                    "mnemonic": listing.mnemonic(word),
+                    "nodes": list(stage.node.sources) if stage else sources,
+                    "tensor": stage.tensor if stage else None,
+                    "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
+                    "start": list(job.placed.job.start),
+                }
+            )
+    return table
+
+
+def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    rows = layers(lowered.jobs, quantised, machine)
+    cycles = sum(layer["cycles"] for layer in rows)
+    ideal = sum(layer["ideal_cycles"] for layer in rows)
+    return {
+        "target": "easynpu",
+        "machine": machine.name,
+        "instructions": len(lowered.words),
+        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
+        "macs": sum(layer["macs"] for layer in rows),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+        "memory": {
+            memory: {
+                "peak_bytes": usage.peak * machine.word_bytes,
+                "capacity_bytes": machine.capacity_words(memory) * machine.word_bytes,
+                "lower_bound_bytes": usage.lower_bound * machine.word_bytes,
+            }
+            for memory, usage in lowered.usage.items()
+        },
+        "host_traffic": host_traffic(lowered, quantised.graph, machine),
+        "host_steps": [
+            {"node": step.node, "op": step.op, "reason": step.reason}
+            for step in lowered.steps
+            if isinstance(step, HostStep) and not step.conversion
+        ],
+        "layers": rows,
+    }
+
+
+def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
+    """Bytes between host and DTCMs, and what no plan can save: weights once, network inputs and outputs once."""
+    segments = [step for step in lowered.steps if isinstance(step, Segment)]
+    moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
+    images = [image for segment in segments for image in segment.images]
+    maps = sum(_words(move) for move in moves)
+    weights = sum(image.words for image in images if image.memory == "weight")
+    stored = {move.tensor for segment in segments for move in segment.stores}
+    loaded = {move.tensor for segment in segments for move in segment.loads}
+    border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
+    least = len(_distinct_weights(lowered)) + sum(whole(graph, name).words for name in border)
+    return {
+        "map_bytes": maps * machine.word_bytes,
+        "weight_bytes": weights * machine.word_bytes,
+        "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
+        "lower_bound_bytes": least * machine.word_bytes,
+        "ratio": (maps + weights) / least if least else None,
+    }
+
+
+def _leaves(graph: Graph, tensor: str, loaded: set[str]) -> bool:
+    """Whether a stored tensor is an output of the array: the host itself reads it."""
+    host = any(reader.op == "DequantizeLinear" for reader in graph.readers[tensor])
+    return host or tensor in graph.outputs or tensor not in loaded
+
+
+def _words(move: TensorMove) -> int:
+    return -(-move.channels // isa.WORD_BYTES) * move.height * move.width
+
+
+def _distinct_weights(lowered: Lowered) -> list[bytes]:
+    """The weight words of every layer, channel group by channel group, each once."""
+    found: dict[tuple[str, tuple[int, int, int]], EmittedJob] = {}
+    for job in lowered.jobs:
+        stage = job.placed.job.stages[-1]
+        found.setdefault((stage.node.output, (job.placed.job.start[0], 0, 0)), job)
+    return [row.tobytes() for job in found.values() for row in job.weights]
+
+
+def manifest(
+    lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The target's part of the manifest, and the files it describes."""
+    uses_extensions = any(isinstance(word, (isa.Operand, isa.Control)) for word in lowered.words)
+    entry = {
+        "target": "easynpu",
+        "machine": machine.as_dict(),
+        "isa": "documented" if documented or not uses_extensions else "extended",
+        "steps": [step_to_json(step) for step in lowered.steps],
+        "instructions": instruction_table(lowered.jobs, quantised.graph),
+        "placements": _placements(lowered, quantised.scales),
+        "report": summary(lowered, quantised, machine),
+    }
+    return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights}
+
+
+def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Where the maps that cross the machine's border lie: region, address, layout, type, shape, scale."""
+    segments = [step for step in lowered.steps if isinstance(step, Segment)]
+    return [
+        {
+            "tensor": move.tensor,
+            "direction": direction,
+            "segment": number,
+            "region": move.place.memory,
+            "address": move.place.base,
+            "layout": {"order": "HWC16", **{k: v for k, v in asdict(move.place).items() if k != "memory"}},
+            "dtype": "int8",
+            "shape": [1, move.channels, move.height, move.width],
+            "start": list(move.start),
+            "scale": scales.get(move.tensor),
+        }
+        for number, segment in enumerate(segments)
+        for direction, moves in (("load", segment.loads), ("store", segment.stores))
+        for move in moves
+    ]
