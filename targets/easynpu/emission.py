@@ -21,7 +21,7 @@ from npuc.targets.easynpu.memory import Place
 from npuc.targets.easynpu.placement import PlacedJob
 from npuc.targets.easynpu.selection import Job, Stage
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
-from npuc.targets.easynpu.timing import Followers
+from npuc.targets.easynpu.timing import Followers, PortUse, port_use
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,11 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     job = placed.job
     parts = [stage for stage in job.stages if stage.source is not None]
     rest = job.stages[len(parts) :]
-    combines = job.operand is not None and placed.opb is not None
     followers = Followers(
         stages=len(rest),
         bs_words=sum(len(stage.block) for stage in rest),
-        operand_reads=int(combines and placed.opb is not None and placed.opb.memory == "fmap"),
         words=len(rest) + _extra_words(placed),
+        ports=_ports(placed, (parts[-1], *rest)),
     )
     tile, tiling = best_tile([stage.word for stage in parts], machine, followers, job.stages[0].node.name)
     words: list[Instruction] = []
@@ -107,6 +106,25 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
 
 
+def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
+    """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
+    results = [place.memory for place in (placed.dst, placed.stored) if place is not None]
+    return tuple(
+        port_use(
+            placed.opb.memory if placed.opb is not None and _combines(stage) else None,
+            results if stage is stages[-1] else (),
+            placed.sources[0].memory,
+        )
+        for stage in stages
+    )
+
+
+def _combines(stage: Stage) -> bool:
+    """Whether the stage reads a second operand."""
+    operation = stage.word.operation
+    return operation is not None and operation.mnemonic in ("add", "mul")
+
+
 def _extra_words(placed: PlacedJob) -> int:
     return instruction_words(placed.job, extended=placed.explicit) - len(placed.job.stages)
 
@@ -115,11 +133,9 @@ def _extensions(placed: PlacedJob, stage: Stage, source: Place | None, *, last: 
     """The extension words before a stage: its source, the operand of a combination, the result, kept psums."""
     found: list[Instruction] = []
     if placed.explicit:
-        operation = stage.word.operation
-        combines = operation is not None and operation.mnemonic in ("add", "mul")
         roles = (
             ("src", source),
-            ("opb", placed.opb if combines else None),
+            ("opb", placed.opb if _combines(stage) else None),
             ("dst", placed.dst if last else None),
             ("sto", placed.stored if last else None),
         )

@@ -15,7 +15,7 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import groups
-from npuc.targets.easynpu.timing import Followers, is_dense, kernel_extent, layer_cycles, tile_input
+from npuc.targets.easynpu.timing import Followers, chain_cost, is_dense, kernel_extent, tile_input
 
 FIELD_MOST = 64
 """y, x, y' and x' have 6 bits, stored minus one."""
@@ -31,6 +31,10 @@ class Tiling:
     candidates: int
     runner_up: tuple[int, int, int] | None
     """(y, x, cycles) of the best other candidate."""
+    compute_cycles: int
+    """Cycles in which the PEs compute, bubbles included."""
+    bus_words: int
+    """Ifmap and ofmap words on the shared bus."""
 
 
 def best_tile(
@@ -42,23 +46,21 @@ def best_tile(
     legal for every part.
     """
     last = parts[-1]
-    y, x = (
-        axis.ravel() for axis in np.mgrid[1 : min(last.Ho, FIELD_MOST) + 1, 1 : min(last.Wo, FIELD_MOST) + 1]
-    )
+    if is_dense(last) and last.Zs > machine.weight_pad_entries:
+        raise _too_many_channels(last, "weight_pad_entries", machine.weight_pad_entries, where)
+    y, x = (axis.ravel() for axis in np.mgrid[1 : min(last.Ho, FIELD_MOST) + 1, 1 : min(last.Wo, FIELD_MOST) + 1])
     legal = np.logical_and.reduce([_legal(part, machine, y, x) for part in parts])
     if not legal.any():
         raise _no_tile(last, machine, where)
     y, x = y[legal], x[legal]
-    cycles = layer_cycles(last, y, x, machine, followers)
-    reads = ifmap_words(last, y, x)
-    for part in parts[:-1]:
-        cycles = cycles + layer_cycles(part, y, x, machine, Followers())
-        reads = reads + ifmap_words(part, y, x)
+    cost = chain_cost(parts, y, x, machine, followers)
+    cycles = cost.cycles
+    reads = np.sum([ifmap_words(part, y, x) for part in parts], axis=0)
     order = np.lexsort((-x, reads, cycles))
     best = order[0]
     runner_up = (int(y[order[1]]), int(x[order[1]]), int(cycles[order[1]])) if len(order) > 1 else None
-    tiling = Tiling(int(y[best]), int(x[best]), int(cycles[best]), len(order), runner_up)
-    return (tiling.y, tiling.x), tiling
+    tile, compute, bus = (int(y[best]), int(x[best])), int(cost.compute[best]), int(cost.bus[best])
+    return tile, Tiling(*tile, int(cycles[best]), len(order), runner_up, compute, bus)
 
 
 def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.ndarray:

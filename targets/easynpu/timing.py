@@ -1,12 +1,16 @@
-"""The cycle model: what a layer costs, from its word alone.
+"""The cycle model: what a chain of layer words costs for every candidate tile, in closed form.
 
-Source: easynpu reference, section 6. One MAC per PE and cycle; ifmap and ofmap words share one bus of one word a
-cycle, and the next tile is loaded under the computation of this one. With C the compute cycles of a tile and B its
-bus words, a tile costs max(C, B) + e, where e is what the prefetch must wait for a pad entry to be freed.
+Source: easynpu reference, section 6, with a second set of ifmap pads (docs/decisions.md, EasyNPU stepping
+simulator). A layer loads its bias-scale blocks (5 words per 16 channels) and first weights (Zs words), then its
+first sub-ifmap. From then on it goes from step to step: a step computes with the 16 channels of one set of pads
+while the other set is loaded for the next step. Ofmap and ifmap words share one bus of one word a cycle, and the
+ofmap wins; so a step takes its compute cycles, and longer where the words to load exceed the cycles left for them.
+The stepping simulator counts the same cycles one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,20 +20,62 @@ from npuc.targets.easynpu.isa import CONV, Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 
-DECODE = 1
 DRAIN = 3
+"""Cycles from the last MAC to its result in the DTCM: the registers of the PE."""
+
+
+@dataclass(frozen=True)
+class PortUse:
+    """What each position of a pass, one word per 16 channels, asks of the DTCMs beside the loads."""
+
+    cycles: int = 0
+    """Cycles that its accesses take; 2 where an operand is read from a memory that the result is written to."""
+    blocked: int = 0
+    """Cycles in which no sub-ifmap word can be loaded."""
+    ofmap: int = 0
+    """Words that it writes over the shared bus: 0 or 1."""
+
+
+def port_use(reads: str | None, writes: Sequence[str], source: str) -> PortUse:
+    """The ports that a pass uses. A DTCM serves one access a cycle; a result goes to several memories at once.
+
+    reads: the memory of its operand, which has a path of its own beside the shared bus; writes: the memories of
+    its result; source: the memory that sub-ifmaps are loaded from.
+    """
+    apart = reads in writes
+    cycles = 2 if apart else int(reads is not None or bool(writes))
+    blocked = int(bool(writes)) + int(reads == source and (apart or not writes))
+    return PortUse(cycles, blocked, int(bool(writes)))
+
+
+RESULT = PortUse(1, 1, 1)
+"""A pass that writes a result and reads no operand."""
 
 
 @dataclass(frozen=True)
 class Followers:
-    """What the fused instructions behind a layer add: stages, their bias-scale words, bus words per output."""
+    """What the fused instructions behind a layer add: stages, their bias-scale words, their use of the ports."""
 
     stages: int = 0
     bs_words: int = 0
-    operand_reads: int = 0
-    """Fused operands read over the Fmap bus (those in the skip DTCM are free)."""
     words: int = 0
-    """Instruction words of the chain beside the first layer word."""
+    """Instruction words of the chain beside its first layer words."""
+    ports: tuple[PortUse, ...] = ()
+    """Of the layer's last pass and of each stage; if empty, only the last one writes."""
+
+    @property
+    def port_uses(self) -> tuple[PortUse, ...]:
+        """One per pass: the layer's last, then each stage's."""
+        return self.ports or (*[PortUse()] * self.stages, RESULT)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of a chain, cycles in which the PEs compute (bubbles included), words on the shared bus."""
+
+    cycles: Array
+    compute: Array
+    bus: Array
 
 
 def kernel_extent(kernel: int, dilation: int) -> int:
@@ -69,45 +115,103 @@ def parameter_words(layer: Layer) -> int:
     return groups(layer.Co) * (SLOPE_WORDS if name == "prelu" else BS_WORDS)
 
 
-def layer_cycles(layer: Layer, y: Array, x: Array, machine: Machine, followers: Followers) -> Array:
-    """Cycles of the layer and its fused followers for every candidate tile (y[i], x[i])."""
-    total = np.zeros(len(x), np.int64)
-    for tile_y, count_y in _split(layer.Ho, y):
-        for tile_x, count_x in _split(layer.Wo, x):
-            total += count_y * count_x * _tile_cycles(layer, tile_y, tile_x, machine, followers)
-    passes = 1 if is_dense(layer) else groups(layer.Co)
-    rows, columns = tile_input(layer, np.minimum(y, layer.Ho), np.minimum(x, layer.Wo))
-    load = parameter_words(layer) + followers.bs_words + (layer.Zs if is_dense(layer) else 0)
-    return DECODE + followers.words + load + rows * columns + passes * total + DRAIN
+def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> Cost:
+    """The cost of a layer and its fused followers for every candidate tile (y[i], x[i]).
 
-
-def _split(extent: int, tile: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """(size, count) of the full tiles and of the last, smaller one (count 0 if none)."""
-    rest = extent % tile
-    return (tile, extent // tile), (np.maximum(rest, 1), (rest > 0).astype(np.int64))
-
-
-def _tile_cycles(layer: Layer, y: Array, x: Array, machine: Machine, followers: Followers) -> Array:
-    rows, columns = tile_input(layer, y, x)
-    outputs = y * x * (layer.Zs if is_dense(layer) else 1)
-    depth = layer.Ci if is_dense(layer) else 1
-    loads = rows * columns * (groups(layer.Ci) if is_dense(layer) else 1)
-    bubble = np.logical_and(outputs == 1, not machine.psum_write_first)
-    compute = depth * layer.Hk * layer.Wk * outputs * (1 + bubble) + followers.stages * outputs
-    bus = loads + outputs * (1 + followers.operand_reads)
-    return np.maximum(compute, bus) + _prefetch_wait(layer, y * x, bubble)
-
-
-def _prefetch_wait(layer: Layer, pixels: Array, bubble: Array) -> Array:
-    """e: at most the positions of the last pass, in which pad entries become free.
-
-    A kernel larger than 1 frees all other entries before: no wait if it moves by 1 or the tile is one pixel. A
-    1x1 kernel frees one entry a cycle: one cycle with stride 1 or for one pixel, covered by the bubble of a single
-    psum. Otherwise x*y, the proven bound.
+    parts: the layer's word, or the words that keep psums for each other and the one that takes them.
     """
-    freed_early = layer.Hk * layer.Wk > 1
-    least = np.zeros_like(pixels) if freed_early else np.logical_not(bubble).astype(np.int64)
-    return least if (layer.Sh, layer.Sw) == (1, 1) else np.where(pixels == 1, least, pixels)
+    Ho, Wo = parts[0].Ho, parts[0].Wo
+    y, x = np.minimum(y, Ho), np.minimum(x, Wo)
+    (rows, last_row), (columns, last_column) = _split(Ho, y), _split(Wo, x)
+    full, right, lower, corner = (
+        _Tile.of(parts, tile_y, tile_x, machine, followers)
+        for tile_y in (y, last_row.size)
+        for tile_x in (x, last_column.size)
+    )
+
+    def total(each: Callable[[_Tile], Array]) -> Array:
+        upper_row = each(full) * columns.count + each(right) * last_column.count
+        lower_row = each(lower) * columns.count + each(corner) * last_column.count
+        return upper_row * rows.count + lower_row * last_row.count
+
+    within_row = full.then(full.load) * (columns.count - 1) + full.then(right.load) * last_column.count
+    within_last = lower.then(lower.load) * (columns.count - 1) + lower.then(corner.load) * last_column.count
+    at_end = [
+        np.where(last_column.count, edge.then(load), inner.then(load))
+        for inner, edge, load in (
+            (full, right, full.load),
+            (full, right, lower.load),
+            (full, right, 0),
+            (lower, corner, 0),
+        )
+    ]
+    run = total(lambda tile: tile.inner) + within_row * rows.count + within_last * last_row.count
+    run = run + at_end[0] * (rows.count - 1) + np.where(last_row.count, at_end[1] + at_end[3], at_end[2])
+    start = len(parts) + followers.words + sum(map(parameter_words, parts)) + followers.bs_words
+    start += parts[0].Zs if is_dense(parts[0]) else 0
+    return Cost(start + full.load + run + DRAIN, total(lambda tile: tile.compute), total(lambda tile: tile.bus))
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Tiles of one size along an axis."""
+
+    size: Array
+    count: Array
+
+
+def _split(extent: int, tile: Array) -> tuple[_Extent, _Extent]:
+    """The full tiles and the last, smaller one (count 0 if none)."""
+    rest = extent % tile
+    return _Extent(tile, extent // tile), _Extent(np.maximum(rest, 1), (rest > 0).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Tiles of one size: cycles of all steps but the last, and what the last one leaves for the next tile."""
+
+    inner: Array
+    last: Array
+    """Cycles of the last step, if nothing is loaded under it."""
+    free: Array
+    """Of these, the cycles in which a word can be loaded."""
+    load: Array
+    """Words of the first sub-ifmap."""
+    compute: Array
+    bus: Array
+
+    def then(self, load: Array | int) -> Array:
+        """Cycles of the last step when the next tile's first sub-ifmap has this many words."""
+        return self.last + np.maximum(load - self.free, 0)
+
+    @classmethod
+    def of(cls, parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> _Tile:
+        """The steps of a tile: 16 channels each; per part, or channel-wise per 16 channels all parts."""
+        dense = is_dense(parts[0])
+        rounds = 1 if dense else groups(parts[0].Co)
+        positions = y * x * (parts[0].Zs if dense else 1)
+        bubble = np.logical_and(positions == 1, not machine.psum_write_first)
+        sweep = positions * (1 + bubble)
+        uses = followers.port_uses
+        tail = sum(np.maximum(sweep, positions * use.cycles) for use in uses)
+        blocked = positions * sum(use.blocked for use in uses)
+        loads = [np.multiply(*tile_input(part, y, x)) for part in parts]
+        inner, passes, words = np.zeros_like(y), followers.stages, positions * sum(use.ofmap for use in uses)
+        step = last = inner
+        for position, part in enumerate(parts):
+            inner = inner + (step + np.maximum(loads[position] - step, 0) if position else 0)
+            whole, rest = (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if dense else (0, 1)
+            taps = part.Hk * part.Wk
+            full = LANES * taps * sweep
+            inner = inner + whole * (full + np.maximum(loads[position] - full, 0))
+            step = rest * taps * sweep
+            last = step - sweep
+            passes += (whole * LANES + rest) * taps
+            words = words + (whole + 1) * loads[position]
+        last = last + tail
+        free = last - blocked
+        inner = rounds * inner + (rounds - 1) * (last + np.maximum(loads[0] - free, 0))
+        return cls(inner, last, free, loads[0], rounds * passes * sweep, rounds * words)
 
 
 def ideal_cycles(layer: Layer) -> float:

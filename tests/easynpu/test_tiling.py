@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.tiling import best_tile
-from npuc.targets.easynpu.timing import Followers, ideal_cycles, macs
+from npuc.targets.easynpu.tiling import best_tile, with_tile
+from npuc.targets.easynpu.timing import Followers, PortUse, chain_cost, ideal_cycles, macs, port_use
 
 DEFAULT = Machine()
 CONV, DEPTHWISE, MAXPOOL, AVGPOOL, ADD = 0x00, 0x01, 0x0E, 0x12, 0x16
@@ -36,48 +37,52 @@ TABLE = {
     "3x3 s1 14x14 64>64": (square(CONV, 14, 3, 1, 1, 64, 64), 46, 451621),
     "3x3 s1 4x4 256>256": (square(CONV, 4, 3, 1, 1, 256, 256), 8, 589933),
     "3x3 s2 32x32 16>32": (square(CONV, 32, 3, 2, 1, 16, 32), 29, 73753),
-    "1x1 16x16 16>16": (square(CONV, 16, 1, 1, 0, 16, 16), 142, 4138),
-    "1x1 14x14 64>128": (square(CONV, 14, 1, 1, 0, 64, 128), 20, 100439),
-    "1x1 8x8 128>256": (square(CONV, 8, 1, 1, 0, 128, 256), 8, 131192),
+    "3x3 s2 32x32 3>16": (square(CONV, 32, 3, 2, 1, 3, 16), 29, 6937),
     "5x5 s1 28x28 16>16": (square(CONV, 28, 5, 1, 2, 16, 16), 30, 313640),
     "5x5 s1 28x28 1>6": (square(CONV, 28, 5, 1, 2, 1, 6), 30, 19640),
     "7x7 s1 16x16 16>16": (square(CONV, 16, 7, 1, 3, 16, 16), 6, 200770),
+    "7x7 s2 64x64 3>16": (square(CONV, 64, 7, 2, 3, 3, 16), 3, 150601),
     "3x3 d2 16x16 16>16": (square(CONV, 16, 3, 1, 2, 16, 16, 2), 30, 36904),
     "FC 256>10": (square(CONV, 1, 1, 1, 0, 256, 10), 1, 523),
-    "FC 256>256": (square(CONV, 1, 1, 1, 0, 256, 256), 1, 4198),
     "DW3x3 s1 16x16x32": (square(DEPTHWISE, 16, 3, 1, 1, 32, 32), 86, 4634),
-    "DW5x5 16x16x32": (square(DEPTHWISE, 16, 5, 1, 2, 32, 32), 30, 12844),
-    "GAP 7x7x64": (square(AVGPOOL, 7, 7, 1, 0, 64, 64), 1, 465),
-    "eltwise 16x16x32": (square(ADD, 16, 1, 1, 0, 32, 32), 142, 1039),
-}
-# Rows whose prefetch wait e the reference measured below the bound x*y that the model takes (stride 2), or one
-# cycle a tile above it (dilation 3).
-BOUNDED = {
-    "3x3 s2 32x32 3>16": (square(CONV, 32, 3, 2, 1, 3, 16), 29, 6937),
-    "7x7 s2 64x64 3>16": (square(CONV, 64, 7, 2, 3, 3, 16), 3, 150601),
-    "3x3 d3 16x16 16>16": (square(CONV, 16, 3, 1, 3, 16, 16, 3), 6, 37002),
     "DW3x3 s2 16x16x32": (square(DEPTHWISE, 16, 3, 2, 1, 32, 32), 25, 1181),
-    "pool2x2 s2 16x16x16": (square(MAXPOOL, 16, 2, 2, 0, 16, 16), 34, 337),
+    "DW5x5 16x16x32": (square(DEPTHWISE, 16, 5, 1, 2, 32, 32), 30, 12844),
     "pool3x3 s2 p1 16x16x16": (square(MAXPOOL, 16, 3, 2, 1, 16, 16), 25, 600),
+    "GAP 7x7x64": (square(AVGPOOL, 7, 7, 1, 0, 64, 64), 1, 465),
+}
+# Rows in which the reference's machine takes longer: its value, ours. It has one set of pads, whose entries are
+# overwritten as they become free: a tile of a 1x1 kernel waits one cycle, tiles with dilation 3 wait longer. With
+# a second set no tile waits: compute cycles + decode 1 + 6*Zs + the first sub-ifmap + drain 3. Its formula also
+# charges the last tile for a load under it, where nothing is left to load: that shows where the bus is the limit.
+FASTER = {
+    "1x1 16x16 16>16": (square(CONV, 16, 1, 1, 0, 16, 16), 142, 4138, 16 * 256 + 1 + 6 + 2 + 3),
+    "1x1 14x14 64>128": (square(CONV, 14, 1, 1, 0, 64, 128), 20, 100439, 64 * 8 * 196 + 1 + 48 + 1 + 3),
+    "1x1 8x8 128>256": (square(CONV, 8, 1, 1, 0, 128, 256), 8, 131192, 128 * 16 * 64 + 1 + 96 + 1 + 3),
+    "3x3 d3 16x16 16>16": (square(CONV, 16, 3, 1, 3, 16, 16, 3), 6, 37002, 16 * 9 * 256 + 1 + 6 + 7 * 8 + 3),
+    "FC 256>256": (square(CONV, 1, 1, 1, 0, 256, 256), 1, 4198, 256 * 16 + 1 + 96 + 1 + 3),
+    # 31 tiles of 1 x 2: 2 words written and 8 loaded; the last one: 8 cycles of computing
+    "pool2x2 s2 16x16x16": (square(MAXPOOL, 16, 2, 2, 0, 16, 16), 34, 337, 31 * (2 + 8) + 8 + 1 + 5 + 8 + 3),
+    # 255 tiles of 1 x 2: 2 words written and 2 loaded; the last one: 2 cycles of computing
+    "eltwise 16x16x32": (square(ADD, 16, 1, 1, 0, 32, 32), 142, 1039, 255 * (2 + 2) + 2 + 1 + 10 + 2 + 3),
 }
 
 
 @pytest.mark.parametrize("row", TABLE)
 def test_a_row_of_the_references_table_has_its_tiles_and_cycles(row: str) -> None:
     layer, candidates, cycles = TABLE[row]
-    _, found = best_tile(layer, DEFAULT, Followers())
+    _, found = best_tile([layer], DEFAULT, Followers())
     assert (found.candidates, found.cycles) == (candidates, cycles)
 
 
-@pytest.mark.parametrize("row", BOUNDED)
-def test_a_row_with_another_prefetch_wait_has_the_references_tiles_and_nearly_its_cycles(row: str) -> None:
-    layer, candidates, cycles = BOUNDED[row]
-    _, found = best_tile(layer, DEFAULT, Followers())
-    assert found.candidates == candidates
-    assert 0.995 * cycles <= found.cycles <= 1.2 * cycles
+@pytest.mark.parametrize("row", FASTER)
+def test_a_second_set_of_pads_and_nothing_to_load_at_the_end_save_cycles(row: str) -> None:
+    layer, candidates, reference, cycles = FASTER[row]
+    _, found = best_tile([layer], DEFAULT, Followers())
+    assert (found.candidates, found.cycles) == (candidates, cycles)
+    assert 0.992 * reference < cycles < reference
 
 
-# The checker: every tile of the map, one after the other, as the reference's section 6 has them.
+# The checker: every step of every tile, one after the other, as docs/decisions.md (stepping simulator) has them.
 
 
 def _legal(layer: Layer, y: int, x: int, machine: Machine) -> bool:
@@ -93,31 +98,39 @@ def _legal(layer: Layer, y: int, x: int, machine: Machine) -> bool:
     )
 
 
-def _cycles(layer: Layer, tile_y: int, tile_x: int, machine: Machine, followers: Followers) -> int:
-    dense = layer.opcode & 3 == 0
-    kernel_rows = (layer.Dh + 1) * (layer.Hk - 1) + 1
-    kernel_columns = (layer.Dw + 1) * (layer.Wk - 1) + 1
-    input_groups, output_groups = -(-layer.Ci // 16), -(-layer.Co // 16)
-    zs, depth, loaded, passes = (output_groups, layer.Ci, input_groups, 1) if dense else (1, 1, 1, output_groups)
-    total = 0
-    for oy in range(0, layer.Ho, tile_y):
-        for ox in range(0, layer.Wo, tile_x):
-            y, x = min(tile_y, layer.Ho - oy), min(tile_x, layer.Wo - ox)
-            bubble = x * y * zs == 1 and not machine.psum_write_first
-            C = depth * layer.Hk * layer.Wk * zs * x * y * (2 if bubble else 1)
-            C += followers.stages * zs * x * y
-            B = loaded * (layer.Sh * (y - 1) + kernel_rows) * (layer.Sw * (x - 1) + kernel_columns)
-            B += zs * x * y * (1 + followers.operand_reads)
-            total += max(C, B) + _wait(layer, y * x, bubble)
-    first = (layer.Sh * (tile_y - 1) + kernel_rows) * (layer.Sw * (tile_x - 1) + kernel_columns)
-    load = 5 * output_groups + followers.bs_words + (zs if dense else 0)
-    return 1 + followers.words + load + first + passes * total + 3
-
-
-def _wait(layer: Layer, pixels: int, bubble: bool) -> int:
-    if (layer.Sh, layer.Sw) != (1, 1) and pixels > 1:
-        return pixels
-    return int(layer.Hk * layer.Wk == 1 and not bubble)
+def _cycles(parts: list[Layer], tile_y: int, tile_x: int, machine: Machine, followers: Followers) -> int:
+    head = parts[0]
+    dense = head.opcode & 3 == 0
+    output_groups = -(-head.Co // 16)
+    zs = output_groups if dense else 1
+    steps: list[tuple[int, int, int]] = []  # compute cycles, cycles free for loads, words of the sub-ifmap
+    for oy in range(0, head.Ho, tile_y):
+        for ox in range(0, head.Wo, tile_x):
+            y, x = min(tile_y, head.Ho - oy), min(tile_x, head.Wo - ox)
+            positions = x * y * zs
+            bubble = 2 if positions == 1 and not machine.psum_write_first else 1
+            for _ in range(1 if dense else output_groups):
+                for part in parts:
+                    rows = part.Sh * (y - 1) + (part.Dh + 1) * (part.Hk - 1) + 1
+                    columns = part.Sw * (x - 1) + (part.Dw + 1) * (part.Wk - 1) + 1
+                    for channel in range(0, part.Ci if dense else 1, 16):
+                        depth = min(16, part.Ci - channel) if dense else 1
+                        cycles = depth * part.Hk * part.Wk * positions * bubble
+                        steps.append((cycles, cycles, rows * columns))
+                compute, _, load = steps.pop()
+                compute -= positions * bubble
+                uses = followers.ports or ((PortUse(),) * followers.stages + (PortUse(1, 1, 1),))
+                free = compute
+                for use in uses:
+                    compute += max(positions * bubble, positions * use.cycles)
+                    free += max(positions * bubble, positions * use.cycles) - positions * use.blocked
+                steps.append((compute, free, load))
+    total = sum(
+        compute + max(0, load - free)
+        for (compute, free, _), (_, _, load) in zip(steps, [*steps[1:], (0, 0, 0)], strict=True)
+    )
+    start = len(parts) * (1 + 5 * output_groups) + followers.words + followers.bs_words + (zs if dense else 0)
+    return start + steps[0][2] + total + 3
 
 
 @st.composite
@@ -136,19 +149,22 @@ def layers(draw: st.DrawFn) -> Layer:
 
 
 MACHINES = [DEFAULT, Machine(psum_write_first=True), Machine(psum_entries=128, ifmap_pad_entries=128)]
-FOLLOWERS = [Followers(), Followers(stages=2, bs_words=5, operand_reads=1, words=4)]
+FUSED_ADD = (PortUse(), port_use("fmap", (), "fmap"), port_use(None, ("fmap", "skip"), "fmap"))
+IN_ONE_MEMORY = (port_use("fmap", ("fmap",), "fmap"),)
+FOLLOWERS = [Followers(), Followers(2, 5, 4), Followers(2, 5, 4, FUSED_ADD), Followers(0, 0, 3, IN_ONE_MEMORY)]
 
 
 @settings(max_examples=80, deadline=None)
 @given(layers(), st.sampled_from(MACHINES), st.sampled_from(FOLLOWERS))
 def test_no_legal_tile_is_better_than_the_chosen_one(layer: Layer, machine: Machine, followers: Followers) -> None:
     tiles = {
-        (y, x): _cycles(layer, y, x, machine, followers)
+        (y, x): _cycles([layer], y, x, machine, followers)
         for y in range(1, 65)
         for x in range(1, 65)
         if _legal(layer, y, x, machine)
     }
-    tiled, found = best_tile(layer, machine, followers)
+    tile, found = best_tile([layer], machine, followers)
+    tiled = with_tile(layer, *tile)
     assert found.candidates == len(tiles)
     assert tiles[found.y, found.x] == found.cycles == min(tiles.values())
     others = sorted(cycles for tile, cycles in tiles.items() if tile != (found.y, found.x))
@@ -160,6 +176,37 @@ def test_no_legal_tile_is_better_than_the_chosen_one(layer: Layer, machine: Mach
     assert tiled.yi == layer.Sh * (found.y - 1) + (layer.Dh + 1) * (layer.Hk - 1) + 1
     assert tiled.xi == layer.Sw * (found.x - 1) + (layer.Dw + 1) * (layer.Wk - 1) + 1
     assert replace(tiled, y=layer.y, x=layer.x, yi=layer.yi, xi=layer.xi) == layer
+
+
+@settings(max_examples=60, deadline=None)
+@given(layers(), st.data())
+def test_words_that_keep_psums_take_the_cycles_of_all_their_steps(layer: Layer, data: st.DataObject) -> None:
+    extents = st.integers(1, 40) if layer.opcode == CONV else st.just(layer.Ci)
+    others = [replace(layer, Ci=data.draw(extents), Hk=data.draw(st.integers(1, 4))) for _ in range(2)]
+    parts, followers = [layer, *others], data.draw(st.sampled_from(FOLLOWERS))
+    y, x = data.draw(st.integers(1, layer.Ho)), data.draw(st.integers(1, layer.Wo))
+    cost = chain_cost(parts, np.array([y]), np.array([x]), DEFAULT, followers)
+    assert cost.cycles[0] == _cycles(parts, y, x, DEFAULT, followers)
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "source", "expected"),
+    [
+        (None, (), "fmap", PortUse(0, 0, 0)),
+        (None, ("fmap",), "fmap", PortUse(1, 1, 1)),
+        (None, ("fmap", "skip"), "fmap", PortUse(1, 1, 1)),
+        ("skip", ("fmap",), "fmap", PortUse(1, 1, 1)),  # the document's Tensor-Add: the operand is free
+        ("skip", (), "fmap", PortUse(1, 0, 0)),
+        ("fmap", (), "fmap", PortUse(1, 1, 0)),
+        ("fmap", ("fmap",), "fmap", PortUse(2, 2, 1)),  # the operand, then the result; nothing else gets through
+        ("fmap", ("fmap",), "skip", PortUse(2, 1, 1)),  # a sub-ifmap word may come from the other DTCM meanwhile
+        ("skip", ("fmap", "skip"), "fmap", PortUse(2, 1, 1)),
+    ],
+)
+def test_a_memory_serves_one_access_a_cycle(
+    reads: str | None, writes: tuple[str, ...], source: str, expected: PortUse
+) -> None:
+    assert port_use(reads, writes, source) == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +229,7 @@ def test_a_layer_without_a_tile_is_refused_naming_the_parameter(
     layer: Layer, machine: Machine, reason: str, parameter: str
 ) -> None:
     with pytest.raises(DoesNotFit) as caught:
-        best_tile(layer, machine, Followers(), "conv1")
+        best_tile([layer], machine, Followers(), "conv1")
     (problem,) = caught.value.problems
     assert (problem.code, problem.node) == ("E303", "conv1")
     assert reason in problem.reason
@@ -191,7 +238,8 @@ def test_a_layer_without_a_tile_is_refused_naming_the_parameter(
 
 def test_a_channel_wise_layer_holds_one_weight_per_pe_whatever_its_channels() -> None:
     layer = square(DEPTHWISE, 4, 3, 1, 1, 200, 200)
-    assert best_tile(layer, Machine(weight_pad_entries=1), Followers()) == best_tile(layer, DEFAULT, Followers())
+    one = Machine(weight_pad_entries=1)
+    assert best_tile([layer], one, Followers()) == best_tile([layer], DEFAULT, Followers())
 
 
 def test_the_remedy_of_a_layer_without_a_tile_is_a_machine_that_has_one() -> None:
@@ -201,9 +249,9 @@ def test_the_remedy_of_a_layer_without_a_tile_is_a_machine_that_has_one() -> Non
     ):
         machine = Machine(psum_entries=12) if "psum_entries" in values else DEFAULT
         with pytest.raises(DoesNotFit) as caught:
-            best_tile(layer, machine, Followers())
+            best_tile([layer], machine, Followers())
         assert " = ".join(map(str, *values.items())) in str(caught.value.problems[0].remedy)
-        best_tile(layer, replace(machine, **values), Followers())
+        best_tile([layer], replace(machine, **values), Followers())
 
 
 @pytest.mark.parametrize(("opcode", "expected"), [(CONV, 8 * 8 * 20 * 9 * 10), (0x04, 8 * 8 * 20 * 9 * 10)])
