@@ -7,9 +7,11 @@ name; other keys are ignored; float16, float64 and integers are cast to the inpu
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from npuc.errors import ArtefactError, DataError
 from npuc.ir import Array, TensorType
 
 SYNTHETIC_SAMPLES = 8
+DAMAGED = (ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises for a file that is damaged, encrypted or pickled, or claims more than the memory holds."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,15 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
 
 def save(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
-    staging = path.with_name(f".{path.name}.partial")
     try:
-        with staging.open("wb") as file:
-            np.savez(file, **dict(arrays))
+        staging = path.with_name(f".{path.name}.partial")
+    except ValueError:  # "." and "/" have no name
+        raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder") from None
+    try:
+        with zipfile.ZipFile(staging, "w") as archive:  # numpy.savez takes no array named `file`
+            for name, values in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, values)
         staging.replace(path)
     except OSError as error:
         staging.unlink(missing_ok=True)
@@ -75,12 +84,7 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a NumPy .npz file"
-        raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy="save it with numpy.savez") from None
+    arrays = _arrays(path, {*inputs, "x", "y"})
     found = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
     counts = {len(values) for values in found.values()}
     if len(counts) > 1:
@@ -93,11 +97,40 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
     return Samples(found, labels)
 
 
-def _pick(path: Path, name: str, arrays: Mapping[str, Array], inputs: Mapping[str, TensorType]) -> Array:
-    if name in arrays:
-        return arrays[name]
-    if len(inputs) == 1 and "x" in arrays:
-        return arrays["x"]
+def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:
+    """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
+
+    Raises DataError (E401) if the file cannot be read at all.
+    """
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                return {name: _array(archive, name) if name in wanted else None for name in archive.files}
+        reason = "it is a single array, not an .npz file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except DAMAGED:
+        reason = "it is not a NumPy .npz file"
+    raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy="save it with numpy.savez")
+
+
+def _array(archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+    try:
+        found: Any = archive[name]  # bytes, where the member is no array
+    except DAMAGED:
+        return None
+    return found if isinstance(found, np.ndarray) else None
+
+
+def _pick(path: Path, name: str, arrays: Mapping[str, Array | None], inputs: Mapping[str, TensorType]) -> Array:
+    key = name if name in arrays or len(inputs) > 1 else "x"
+    found = arrays.get(key)
+    if found is not None:
+        return found
+    if key in arrays:
+        reason = f"'{path}' has an array '{key}' that is damaged or holds Python objects"
+        raise DataError("E401", reason, tensor=name, remedy="save plain numbers with numpy.savez")
     raise DataError(
         "E401",
         f"'{path}' has no array '{name}'",
@@ -110,15 +143,16 @@ def _pick(path: Path, name: str, arrays: Mapping[str, Array], inputs: Mapping[st
 def _samples(path: Path, values: Array, name: str, wanted: TensorType) -> Array:
     """(samples, *shape): the model's leading 1 may be left out of the data."""
     shape = wanted.shape
-    per_sample = shape[1:] if shape[:1] == (1,) and values.ndim == len(shape) else shape
-    if values.shape[1:] != per_sample or values.dtype.kind not in "fiub":
+    per_sample = shape[1:] if shape[:1] == (1,) else shape
+    if values.shape[1:] not in (shape, per_sample) or values.ndim == 0 or values.dtype.kind not in "fiub":
         raise DataError(
             "E402",
             f"'{path}' has {values.dtype} {list(values.shape)}",
             tensor=name,
-            limit=f"[samples, {', '.join(map(str, per_sample))}] of numbers",
+            limit=f"[{', '.join(['samples', *map(str, per_sample)])}] of numbers",
         )
-    cast = values.astype(wanted.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = values.astype(wanted.dtype)
     if wanted.dtype == "float32" and not np.isfinite(cast).all():
-        raise DataError("E402", f"'{path}' has values that are not finite", tensor=name)
+        raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
     return cast.reshape(len(values), *shape)

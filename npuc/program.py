@@ -92,7 +92,7 @@ def save_files(files: Mapping[str, bytes], directory: Path) -> None:
 
     Raises ArtefactError: E505 where the folder has content, E506 where the system refuses.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if _occupied(directory) and not _is_empty(directory):
         raise ArtefactError("E505", f"'{directory}' exists and is not empty", remedy="choose a new folder with -o")
     _write(directory, files)
 
@@ -103,6 +103,13 @@ def _occupied(directory: Path) -> bool:
         return directory.exists()
     except OSError as error:
         raise _unwritable(directory, error) from None
+
+
+def _is_empty(directory: Path) -> bool:
+    try:
+        return directory.is_dir() and not any(directory.iterdir())
+    except OSError:  # what cannot be listed counts as full
+        return False
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
@@ -147,9 +154,7 @@ def _swap(staging: Path, directory: Path) -> None:
 
 def is_artefact(directory: Path) -> bool:
     """Whether the directory holds an npuc manifest (or nothing at all)."""
-    if not directory.is_dir():
-        return False
-    if not any(directory.iterdir()):
+    if _is_empty(directory):
         return True
     try:
         return json.loads((directory / MANIFEST).read_bytes()).get("format") == FORMAT
