@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.text import count, table
+from npuc.text import as_json, count, table
 
 if TYPE_CHECKING:
     from npuc.verify import Tolerance
@@ -31,6 +30,11 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
         f"(lower bound {count(use['lower_bound_bytes'])})"
         for name, use in report["memory"].items()
     ]
+    traffic = report.get("host_traffic")
+    if traffic:
+        moved = traffic["map_bytes"] + traffic["weight_bytes"]
+        bound = f"{count(moved)} bytes moved by the host (lower bound {count(traffic['lower_bound_bytes'])})"
+        lines.append(f"  {bound}")
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     if verbose:
         lines += ["", _layers(report["layers"])]
@@ -66,7 +70,13 @@ def _short(name: str, width: int = 40) -> str:
 def verified(report: Report, tolerance: Tolerance) -> str:
     """What `npuc verify` found."""
     rows = [
-        (_short(layer["name"]), layer["op"], layer["bit_exact"], *_errors(layer["entire"]), *_errors(layer["single"]))
+        (
+            _short(layer["name"]),
+            layer["op"],
+            layer["bit_exact"],
+            *_errors(layer["entire"]),
+            *_errors(layer["single"]),
+        )
         for layer in report["layers"]
     ]
     header = ("layer", "op", "bit exact", "entire dB", "cosine", "single dB", "cosine")
@@ -96,7 +106,7 @@ def _decibels(sqnr: float | None) -> str:
 def listing(entries: Sequence[Report], form: str) -> str:
     """A disassembly: text with source nodes as comments, JSON, or CSV."""
     if form == "json":
-        return json.dumps({"status": "ok", "instructions": list(entries)}, indent=1, ensure_ascii=False)
+        return as_json({"status": "ok", "instructions": list(entries)})
     if form == "csv":
         rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
         return _csv(("index", "word", "text", "nodes", "tensor"), rows)
@@ -121,7 +131,7 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
     """The fields of every instruction word."""
     header = ("bits", "field", "width", "stored", "meaning")
     if form == "json":
-        return json.dumps({"status": "ok", "words": words}, indent=1, ensure_ascii=False)
+        return as_json({"status": "ok", "words": words})
     if form == "csv":
         rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
         return _csv(("word", *header), rows)

@@ -1,9 +1,10 @@
-"""Plain text for terminals and pipes: aligned tables, byte counts, a progress bar on a terminal only."""
+"""Plain text for terminals and pipes: aligned tables, JSON, hints, a progress bar on a terminal only."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 
@@ -55,8 +56,25 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def as_json(value: object) -> str:
+    """The value as indented JSON in ASCII, which every terminal and pipe takes."""
+    return json.dumps(value, indent=1)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A hint to the known name that was probably meant; empty where none is close.
+
+    >>> closest("easynp", ["easynpu", "bm1684"])
+    " Did you mean 'easynpu'?"
+    """
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, list(known), n=1)
+    return f" Did you mean '{found[0]}'?" if found else ""
+
+
 @contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int) -> Generator[Callable[[int], None]]:
     """Gives a function that advances a bar on a terminal's stderr; in a pipe nothing is shown."""
     if not sys.stderr.isatty():
         yield lambda _steps: None

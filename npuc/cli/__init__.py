@@ -1,0 +1,87 @@
+"""The command line: options in, calls to the driver, text or JSON out. Contract: docs/cli.md.
+
+Everything heavy is imported by the command that needs it, so that `npuc --help` starts at once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import click
+
+from npuc import __version__
+from npuc.cli import artefacts, compiling, listing, running
+from npuc.cli.output import print_json
+from npuc.errors import ArtefactError, NpucError
+
+
+def main() -> None:
+    """Entry point: exit code 0 done, 1 refused or out of tolerance, 2 usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _outcome(sys.argv[1:])
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        code = _cannot_print(error)
+    sys.exit(code)
+
+
+def _outcome(arguments: list[str]) -> int:
+    """Runs a command and gives its exit code; what went wrong is printed, as JSON too if that was asked for."""
+    wants_json = "--json" in arguments or "--format=json" in arguments or "--format json" in " ".join(arguments)
+    try:
+        return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
+    except NpucError as error:
+        if wants_json:
+            print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})
+        click.echo(str(error), err=True)
+        return 1
+    except click.ClickException as error:
+        if wants_json:
+            print_json({"status": "error", "errors": [_usage(error)]})
+        error.show()
+        return error.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return 130
+
+
+def _usage(error: click.ClickException) -> dict[str, str | None]:
+    """A usage error in the shape of a problem."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "npuc"
+    unknown = dict.fromkeys(("node", "op", "tensor", "limit"))
+    return {"code": "usage", **unknown, "reason": error.format_message(), "remedy": f"{command} --help"}
+
+
+def _cannot_print(error: OSError) -> int:
+    """Exit code where stdout cannot be written; silent if its reader has gone, as in `npuc dump OUT | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not isinstance(error, BrokenPipeError):
+        click.echo(str(ArtefactError("E506", f"standard output cannot be written: {error.strerror}")), err=True)
+    return 1
+
+
+@click.group(name="npuc", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="npuc")
+def npuc() -> None:
+    """Compiles ONNX models into programs for neural processing units, and proves each program."""
+
+
+for command in (
+    compiling.compile_command,
+    compiling.check,
+    running.run,
+    running.verify,
+    artefacts.dump,
+    artefacts.assemble,
+    artefacts.export,
+    listing.targets,
+    listing.operators,
+):
+    npuc.add_command(command)

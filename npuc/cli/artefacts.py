@@ -1,0 +1,86 @@
+"""`npuc dump`, `npuc assemble` and `npuc export`: the words and images of a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from npuc.cli.options import PATH, TARGET_NAMES, Choice, force_option, json_option, modified_option
+from npuc.cli.output import load_program, print_json
+
+
+@click.command()
+@click.argument("path", type=PATH, required=False)
+@click.option("--format", "form", type=Choice(("text", "json", "csv")), default="text", help="Output format.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
+@click.option("--target", type=Choice(TARGET_NAMES), help="The machine's kind, for --layout and raw words.")
+@modified_option
+def dump(
+    path: Path | None, form: str, as_json: bool, layout: bool, target: str | None, allow_modified: bool
+) -> None:
+    """Disassemble a program or raw words. With --layout: the fields of the instruction words."""
+    from npuc import reports
+    from npuc.target import target as find
+
+    form = "json" if as_json else form
+    if layout:
+        if path is not None:
+            raise click.UsageError("--layout takes no PATH")
+        if target is None:
+            raise click.UsageError("--layout needs --target")
+        click.echo(reports.layout(find(target).layout(), form))
+        return
+    if path is None:
+        raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
+    if path.is_file():
+        listing = find(target or TARGET_NAMES[0]).raw_listing(path)
+    else:
+        program, machine_kind = load_program(path, allow_modified)
+        listing = machine_kind.listing(program)
+    click.echo(reports.listing(listing, form))
+
+
+@click.command()
+@click.argument("listing", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="The new artefact.")
+@click.option("--images", type=PATH, required=True, help="The artefact whose images are copied.")
+@force_option
+@modified_option
+@json_option
+def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modified: bool, as_json: bool) -> None:
+    """Assemble a listing. The memory images come from another program."""
+    from dataclasses import replace
+
+    from npuc import program as programs
+
+    original, target = load_program(images, allow_modified)
+    assembled = target.assembled(original, listing)
+    evidence = programs.load_evidence(images, original, allow_modified=allow_modified)
+    programs.save(replace(assembled, evidence=evidence), output, force=force)
+    words = assembled.manifest["report"]["instructions"]
+    if as_json:
+        print_json({"status": "ok", "instructions": words, "output": str(output)})
+    else:
+        click.echo(f"{words} instructions -> {output}")
+
+
+@click.command()
+@click.argument("artefact", type=PATH)
+@click.option("--format", "form", type=Choice(("bin", "readmemh")), required=True, help="File format.")
+@click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
+@modified_option
+@json_option
+def export(artefact: Path, form: str, output: Path, allow_modified: bool, as_json: bool) -> None:
+    """Write memory images for hardware. A map.json says what goes where."""
+    from npuc import program as programs
+
+    program, target = load_program(artefact, allow_modified)
+    files = target.exported(program, form)
+    programs.save_files(files, output)
+    if as_json:
+        print_json({"status": "ok", "files": sorted(files), "output": str(output)})
+    else:
+        for name in sorted(files):
+            click.echo(f"{output / name}  {len(files[name]):,} bytes")

@@ -1,0 +1,139 @@
+"""`npuc compile` and `npuc check`: what needs a model and a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuc.cli.options import (
+    PATH,
+    Choice,
+    force_option,
+    isa_option,
+    json_option,
+    machine_option,
+    shape_option,
+    strict_option,
+    target_option,
+)
+from npuc.cli.output import announce_synthetic, print_json
+from npuc.text import closest
+
+if TYPE_CHECKING:
+    from npuc.ir import Graph
+    from npuc.target import Target
+
+
+@click.command("compile")
+@click.argument("model", type=PATH)
+@target_option
+@click.option("-o", "--output", type=PATH, help="The artefact [default: ./STEM.npu].")
+@click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
+@machine_option
+@shape_option
+@click.option("--precision", type=Choice(("int8", "int16", "fp16")), default="int8", help="Number format.")
+@isa_option
+@strict_option
+@click.option("-O", "level", type=Choice(("0", "1", "2")), default="1", help="0: min-max scales; 1, 2: MSE.")
+@click.option("--allow", metavar="NAME", multiple=True, help="Allow one kind of inexact rewrite.")
+@click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
+@force_option
+@click.option("-v", "--verbose", is_flag=True, help="Passes with their times, and a line per layer.")
+@json_option
+def compile_command(
+    model: Path,
+    target: str,
+    output: Path | None,
+    calibration: tuple[Path, ...],
+    machine: str | None,
+    shapes: dict[str, tuple[int, ...]],
+    precision: str,
+    isa: str,
+    strict: bool,
+    level: str,
+    allow: tuple[str, ...],
+    dump_after: tuple[str, ...],
+    force: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Compile MODEL.onnx into a program."""
+    from npuc import driver, program, reports
+    from npuc.target import Options
+    from npuc.target import target as find
+
+    machine_kind = find(target)
+    _expect_known(machine_kind, precision, allow, dump_after)
+    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse")
+
+    def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if verbose:
+            change = f"{len(before.nodes)} -> {len(after.nodes)} nodes"
+            click.echo(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
+        if name in dump_after:
+            click.echo(f"after {name}:\n{after}", err=True)
+
+    directory = output or Path(f"{model.stem}.npu")
+    program.expect_replaceable(directory, force=force)
+    compiled, samples = driver.compile_model(model, machine_kind, options, shapes, calibration, hook)
+    if samples.synthetic:
+        announce_synthetic("calibrated", "--calibration DATA.npz")
+    program.save(compiled, directory, force=force)
+    report = {"status": "ok", **compiled.manifest["report"]}
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(reports.compiled(report, directory, verbose=verbose))
+
+
+def _expect_known(target: Target, precision: str, allow: tuple[str, ...], dump_after: tuple[str, ...]) -> None:
+    """Raises UsageError for options that this target lacks."""
+    from npuc.driver import passes_of
+
+    if precision != "int8":
+        raise click.UsageError(f"{target.name} computes in int8 only; --precision {precision} is not for it")
+    if allow:
+        raise click.UsageError(f"{target.name} has no inexact rewrite named '{allow[0]}'")
+    known = [each.__name__ for each in passes_of(target)]
+    for name in dump_after:
+        if name not in known:
+            hint = closest(name, known)
+            raise click.UsageError(f"no pass is named '{name}'.{hint} Passes: {', '.join(known)}")
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@target_option
+@machine_option
+@shape_option
+@isa_option
+@strict_option
+@click.option("--format", "form", type=Choice(("text", "json")), default="text", help="Output format.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+def check(
+    model: Path,
+    target: str,
+    machine: str | None,
+    shapes: dict[str, tuple[int, ...]],
+    isa: str,
+    strict: bool,
+    form: str,
+    as_json: bool,
+) -> int:
+    """List what a target cannot run. Every problem of MODEL is reported, not just the first."""
+    from npuc import driver
+    from npuc.target import Options
+    from npuc.target import target as find
+
+    options = Options(machine=machine, isa=isa, strict=strict)
+    found = driver.problems(model, find(target), shapes, options)
+    if as_json or form == "json":
+        status = "error" if found else "ok"
+        print_json({"status": status, "target": target, "errors": [problem.as_json() for problem in found]})
+    elif found:
+        click.echo("\n".join(str(problem) for problem in found), err=True)
+    else:
+        click.echo(f"{model}: {target} runs all of it")
+    return 1 if found else 0

@@ -1,0 +1,38 @@
+"""`npuc targets` and `npuc operators`: what there is."""
+
+from __future__ import annotations
+
+import click
+
+from npuc.cli.options import json_option, target_option
+from npuc.cli.output import print_json
+
+
+@click.command()
+@json_option
+def targets(as_json: bool) -> None:
+    """List the targets and their machines."""
+    from npuc import reports
+    from npuc.target import TARGETS
+    from npuc.target import target as find
+
+    found = [{"name": name, "summary": TARGETS[name][2], "machines": find(name).machines()} for name in TARGETS]
+    if as_json:
+        print_json({"status": "ok", "targets": found})
+    else:
+        click.echo(reports.targets(found))
+
+
+@click.command()
+@target_option
+@json_option
+def operators(target: str, as_json: bool) -> None:
+    """List the operators a target runs."""
+    from npuc import reports
+    from npuc.target import target as find
+
+    found = find(target).operators()
+    if as_json:
+        print_json({"status": "ok", "target": target, "operators": found})
+    else:
+        click.echo(reports.operators(found))

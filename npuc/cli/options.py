@@ -1,0 +1,79 @@
+"""Options that several commands share; --allow-modified brings its own guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from npuc.errors import ArtefactError
+from npuc.text import closest
+
+T = TypeVar("T")
+TARGET_NAMES = ("easynpu",)
+PATH = click.Path(path_type=Path)
+"""Whether it exists is checked, and said, by what opens it."""
+BROKEN = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, RuntimeError)
+"""What a program whose files were changed may end in, wherever that is."""
+
+
+class Choice(click.Choice[str]):
+    """A choice that says which of its values was probably meant."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Click's message and the closest value."""
+        return f"{super().get_invalid_choice_message(value, ctx)}{closest(str(value), self.choices)}"
+
+
+def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    return dict(_shape(ctx, param, value) for value in values)
+
+
+def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, tuple[int, ...]]:
+    """Name and extents of NAME=1,3,224,224, split at the last `=`; NAME= is a scalar."""
+    name, equals, extents = value.rpartition("=")
+    texts = extents.split(",") if extents else []
+    if not equals or not name or not all(text.isdecimal() and len(text) < 20 and int(text) for text in texts):
+        raise click.BadParameter(f"'{value}' is not of the form NAME=1,3,224,224", ctx, param)
+    return name, tuple(int(text) for text in texts)
+
+
+target_option = click.option("--target", type=Choice(TARGET_NAMES), required=True, help="The machine's kind.")
+machine_option = click.option("--machine", metavar="NAME|FILE", help="A shipped machine, or a TOML file.")
+shape_option = click.option(
+    "--input-shape",
+    "shapes",
+    metavar="NAME=1,3,224,224",
+    multiple=True,
+    callback=_shapes,
+    help="Binds dynamic dimensions.",
+)
+data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
+strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
+isa_option = click.option(
+    "--isa", type=Choice(("documented", "extended")), default="extended", help="Allow extension words or not."
+)
+
+
+def modified_option(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --allow-modified. A program that was changed may fail anywhere: that is E502, and no traceback."""
+
+    @click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
+    @wraps(command)
+    def guarded(*args: Any, allow_modified: bool, **options: Any) -> T:
+        try:
+            return command(*args, allow_modified=allow_modified, **options)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except BROKEN as error:
+            if not allow_modified:
+                raise
+            reason = f"the modified program cannot be used ({type(error).__name__}: {error})"
+            raise ArtefactError("E502", reason, remedy="compile the model again") from error
+
+    return guarded

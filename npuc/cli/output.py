@@ -1,0 +1,44 @@
+"""What several commands print or load alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuc.cli.options import TARGET_NAMES
+from npuc.errors import ArtefactError
+from npuc.text import as_json
+
+if TYPE_CHECKING:
+    from npuc.program import Program
+    from npuc.target import Target
+
+
+def print_json(value: object) -> None:
+    """The one JSON object of a command."""
+    click.echo(as_json(value))
+
+
+def announce_synthetic(what: str, remedy: str) -> None:
+    """Says on stderr that there was no real data."""
+    note = f"note: {what} on synthetic data (8 normal samples, fixed seed); give real data with {remedy}"
+    click.echo(note, err=True)
+
+
+def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]:
+    """The program of an artefact and its target; files that were changed are named on stderr."""
+    import warnings
+
+    from npuc import program
+    from npuc.target import target
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = program.load(artefact, allow_modified=allow_modified)
+    for each in caught:
+        click.echo(f"warning: {each.message}", err=True)
+    if loaded.target not in TARGET_NAMES:
+        raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(TARGET_NAMES))
+    return loaded, target(loaded.target)

@@ -1,0 +1,94 @@
+"""`npuc run` and `npuc verify`: what needs a program and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuc.cli.options import PATH, data_option, json_option, modified_option
+from npuc.cli.output import announce_synthetic, load_program, print_json
+
+if TYPE_CHECKING:
+    from npuc.data import Samples
+    from npuc.program import Program
+
+
+@click.command()
+@click.argument("artefact", type=PATH)
+@click.option("--data", type=PATH, multiple=True, required=True, help="Samples (.npz).")
+@click.option("-o", "--output", type=PATH, required=True, help="Where the outputs go (.npz).")
+@modified_option
+@json_option
+def run(artefact: Path, data: tuple[Path, ...], output: Path, allow_modified: bool, as_json: bool) -> None:
+    """Simulate a program on samples. Outputs are floats in the model's own names and shapes."""
+    from npuc import data as samples_of
+    from npuc import driver
+    from npuc.text import progress
+
+    program, target = load_program(artefact, allow_modified)
+    samples = samples_of.load(data, driver.program_inputs(program))
+    with progress("simulating", len(samples)) as advance:
+        outputs = driver.run_program(program, target, samples, advance)
+    samples_of.save(output, outputs)
+    shapes = {name: list(values.shape) for name, values in outputs.items()}
+    if as_json:
+        print_json({"status": "ok", "samples": len(samples), "outputs": shapes})
+    else:
+        for name, shape in shapes.items():
+            click.echo(f"{name}: {shape} -> {output}")
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("artefact", type=PATH)
+@data_option
+@click.option("--samples", "count", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.option(
+    "--min-sqnr", type=float, default=10.0, show_default=True, metavar="DB", help="Tolerance on outputs."
+)
+@click.option(
+    "--min-cosine", type=float, default=0.95, show_default=True, metavar="C", help="Tolerance on outputs."
+)
+@modified_option
+@json_option
+def verify(
+    model: Path,
+    artefact: Path,
+    data: tuple[Path, ...],
+    count: int | None,
+    min_sqnr: float,
+    min_cosine: float,
+    allow_modified: bool,
+    as_json: bool,
+) -> int:
+    """Compare a program with onnxruntime. MODEL must be what it was compiled from; every layer is compared."""
+    from npuc import reports
+    from npuc import verify as verification
+    from npuc.text import progress
+
+    program, target = load_program(artefact, allow_modified)
+    samples = _samples(program, data, count)
+    tolerance = verification.Tolerance(min_sqnr, min_cosine)
+    with progress("verifying", len(samples)) as advance:
+        report = verification.verify(
+            model, artefact, program, target, samples, tolerance, allow_modified=allow_modified, advance=advance
+        )
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(reports.verified(report, tolerance))
+    return 0 if report["status"] == "ok" else 1
+
+
+def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Samples:
+    """The samples of the data files, or announced synthetic ones."""
+    from npuc import data as samples_of
+    from npuc.driver import program_inputs
+
+    inputs = program_inputs(program)
+    if data:
+        return samples_of.load(data, inputs).first(count)
+    announce_synthetic("verified", "--data DATA.npz")
+    return samples_of.synthetic(inputs, seed=1).first(count)
