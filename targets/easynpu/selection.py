@@ -1,9 +1,9 @@
 """From integer nodes to jobs: a job is a chain of fused layer words with the weight blocks they stream.
 
-Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and a ReLU becomes three
-words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone. What no
-single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose psums
-are kept from word to word (extension).
+Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and an activation becomes
+three words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone.
+What no single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose
+psums are kept from word to word (extension).
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import (
     BS_WORDS,
     LANES,
+    SLOPE_WORDS,
+    TABLE_WORDS,
+    TableBlock,
     groups,
     pack_bias_scale,
     pack_channel_weights,
+    pack_slopes,
+    pack_table,
     pack_weights,
 )
 from npuc.targets.easynpu.tiling import FIELD_MOST
@@ -80,7 +85,9 @@ def runs_on_array(graph: Graph, node: Node) -> bool:
     return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
 
 
-def geometry(node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, int]) -> tuple[dict[str, int], int, int]:
+def geometry(
+    node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, int]
+) -> tuple[dict[str, int], int, int]:
     """The layer word's fields for a window operator, and the first row and column that it reads of what is held.
 
     x: all of the input; held: what the DTCM holds of it; y: what is computed of the output. Padding before the
@@ -101,7 +108,9 @@ def geometry(node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, 
     return fields, row, column
 
 
-def _axis(wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int) -> tuple[int, int, int]:
+def _axis(
+    wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int
+) -> tuple[int, int, int]:
     """(first row read of what is held, padding before it, rows from there on)."""
     start = wanted[0] * stride - padding
     first = min(max(start, 0), extent - 1)
@@ -152,42 +161,48 @@ class _Selection:
         self.documented = documented
 
     def jobs(self) -> list[Job]:
-        fused = self._fused()
-        inner = {id(producer) for producer in fused.values()}
+        before = self._fused()
+        inner = {id(producer) for producer in before.values()}
         found: list[Job] = []
         for node in self.nodes:
-            if id(node) in inner:
-                continue
-            head = fused.get(node.output)
-            found += self._jobs(node if head is None else head, None if head is None else node)
+            if id(node) not in inner:
+                chain = [node]
+                while id(chain[0]) in before:
+                    chain.insert(0, before[id(chain[0])])
+                found += self._jobs(chain[0], chain[1:])
         return found
 
-    def _fused(self) -> Mapping[str, Node]:
-        """For the result of each addition that continues on a convolution's psums: that convolution."""
+    def _fused(self) -> Mapping[int, Node]:
+        """For each node, by identity, that continues on the result of another: that other node."""
         present = {id(node) for node in self.nodes}
-        found: dict[str, Node] = {}
+        found: dict[int, Node] = {}
         for node in self.nodes:
-            if node.op == "IntAdd" and "fused_input" in node.attrs:
-                producer = self.graph.producers.get(node.inputs[node.integer("fused_input")])
-                if producer is None or id(producer) not in present or producer.op != "IntConv":
-                    continue
-                whole = self.graph.shape(producer.output) == self.graph.shape(node.output)
-                if whole and self.graph.only_reader(producer.output) is node and node.inputs[0] != node.inputs[1]:
-                    found[node.output] = producer
+            producer = self.graph.producers.get(self._continued(node))
+            if producer is None or id(producer) not in present or producer.integer("average"):
+                continue
+            heads = ("IntConv",) if node.op == "IntAdd" else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
+            same = self.graph.shape(producer.output) == self.graph.shape(node.output)
+            if producer.op in heads and same and self.graph.only_reader(producer.output) is node:
+                found[id(node)] = producer
         return found
 
-    def _jobs(self, head: Node, follower: Node | None) -> Iterator[Job]:
-        """The jobs of one node, with the node that is fused behind it."""
+    def _continued(self, node: Node) -> str:
+        """The input whose producer the node may be fused behind; none if empty."""
+        if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
+            return node.inputs[node.integer("fused_input")]
+        return node.inputs[0] if node.op in POINTWISE else ""
+
+    def _jobs(self, head: Node, followers: Sequence[Node]) -> Iterator[Job]:
+        """The jobs of one node, with the nodes that are fused behind it."""
         match head.op:
             case "IntConv":
-                yield from self._convolutions(head, follower)
+                yield from self._convolutions(head, followers)
             case "IntAdd" | "IntMul":
-                yield from self._combination(head)
+                yield from self._combination(head, followers)
             case "MaxPool":
                 yield from self._max_pool(head)
-            case "IntRelu":
-                for part in self._channel_parts(head, self.views.tensors[head.output], 0):
-                    yield self._simple(head, "relu", part)
+            case op if op in POINTWISE:
+                yield from self._pointwise(head, followers)
             case "Concat":
                 yield from self._concatenation(head)
             case _:
@@ -195,23 +210,26 @@ class _Selection:
 
     # Convolutions, depthwise convolutions and average pools
 
-    def _convolutions(self, node: Node, follower: Node | None) -> Iterator[Job]:
+    def _convolutions(self, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
         w, bias, shift = (self.graph.constants[name] for name in node.inputs[1:])
-        last = node if follower is None else follower
+        last = (node, *followers)[-1]
+        added = next((each for each in followers if each.op == "IntAdd"), None)
         name = conv_mnemonic(node.integer("group", 1), self.graph.shape(node.inputs[0])[1], len(w))
         name = "avgpool" if node.integer("average") else name
         result, first = self.views.tensors[last.output], self.windows[last.output].channels[0]
-        for chunk in _bands(result.channels, self._chunk(node, name)):
+        for chunk in _bands(result.channels, self._chunk(node, name, followers)):
             kernels = slice(first + chunk.start, first + chunk.stop)
             stages = self._conv_stages(node, name, chunk, w[kernels], bias[kernels], shift[kernels])
             operand = None
-            if follower is not None:
-                other = next(each for each in follower.inputs if each != node.output)
-                operand = _chunk_view(self._operand(other, follower), chunk)
-                stages = (*stages, *self._combining_stages(follower, chunk))
+            if added is not None:
+                other = next(each for each in added.inputs if each != node.output)
+                operand = _chunk_view(self._operand(other, added), chunk)
+            stages = (*stages, *self._following(followers, chunk))
             yield Job(stages, _chunk_view(result, chunk), operand, self._start(last, chunk))
 
-    def _word(self, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool) -> tuple[Layer, View]:
+    def _word(
+        self, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool
+    ) -> tuple[Layer, View]:
         """The word of a window operator for a chunk of output channels, as if every field and pad sufficed."""
         name = node.inputs[0]
         fields, row, column = geometry(
@@ -224,23 +242,25 @@ class _Selection:
             source = _chunk_view(source, chunk)
         return Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **fields), source
 
-    def _chunk(self, node: Node, name: str) -> int:
+    def _chunk(self, node: Node, name: str, followers: Sequence[Node]) -> int:
         """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
         dense = name == "conv"
         kernel = self.graph.shape(node.inputs[1])[2:]
         word, _ = self._word(node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
         parts = [part.word for part in split_kernel(word, self.machine, dense=dense)]
-        per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts) + BS_WORDS
+        per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
+        per_group += sum(_group_words(each) for each in followers)
+        tables = _table_words(followers)
         most = min(FIELD_CHANNELS // LANES, self.machine.weight_pad_entries, self.machine.psum_entries)
-        fitting = min(most, self.machine.weight_words // per_group)
-        if not fitting:
+        fitting = min(most, (self.machine.weight_words - tables) // per_group)
+        if fitting < 1:
             raise DoesNotFit(
                 "E302",
-                f"16 outputs take {per_group} weight words",
+                f"16 outputs take {per_group + tables} weight words",
                 node=node.name,
                 op="Conv",
                 limit=f"weight_words = {self.machine.weight_words}",
-                remedy=f"a machine with weight_words = {per_group} (--machine FILE)",
+                remedy=f"a machine with weight_words = {per_group + tables} (--machine FILE)",
             )
         return fitting * LANES
 
@@ -284,17 +304,18 @@ class _Selection:
 
     # Sums and products of two maps
 
-    def _combination(self, node: Node) -> Iterator[Job]:
+    def _combination(self, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
         first, second = node.inputs
         if self.graph.shape(first) != self.graph.shape(node.output):
             first, second = second, first
         source, operand = self._aligned(first, node), self._operand(second, node)
-        result = self.views.tensors[node.output]
-        for part in self._channel_parts(node, result, BS_WORDS):
-            stages = self._combining_stages(node, part)
+        last = (node, *followers)[-1]
+        result = self.views.tensors[last.output]
+        for part in self._channel_parts((node, *followers), result):
+            stages = (*self._combining_stages(node, part), *self._following(followers, part))
             head = replace(stages[0], source=_chunk_view(source, part))
             views = _chunk_view(result, part), _chunk_view(operand, part)
-            yield Job((head, *stages[1:]), *views, self._start(node, part))
+            yield Job((head, *stages[1:]), *views, self._start(last, part))
 
     def _aligned(self, name: str, node: Node) -> View:
         """The part of an elementwise operand that meets the computed window of the result."""
@@ -322,30 +343,66 @@ class _Selection:
             return (Stage(word, block, node, node.output),)
         return (Stage(word, block, node), self._relu_stage(node, chunk))
 
+    # Functions of one element
+
+    def _pointwise(self, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
+        last = (node, *followers)[-1]
+        source, result = self._aligned(node.inputs[0], node), self.views.tensors[last.output]
+        for part in self._channel_parts((node, *followers), result):
+            stages = list(self._following((node, *followers), part))
+            stages[0] = replace(stages[0], source=_chunk_view(source, part))
+            yield Job(tuple(stages), _chunk_view(result, part), None, self._start(last, part))
+
+    def _following(self, followers: Sequence[Node], chunk: slice) -> Iterator[Stage]:
+        """The words that continue on a result, for a chunk of its channels."""
+        for node in followers:
+            if node.op in POINTWISE:
+                yield self._pointwise_stage(node, chunk)
+            else:
+                yield from self._combining_stages(node, chunk)
+
+    def _pointwise_stage(self, node: Node, chunk: slice) -> Stage:
+        """A ReLU, a table, or slopes per channel."""
+        _, height, width = self.windows[node.output].shape
+        constants = [self.graph.constants[name] for name in node.inputs[1:]]
+        match node.op:
+            case "IntTable":
+                starts, a, b = constants
+                mnemonic, block = "act", pack_table(TableBlock(starts, a, b, -node.integer("shift")))
+            case "IntPRelu":
+                first = self.windows[node.output].channels[0]
+                mnemonic = "prelu"
+                block = pack_slopes(*(each[first + chunk.start : first + chunk.stop] for each in constants))
+            case _:
+                mnemonic, block = "relu", _no_words()
+        return Stage(_pointwise(mnemonic, chunk.stop - chunk.start, height, width), block, node, node.output)
+
     # Words without weights
 
     def _max_pool(self, node: Node) -> Iterator[Job]:
         """One word a chunk of channels."""
         height, width = node.integers("kernel_shape")
-        for part in self._channel_parts(node, self.views.tensors[node.output], 0):
-            yield self._simple(node, "maxpool", part, (height, width))
-
-    def _simple(self, node: Node, mnemonic: str, chunk: slice, kernel: tuple[int, int] = (1, 1)) -> Job:
-        word, x = self._word(node, mnemonic, kernel, chunk, dense=False)
-        result = _chunk_view(self.views.tensors[node.output], chunk)
-        return Job((Stage(word, _no_words(), node, node.output, x),), result, None, self._start(node, chunk))
+        for part in self._channel_parts((node,), self.views.tensors[node.output]):
+            word, x = self._word(node, "maxpool", (height, width), part, dense=False)
+            result = _chunk_view(self.views.tensors[node.output], part)
+            yield Job((Stage(word, _no_words(), node, node.output, x),), result, None, self._start(node, part))
 
     def _start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
         channel, row, column = self.windows[node.output].start
         return channel + chunk.start, row, column
 
-    def _channel_parts(self, node: Node, view: View, words: int) -> Iterator[slice]:
-        """Channels per job of a channel-wise word with this many weight words per 16 channels."""
-        most = FIELD_CHANNELS // LANES
+    def _channel_parts(self, chain: Sequence[Node], view: View) -> Iterator[slice]:
+        """Channels per job of a chain of channel-wise words."""
+        most, words, tables = FIELD_CHANNELS // LANES, sum(map(_group_words, chain)), _table_words(chain)
         if words:
-            most = min(most, self.machine.weight_words // words)
-        if not most:
-            raise DoesNotFit("E302", f"{words} weight words", node=node.name, limit=f"{self.machine.weight_words}")
+            most = min(most, (self.machine.weight_words - tables) // words)
+        if most < 1 or tables > self.machine.weight_words:
+            raise DoesNotFit(
+                "E302",
+                f"16 channels take {words + tables} weight words",
+                node=chain[0].name,
+                limit=f"weight_words = {self.machine.weight_words}",
+            )
         yield from _bands(view.channels, most * LANES)
 
     # Concatenation
@@ -374,7 +431,9 @@ class _Selection:
             for name, offset, extent in zip(node.inputs, offsets, extents, strict=False):
                 source = self.views.tensors[name]
                 for band in _bands(extent, FIELD_CHANNELS):
-                    wanted = np.arange(chunk.start, chunk.stop)[:, None] == offset + np.arange(band.start, band.stop)
+                    wanted = np.arange(chunk.start, chunk.stop)[:, None] == offset + np.arange(
+                        band.start, band.stop
+                    )
                     if not wanted.any():
                         continue
                     x = _chunk_view(source, band)
@@ -387,7 +446,18 @@ class _Selection:
             yield Job(tuple(stages), _chunk_view(result, chunk), None, self._start(node, chunk))
 
 
-ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "IntRelu", "MaxPool")
+POINTWISE = ("IntRelu", "IntTable", "IntPRelu")
+"""Functions of one element: they continue on any result but a pool's."""
+ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "MaxPool", *POINTWISE)
+
+
+def _group_words(node: Node) -> int:
+    """Weight words per 16 channels of a word behind a convolution."""
+    return {"IntAdd": BS_WORDS, "IntMul": BS_WORDS, "IntPRelu": SLOPE_WORDS}.get(node.op, 0)
+
+
+def _table_words(chain: Sequence[Node]) -> int:
+    return TABLE_WORDS * sum(node.op == "IntTable" for node in chain)
 
 
 @dataclass(frozen=True)
