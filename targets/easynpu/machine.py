@@ -24,6 +24,9 @@ class Machine:
     ifmap_pad_entries: int = 64
     psum_entries: int = 64
     weight_pad_entries: int = 16
+    parameter_pad_entries: int = 64
+    """Entries of 32 + 8 bits per PE: bias and scale of a layer and of the words fused behind it (the author's RTL
+    has 16, for one layer of 16 output channels per PE)."""
     fmap_words: int = 1280
     skip_words: int = 1280
     weight_words: int = 1536

@@ -36,6 +36,8 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     stages = job.placed.job.stages
     nodes = {id(stage.node): stage.node for stage in stages}
     multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
+    compute = sum(each.tiling.compute_cycles for _, each in parts)
+    bus = sum(each.tiling.bus_words for _, each in parts)
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
     return {
         "name": quantised.floats.get(result, result),
@@ -43,6 +45,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
         "macs": multiplied,
         "cycles": sum(each.tiling.cycles for _, each in parts),
+        "compute_cycles": compute,
+        "bus_words": bus,
+        "bound": "bus" if bus > compute else "compute",
         "ideal_cycles": multiplied / machine.pes,
         "instruction": first,
         "jobs": len(parts),

@@ -186,31 +186,35 @@ class _Tile:
 
     @classmethod
     def of(cls, parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> _Tile:
-        """The steps of a tile: 16 channels each; per part, or channel-wise per 16 channels all parts."""
+        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn.
+
+        Where psums are kept, the next part adds its bias to them in a pass of its own.
+        """
         dense = is_dense(parts[0])
         rounds = 1 if dense else groups(parts[0].Co)
         positions = y * x * (parts[0].Zs if dense else 1)
         bubble = np.logical_and(positions == 1, not machine.psum_write_first)
         sweep = positions * (1 + bubble)
-        uses = followers.port_uses
-        tail = sum(np.maximum(sweep, positions * use.cycles) for use in uses)
-        blocked = positions * sum(use.blocked for use in uses)
+        inner = step = words = np.zeros_like(y)
+        passes = followers.stages + len(parts) - 1
         loads = [np.multiply(*tile_input(part, y, x)) for part in parts]
-        inner, passes, words = np.zeros_like(y), followers.stages, positions * sum(use.ofmap for use in uses)
-        step = last = inner
-        for position, part in enumerate(parts):
-            inner = inner + (step + np.maximum(loads[position] - step, 0) if position else 0)
+        for part, load, first in zip(parts, loads, (True, *[False] * len(parts)), strict=False):
             whole, rest = (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if dense else (0, 1)
             taps = part.Hk * part.Wk
-            full = LANES * taps * sweep
-            inner = inner + whole * (full + np.maximum(loads[position] - full, 0))
-            step = rest * taps * sweep
-            last = step - sweep
             passes += (whole * LANES + rest) * taps
-            words = words + (whole + 1) * loads[position]
-        last = last + tail
-        free = last - blocked
+            words = words + (whole + 1) * load
+            bias = 0 if first else 1
+            inner = inner if first else inner + np.maximum(step, load)
+            if whole:
+                opening, full = ((LANES * taps + extra) * sweep for extra in (bias, 0))
+                inner = inner + np.maximum(opening, load) + (whole - 1) * np.maximum(full, load)
+                bias = 0
+            step = (rest * taps + bias) * sweep
+        uses = followers.port_uses
+        last = step - sweep + sum(np.maximum(sweep, positions * use.cycles) for use in uses)
+        free = last - positions * sum(use.blocked for use in uses)
         inner = rounds * inner + (rounds - 1) * (last + np.maximum(loads[0] - free, 0))
+        words = words + positions * sum(use.ofmap for use in uses)
         return cls(inner, last, free, loads[0], rounds * passes * sweep, rounds * words)
 
 
