@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, wh
 
 MOST_TILES = 16
 MOST_NODES = 24
+MOST_TRIES = 32
+"""Grids, cheapest first, of which the first that can really be placed is taken."""
 OBJECTIVES = ("time", "traffic", "cycles")
 
 Fits = Callable[[Sequence[Node], "Grid"], bool]
@@ -84,8 +86,6 @@ def plan(
         for start in range(end - 1, max(-1, end - 1 - MOST_NODES), -1):
             before = best[start]
             piece = nodes[start:end]
-            if len(piece) > 1 and weight_words(graph, piece) > machine.weight_words:
-                break
             if before is None or (strip := best_grid(graph, piece, machine, fits, weight)) is None:
                 continue
             cost = strip.compute_cycles + strip.traffic_words * weight
@@ -119,11 +119,15 @@ def best_grid(
     shapes = {map_shape(graph.shape(name))[1:] for name in outputs}
     if not outputs or (len(shapes) > 1 and min(min(shape) for shape in shapes) < 2):
         return None
+    traffic = sum(whole(graph, name).words for name in (*inputs_of(graph, nodes), *outputs))
+    if _whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(nodes, Grid()):
+        cycles = sum(_node_work(graph, node) * prod(map_shape(graph.shape(node.output))[1:]) for node in nodes)
+        return Strip(tuple(nodes), Grid(), traffic + weight_words(graph, nodes), cycles)
     strips = sorted(
         _grids(graph, nodes, outputs, machine),
-        key=lambda strip: (strip.compute_cycles + strip.traffic_words * weight, strip.grid.rows * strip.grid.columns),
+        key=lambda strip: strip.compute_cycles + strip.traffic_words * weight,
     )
-    return next((strip for strip in strips if fits(nodes, strip.grid)), None)
+    return next((strip for strip in strips[:MOST_TRIES] if fits(nodes, strip.grid)), None)
 
 
 def weight_words(graph: Graph, nodes: Sequence[Node]) -> int:
@@ -168,9 +172,10 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
         chunk = _chunk_depth(graph, nodes, tensors, depth, parts)
         peaks = (largest * chunk) @ alive.T
         fitting = peaks.max(axis=-1) <= machine.fmap_words + machine.skip_words
+        fitting &= (largest * chunk).max(axis=-1) <= max(machine.fmap_words, machine.skip_words)
         repeats = np.where(chunk == depth, parts, 1) if parts > 1 else np.ones_like(depth)
         loaded = (sums * depth * repeats)[..., inputs].sum(axis=-1)
-        kept = np.array([int(np.prod(map_shape(graph.shape(tensors[at]))[1:])) * depth[at] for at in stored]).sum()
+        kept = np.array([prod(map_shape(graph.shape(tensors[at]))[1:]) * depth[at] for at in stored]).sum()
         resident = weights <= machine.weight_words * parts
         cycles = sums @ work
         for r, c in np.argwhere(fitting):
@@ -178,6 +183,13 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
             traffic = int(loaded[r, c] + kept + weights * tiles)
             grid = Grid(parts, rows.counts[r], columns.counts[c])
             yield Strip(tuple(nodes), grid, traffic, float(cycles[r, c]))
+
+
+def _whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> int:
+    """The most words alive in one step if nothing is tiled."""
+    tensors = tuple(dict.fromkeys((*inputs_of(graph, nodes), *(name for node in nodes for name in node.outputs))))
+    words = np.array([whole(graph, name).words for name in tensors])
+    return int((_alive(nodes, tensors, outputs) @ words).max())
 
 
 def _chunk_depth(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], depth: Array, parts: int) -> Array:
@@ -265,11 +277,15 @@ def _work(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str]) -> Array:
     """Compute cycles per pixel of each tensor: groups times taps, and input channels where dense."""
     found = np.zeros(len(tensors))
     for node in nodes:
-        taps = 1
-        if node.op == "IntConv":
-            shape = graph.shape(node.inputs[1])
-            taps = int(np.prod(shape[2:])) * (1 if is_channelwise(graph, node) else shape[1])
-        elif node.op == "MaxPool":
-            taps = int(np.prod(node.integers("kernel_shape")))
-        found[tensors.index(node.output)] = taps * groups(graph.shape(node.output)[1])
+        found[tensors.index(node.output)] = _node_work(graph, node)
     return found
+
+
+def _node_work(graph: Graph, node: Node) -> int:
+    taps = 1
+    if node.op == "IntConv":
+        shape = graph.shape(node.inputs[1])
+        taps = prod(shape[2:]) * (1 if is_channelwise(graph, node) else shape[1])
+    elif node.op == "MaxPool":
+        taps = prod(node.integers("kernel_shape"))
+    return taps * groups(graph.shape(node.output)[1])
