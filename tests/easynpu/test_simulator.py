@@ -367,6 +367,7 @@ RTL = [
     (20000, -2, 127), (3, 4, 48), (-3, 4, -48), (2**31 - 1, -31, 1), (-(2**31) + 1, -31, -1), (2**30, -31, 1),
     (2**30 - 1, -31, 0), (-(2**30), -31, 0), (-(2**30) - 1, -31, -1), (100, 31, None), (128, -32, None),
     (1, 40, None), (1, 127, None), (0, -128, None), (1, 30, 127), (-1, 30, -128), (-1, 31, None),
+    (2**24 - 1, -25, 0), (2**24, -25, 1), (-(2**24), -25, 0), (-(2**24) - 1, -25, -1),
 ]  # fmt: skip
 
 
@@ -387,6 +388,78 @@ def test_a_psum_is_rounded_half_up_and_saturated(op: int, psum: int, scale: int,
     else:
         (found, *_), _ = run_both(writer, zero, zero)
         assert found[0, WORDS - 1, 0] == result
+
+
+@pytest.mark.parametrize(
+    ("op", "left", "right", "scale", "result"),
+    [
+        (ADD, 100, 100, 0, 127), (ADD, 5, 6, -1, 6), (ADD, -5, -6, -1, -5), (ADD, -128, -128, -1, -128),
+        (ADD, 3, 4, 2, 28), (ADD, 127, 1, -8, 1), (ADD, 127, 0, -8, 0), (ADD, 127, 127, -9, 0),
+        (MUL, -128, -128, -7, 127), (MUL, 3, -5, -1, -7), (MUL, 3, 5, -1, 8), (MUL, 127, 127, -9, 32),
+        (MUL, 2, -3, 4, -96), (MUL, 127, -127, -31, 0), (MUL, -128, 127, -8, -63),
+    ],
+)  # fmt: skip
+def test_two_maps_are_added_or_multiplied_and_rounded_half_up(
+    op: int, left: int, right: int, scale: int, result: int
+) -> None:
+    writer = Writer(np.random.default_rng(0))
+    layer = {"opcode": op, "Hi": 1, "Wi": 1, "Ho": 1, "Wo": 1, "Ci": 1, "Co": 1, "Zs": 1, "y": 1, "x": 1}
+    writer.words.append(word(LAYER, **layer, Sh=1, Sw=1, yi=1, xi=1, Hk=1, Wk=1))
+    writer.stream.append(np.repeat(np.array([0, 0, 0, 0, scale], np.int8)[:, None], 16, axis=1))
+    fmap, skip = np.full((1, WORDS, 16), left, np.int8), np.full((1, WORDS, 16), right, np.int8)
+    (found, *_), _ = run_both(writer, fmap, skip)
+    assert found[0, WORDS - 1].tolist() == [result] + [0] * 15
+
+
+@pytest.mark.parametrize("op", [CONV, CONV_RELU])
+def test_large_sums_that_a_bias_cancels_keep_their_last_bits(op: int) -> None:
+    """240 channels of 3x3 weights times 127 sum to more than 2^25; the bias leaves -128..127 of it."""
+    random = np.random.default_rng(0)
+    writer = Writer(random)
+    window = {
+        "Hk": 3,
+        "Wk": 3,
+        "Hi": 3,
+        "Wi": 3,
+        "Ho": 1,
+        "Wo": 1,
+        "Sh": 1,
+        "Sw": 1,
+        "y": 1,
+        "x": 1,
+        "yi": 3,
+        "xi": 3,
+    }
+    layer = window | {"opcode": op, "Ci": 240, "Co": 16, "Zs": 1}
+    w = random.choice([125, 127], (240 * 9, 16))
+    left = random.integers(-128, 128, 16)
+    bias = left - 127 * w.sum(axis=0)
+    planes = np.stack([(bias >> (8 * j)) & 0xFF for j in range(4)] + [np.zeros(16, np.int64)])
+    writer.words.append(word(LAYER, **layer))
+    writer.stream += [planes.astype(np.uint8).view(np.int8), w.astype(np.int8)]
+    (found, *_), _ = run_both(writer, *(np.full((1, WORDS, 16), 127, np.int8) for _ in range(2)))
+    assert np.abs(bias).min() > 1 << 25
+    assert found[0, WORDS - 1].tolist() == (left if op == CONV else np.maximum(left, 0)).tolist()
+
+
+def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads() -> None:
+    random = np.random.default_rng(4)
+    writer = Writer(random)
+    layer = writer.head(CONV, (4, 4, 20), 20)
+    for _ in range(2):  # two weight blocks behind each other, one word
+        writer.block(layer)
+    image, stream = word(LAYER, **layer).to_bytes(16, "little"), writer.weights[:-1]
+    simulator = Simulator(MACHINE, {"itcm.bin": image, "weight.bin": stream.tobytes()})
+    state = simulator.state(1)
+    fmap, _ = noise(random, samples=1)
+    half = len(stream) // 2
+    for start in (0, half, 0):
+        state.fmap[...] = fmap
+        images = (ImageLoad("itcm", 0, "itcm.bin", 0, 1), ImageLoad("weight", 0, "weight.bin", start, half))
+        simulator.run(Segment(images, (), 1, ()), state, {})
+        npu = naive.Npu(fmap[0].astype(np.int64), np.zeros((WORDS, 16), np.int64), stream[start:].astype(np.int64))
+        npu.run(naive.words(image))
+        np.testing.assert_array_equal(state.fmap[0], npu.fmap)
 
 
 def test_what_the_memories_held_before_does_not_matter() -> None:
