@@ -20,7 +20,17 @@ from npuc.targets.easynpu import arithmetic, isa
 from npuc.targets.easynpu.artefact import Segment, TensorMove
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, Map, groups, pack_feature, to_lanes, unpack_feature
+from npuc.targets.easynpu.memory import (
+    BS_WORDS,
+    LANES,
+    SLOPE_WORDS,
+    TABLE_WORDS,
+    Map,
+    groups,
+    pack_feature,
+    to_lanes,
+    unpack_feature,
+)
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (samples, Ho, Wo, Co)."""
@@ -140,6 +150,10 @@ class Simulator:
                 return arithmetic.max_pool(x, layer)
             case "relu":
                 return np.maximum(x, 0)
+            case "act":
+                return arithmetic.activation(self._take(state, stage, TABLE_WORDS), x)
+            case "prelu":
+                return arithmetic.sloped(self._take(state, stage, SLOPE_WORDS * groups(layer.Co)), x)
             case "add" | "mul":
                 other = _read(state, stage.operand(), layer.Co)
                 scale = self._take(state, stage, BS_WORDS * groups(layer.Co))
