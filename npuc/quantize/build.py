@@ -81,6 +81,7 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
     equal: list[tuple[str, str]] = []
     ratios: list[Ratio] = []
     ceilings: dict[str, float] = {}
+    powers: list[str] = []
     for node in nodes:
         x, y = node.inputs[0], node.output
         if node.op in MOVEMENT or node.op in ("MaxPool", "GlobalMaxPool") or is_relu(node):
@@ -91,9 +92,23 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         elif node.op == "Add":
             equal.append((x, node.inputs[1]))
             ratios.append(Ratio(y, x, 0, MOST_SHIFT))
+        elif node.op == "Mul":
+            powers.append(node.inputs[factor_of(graph, node)])
+            ratios.append(Ratio(y, node.inputs[1 - factor_of(graph, node)], -MOST_GAIN, MOST_SHIFT))
         if (node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip":
             ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
-    return Ties(tuple(equal), tuple(ratios), {k: v for k, v in ceilings.items() if np.isfinite(v)})
+    finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
+    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers))
+
+
+MOST_GAIN = 5
+"""A product's scale is at most 2^5 times finer than its larger operand's: a factor of at most 1 needs no more."""
+
+
+def factor_of(graph: Graph, node: Node) -> int:
+    """Which operand of a product gets a scale that is a power of two: the smaller one (a gate), else the second."""
+    sizes = [graph.tensors[name].size for name in node.inputs]
+    return 0 if sizes[0] < sizes[1] else 1
 
 
 def quantise(
@@ -196,6 +211,8 @@ class _Builder:
                 if "fused_input" in node.attrs:
                     attrs["fused_input"] = node.integer("fused_input")
                 return "IntAdd", attrs, ()
+            case "Mul":
+                return "IntMul", {"shift": self._product_shift(node)}, ()
             case "Relu" | "Clip" if is_relu(node):
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
@@ -228,6 +245,21 @@ class _Builder:
 
     def _shift(self, node: Node) -> int:
         return round(np.log2(self.scales[node.output] / self.scales[node.inputs[0]]))
+
+    def _product_shift(self, node: Node) -> int:
+        """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
+        first, second = (self.scales[name] for name in node.inputs)
+        shift = round(np.log2(self.scales[node.output] / first / second))
+        if not 0 <= shift <= MOST_SHIFT:
+            raise UnsupportedOperator(
+                "E205",
+                f"the product needs a right shift by {shift}",
+                node=node.name,
+                op=node.op,
+                limit=f"0..{MOST_SHIFT}",
+                remedy="a factor of at most about 1 in magnitude, as a gate is",
+            )
+        return shift
 
     def _weights(self, node: Node) -> tuple[str, ...]:
         w = self.float.constants[node.inputs[1]]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
+from npuc.ops.rules import broadcast
 from npuc.ops.table import Op, bad_node, register
 from npuc.ops.windows import window_of
 
@@ -73,10 +74,9 @@ def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Two int8 maps; one may have a single row or column that is repeated."""
     _expect(node, types, "int8", "int8")
-    if types[0].shape != types[1].shape:
-        raise bad_node(node, f"shapes {list(types[0].shape)} and {list(types[1].shape)} differ")
-    return (types[0],)
+    return (TensorType(broadcast(node, types[0].shape, types[1].shape), "int8"),)
 
 
 def _add(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

@@ -40,6 +40,8 @@ class Ties:
     ratios: tuple[Ratio, ...] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
     """The largest scale a tensor may have, so that saturation does the work of a Clip."""
+    powers: tuple[str, ...] = ()
+    """Tensors whose scale must be a power of two (factors of a product)."""
     given: Mapping[str, float] = field(default_factory=dict[str, float])
     """Scales fixed from outside."""
 
@@ -90,11 +92,13 @@ def _solve_group(
     """The scale of each class of a group: best base of an octave, best exponents for it."""
     ratios = tuple(ratios)
     bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
+    if any(tensor in ties.powers for tensors in members.values() for tensor in tensors):
+        bases = [1.0]
     for tensors in members.values():
         for tensor in tensors:
             if tensor in ties.given:
                 bases = [ties.given[tensor]]
-            elif tensor in ties.ceilings:
+            elif tensor in ties.ceilings and len(bases) > 1:
                 bases.append(ties.ceilings[tensor])
     best: tuple[float, dict[str, float]] | None = None
     for base in bases:

@@ -12,7 +12,9 @@ from npuc.bits import encode
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
+from npuc.passes.patterns import along_axis
 from npuc.quantize.build import MOVEMENT, average_kernel
+from npuc.quantize.tables import TABLE_OPS
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import groups
@@ -47,8 +49,8 @@ def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
 
 
 def clips_at_zero(_graph: Graph, node: Node) -> str | None:
-    """A Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
-    if node.op != "Clip" and node.text("activation") != "Clip":
+    """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
+    if node.text("activation") != "Clip":
         return None
     low, high = node.number("min", float("-inf")), node.number("max", float("inf"))
     return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
@@ -72,13 +74,29 @@ def counts_no_padding(graph: Graph, node: Node) -> str | None:
     return None
 
 
-def same_shapes(graph: Graph, node: Node) -> str | None:
-    """Both operands are computed at run time and have the same shape."""
-    shapes = [list(graph.shape(name)) for name in node.inputs]
+def whole_or_repeated(graph: Graph, node: Node) -> str | None:
+    """Both operands are computed at run time; one may repeat its only row or column, never its only channel."""
     constants = [name for name in node.inputs if name in graph.constants]
     if constants:
         return f"'{constants[0]}' is a constant"
-    return None if shapes[0] == shapes[1] else f"the shapes are {shapes[0]} and {shapes[1]}"
+    shapes = [graph.shape(name) for name in node.inputs]
+    result = graph.shape(node.output)
+    fits = result in shapes and all(
+        len(shape) == len(result)
+        and shape[1] == result[1]
+        and all(extent in (1, full) for extent, full in zip(shape, result, strict=True))
+        for shape in shapes
+    )
+    return None if fits else f"the shapes are {list(shapes[0])} and {list(shapes[1])}"
+
+
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope = graph.constants.get(node.inputs[1])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    fits = along_axis(slope, graph.shape(node.inputs[0]), 1) is not None or (slope == slope.reshape(-1)[0]).all()
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,7 @@ class Row:
     remedy: str
 
 
+BATCH = "bind the batch to 1 with --input-shape"
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 
 ARRAY: Mapping[str, Row] = {
@@ -97,13 +116,18 @@ ARRAY: Mapping[str, Row] = {
         "conv, dwconv (with ReLU)", (one_image, constant_weights, dense_or_depthwise, clips_at_zero), SIMPLIFY
     ),
     "Gemm": Row("conv", (one_image, constant_weights, clips_at_zero), SIMPLIFY),
-    "MaxPool": Row("maxpool", (one_image,), "bind the batch to 1 with --input-shape"),
-    "GlobalMaxPool": Row("maxpool", (one_image,), "bind the batch to 1 with --input-shape"),
-    "AveragePool": Row("avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"),
-    "GlobalAveragePool": Row("avgpool", (one_image,), "bind the batch to 1 with --input-shape"),
-    "Add": Row("add", (one_image, same_shapes, clips_at_zero), "broadcast operands are not supported yet"),
-    "Relu": Row("relu", (one_image,), "bind the batch to 1 with --input-shape"),
-    "Clip": Row("relu", (one_image, clips_at_zero), "use Relu or ReLU6"),
+    "MaxPool": Row("maxpool", (one_image,), BATCH),
+    "GlobalMaxPool": Row("maxpool", (one_image,), BATCH),
+    "AveragePool": Row(
+        "avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"
+    ),
+    "GlobalAveragePool": Row("avgpool", (one_image,), BATCH),
+    "Add": Row("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
+    "Mul": Row("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
+    "Relu": Row("relu", (one_image,), BATCH),
+    **{op: Row("act", (one_image,), BATCH) for op in TABLE_OPS},
+    "Clip": Row("relu (from 0), act", (one_image,), BATCH),
+    "PRelu": Row("prelu, act (one slope)", (one_image, slope_per_channel), "share the slope between pixels"),
 }
 
 HOST: Mapping[str, str] = {
@@ -136,7 +160,9 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
             encode(replace(part, Co=1, Zs=1, Ci=1, Ho=1, Wo=1, Hi=1, Wi=1))  # channels and maps are split
     except EncodingError as error:
         problem = error.problems[0]
-        return Problem("E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where)
+        return Problem(
+            "E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where
+        )
     except NpucError as error:
         problem = error.problems[0]
         return Problem(problem.code, problem.reason, limit=problem.limit, remedy=problem.remedy, **where)
