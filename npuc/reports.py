@@ -46,7 +46,7 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _layers(layers: Sequence[Report]) -> str:
-    header = ("layer", "op", "tile", "candidates", "MACs", "cycles", "utilisation", "weight words")
+    header = ("layer", "op", "tile", "candidates", "MACs", "cycles", "utilisation", "weight words", "table LSB")
     rows = [
         (
             _short(layer["name"]),
@@ -57,6 +57,7 @@ def _layers(layers: Sequence[Report]) -> str:
             layer["cycles"],
             layer["ideal_cycles"] / layer["cycles"] if layer["macs"] else None,
             layer["weight_words"],
+            layer["table_error_lsb"],
         )
         for layer in layers
     ]

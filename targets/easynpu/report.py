@@ -36,6 +36,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     stages = job.placed.job.stages
     nodes = {id(stage.node): stage.node for stage in stages}
     multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
+    errors = [node.integer("error_lsb") for node in nodes.values() if node.op == "IntTable"]
     compute = sum(each.tiling.compute_cycles for _, each in parts)
     bus = sum(each.tiling.bus_words for _, each in parts)
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
@@ -55,6 +56,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "tile_candidates": job.tiling.candidates,
         "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
         "weight_words": len(job.weights),
+        "table_error_lsb": max(errors) if errors else None,
     }
 
 
@@ -165,7 +167,7 @@ def manifest(
     lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The target's part of the manifest, and the files it describes."""
-    uses_extensions = any(isinstance(word, (isa.Operand, isa.Control)) for word in lowered.words)
+    uses_extensions = not all(map(_is_documented, lowered.words))
     entry = {
         "target": "easynpu",
         "machine": machine.as_dict(),
@@ -176,6 +178,11 @@ def manifest(
         "report": summary(lowered, quantised, machine),
     }
     return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights}
+
+
+def _is_documented(word: isa.Instruction) -> bool:
+    """Whether the document defines the word."""
+    return isinstance(word, Layer) and word.operation is not None and word.operation.documented
 
 
 def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -12,11 +12,14 @@ from npuc.data import Samples
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.ir import Array, Graph, Node
 from npuc.passes.expand_groups import expand_groups
+from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
+from npuc.quantize.tables import domains
 from npuc.target import Observer, Options
 from npuc.targets.easynpu import images, isa, lowering, report, support
 from npuc.targets.easynpu import machine as machines
@@ -24,6 +27,7 @@ from npuc.targets.easynpu.arithmetic import ACCUMULATOR
 from npuc.targets.easynpu.artefact import Segment, Step, step_from_json
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.simulator import Simulator
+from npuc.targets.easynpu.tables import best_table
 
 
 class EasyNpu:
@@ -32,11 +36,11 @@ class EasyNpu:
     name = "easynpu"
     summary = "16-PE int8 array, one 128-bit instruction per layer"
     memories = ("fmap", "skip", "weight", "itcm")
-    passes: tuple[Pass, ...] = (gemm_to_conv, expand_groups)
+    passes: tuple[Pass, ...] = (separate_clips, gemm_to_conv, expand_groups)
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
-        machine = machines.load(options.machine)
+        machine, graph = machines.load(options.machine), _prepared(graph, options)
         found: list[Problem] = []
         on_array = {id(node) for node in self._integer(graph, machine)}
         for node in graph.nodes:
@@ -48,20 +52,26 @@ class EasyNpu:
                 found += [refusal] if refusal else []
             elif options.strict and not _converts(graph, node, on_array):
                 reason = f"it would run on the host: {support.HOST[node.op]}"
-                found.append(Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where))
+                found.append(
+                    Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where)
+                )
         return found
 
     def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
-        machine = machines.load(options.machine)
+        machine, graph = machines.load(options.machine), _prepared(graph, options)
         nodes = self._integer(graph, machine)
-        quantised = quantise(graph, nodes, spreads(graph, samples.feeds(), tensors_of(nodes)), options.method)
+        found = spreads(graph, samples.feeds(), tensors_of(nodes), domains(graph, nodes))
+        quantised = quantise(graph, nodes, found, options.method, best_table)
         _expect_accumulators(quantised)
         documented = options.isa == "documented"
         lowered = lowering.lower(quantised, machine, documented=documented)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         signature = {
-            key: [{"name": name, "shape": list(graph.shape(name)), "dtype": graph.tensors[name].dtype} for name in names]
+            key: [
+                {"name": name, "shape": list(graph.shape(name)), "dtype": graph.tensors[name].dtype}
+                for name in names
+            ]
             for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))
         }
         return Program({**manifest, **signature}, files, _evidence(quantised))
@@ -112,6 +122,11 @@ class EasyNpu:
             return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
 
         return integer_nodes(graph, accepted)
+
+
+def _prepared(graph: Graph, options: Options) -> Graph:
+    """The graph in operators that have a word; the document has none for slopes per channel."""
+    return expand_prelu(graph) if options.isa == "documented" else graph
 
 
 def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
@@ -165,11 +180,21 @@ def _evidence(quantised: Quantised) -> dict[str, bytes]:
     model = to_onnx(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
     described = {
         "tensors": {
-            name: {"float": quantised.floats[name], "scale": quantised.scales[name], "shape": list(graph.shape(name))}
+            name: {
+                "float": quantised.floats[name],
+                "scale": quantised.scales[name],
+                "shape": list(graph.shape(name)),
+            }
             for name in tensors
         },
         "layers": [
-            {"name": node.name, "op": node.op, "inputs": list(node.inputs), "tensor": node.output, "nodes": list(node.sources)}
+            {
+                "name": node.name,
+                "op": node.op,
+                "inputs": list(node.inputs),
+                "tensor": node.output,
+                "nodes": list(node.sources),
+            }
             for node in layers
             if node.op != "QuantizeLinear"
         ],
@@ -222,7 +247,9 @@ class Runner:
         whole = seen[entry["tensor"]].reshape(len(values), *(*shape[1:], 1, 1)[:3])
         first, row, column = entry["start"]
         planes = values.transpose(0, 3, 1, 2)
-        whole[:, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]] = planes
+        whole[
+            :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]
+        ] = planes
 
 
 EASYNPU = EasyNpu()
