@@ -53,15 +53,20 @@ def quantise(acc: Array, scale: Array) -> Array:
 
 
 def combine(name: str, x: Array, other: Array, block: Array) -> Array:
-    """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words."""
+    """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words.
+
+    Raises ArtefactError (E503) for a bias: its way into the PE is taken by the second operand.
+    """
     bias, scale = unpack_bias_scale(block, x.shape[-1])
+    if bias.any():
+        raise ArtefactError("E503", "a bias in the block of a sum or product", limit="0")
     wide = x.astype(np.int32)
     acc = wide + other if name == "add" else wide * other
-    if not bias.any() and (scale == scale[0]).all() and -8 <= scale[0] <= 0:
+    if (scale == scale[0]).all() and -8 <= scale[0] <= 0:
         shift = int(-scale[0])
         acc += (1 << shift) >> 1
         return np.clip(acc >> shift, -128, 127).astype(np.int8)
-    return quantise(acc.astype(np.int64) + bias, scale)
+    return quantise(acc.astype(np.int64), scale)
 
 
 def activation(block: Array, x: Array) -> Array:
@@ -174,10 +179,15 @@ class Convolution:
         return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
     def accumulate(self, x: Array, psums: Array | None) -> Array:
-        """Psums (samples, Ho, Wo, Co) int64: bias, what was kept, and the sum of products."""
+        """Psums (samples, Ho, Wo, Co) int64: bias or what was kept, and the sum of products.
+
+        Raises ArtefactError (E503) where both a bias and kept psums are given: the adder takes one of them.
+        """
         layer, x = self.layer, self._contiguous(x)
-        kept = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64) if psums is None else psums
-        total = kept + self.bias
+        if psums is not None and self.bias.any():
+            raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
+        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64)
+        total += self.bias if psums is None else psums
         for part in self._parts if 0 not in reached(layer) else ():
             total = total + part.run(None, {"x": x})[0].astype(np.int64)
         if np.abs(total).max(initial=0) >= ACCUMULATOR:

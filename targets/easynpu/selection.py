@@ -267,7 +267,7 @@ class _Selection:
     def _conv_stages(
         self, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array
     ) -> tuple[Stage, ...]:
-        """The words of one job: parts whose psums are kept, the last with bias, shift and ReLU."""
+        """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
         dense = name == "conv"
         word, x = self._word(node, name, w.shape[2:], chunk, dense=dense)
         parts = list(split_kernel(word, self.machine, dense=dense))
@@ -284,9 +284,9 @@ class _Selection:
         merged = relu and not (self.documented and name == "dwconv")
         stages: list[Stage] = []
         for part in parts:
-            last = part is parts[-1]
+            first, last = part is parts[0], part is parts[-1]
             kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
-            block = _conv_block(name, kernel, bias if last else np.zeros_like(bias), shift)
+            block = _conv_block(name, kernel, bias if first else np.zeros_like(bias), shift)
             mnemonic = f"{name}_relu" if merged and last else name
             source = x.part(part.row, part.column)
             if dense:

@@ -186,30 +186,23 @@ class _Tile:
 
     @classmethod
     def of(cls, parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> _Tile:
-        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn.
-
-        Where psums are kept, the next part adds its bias to them in a pass of its own.
-        """
+        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn."""
         dense = is_dense(parts[0])
         rounds = 1 if dense else groups(parts[0].Co)
         positions = y * x * (parts[0].Zs if dense else 1)
         bubble = np.logical_and(positions == 1, not machine.psum_write_first)
         sweep = positions * (1 + bubble)
         inner = step = words = np.zeros_like(y)
-        passes = followers.stages + len(parts) - 1
+        passes = followers.stages
         loads = [np.multiply(*tile_input(part, y, x)) for part in parts]
-        for part, load, first in zip(parts, loads, (True, *[False] * len(parts)), strict=False):
+        for position, (part, load) in enumerate(zip(parts, loads, strict=True)):
             whole, rest = (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if dense else (0, 1)
             taps = part.Hk * part.Wk
             passes += (whole * LANES + rest) * taps
             words = words + (whole + 1) * load
-            bias = 0 if first else 1
-            inner = inner if first else inner + np.maximum(step, load)
-            if whole:
-                opening, full = ((LANES * taps + extra) * sweep for extra in (bias, 0))
-                inner = inner + np.maximum(opening, load) + (whole - 1) * np.maximum(full, load)
-                bias = 0
-            step = (rest * taps + bias) * sweep
+            inner = inner + (np.maximum(step, load) if position else 0)
+            inner = inner + whole * np.maximum(LANES * taps * sweep, load)
+            step = rest * taps * sweep
         uses = followers.port_uses
         last = step - sweep + sum(np.maximum(sweep, positions * use.cycles) for use in uses)
         free = last - positions * sum(use.blocked for use in uses)

@@ -98,13 +98,16 @@ class Writer:
             return self.pointwise(layer) | {"opcode": op}
         return self.window(shape, outputs, dense) | {"opcode": op}
 
-    def emit(self, layer: Mapping[str, int], flags: int = 0) -> None:
+    def emit(self, layer: Mapping[str, int], flags: int = 0, *, biased: bool = True) -> None:
         """Appends a layer word and its block of the weight stream."""
         self.words.append(word(LAYER, **{**layer, "opcode": layer["opcode"] | flags}))
-        self.block(layer)
+        self.block(layer, biased=biased)
 
-    def block(self, layer: Mapping[str, int]) -> None:
-        """A bias-scale block and weights such that results rarely saturate; biases also in unused lanes."""
+    def block(self, layer: Mapping[str, int], *, biased: bool = True) -> None:
+        """A bias-scale block and weights such that results rarely saturate; biases also in unused lanes.
+
+        biased: unless the adder has another input there: kept psums, or the operand of a sum or product.
+        """
         op, groups = layer["opcode"], -(-layer["Co"] // 16)
         if op in (RELU, MAXPOOL):
             return
@@ -122,6 +125,7 @@ class Writer:
             scale = self.random.choice([0, -1, -31], (groups, 16))
         if self.number(0, 9) == 0:  # left shifts, of psums so small that 32 bits hold them
             scale, bias, w = self.random.integers(0, 6, (groups, 16)), bias % 256, w
+        bias *= biased and op not in (ADD, MUL)
         planes = [(bias >> (8 * j)) & 0xFF for j in range(4)] + [scale & 0xFF]
         self.stream.append(np.stack(planes, axis=1).reshape(-1, 16).astype(np.uint8).view(np.int8))
         self.stream.append(w.astype(np.int8))
@@ -286,9 +290,9 @@ def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int)
         place, _ = pitched(writer, writer.number(0, 30), (part["Hi"], part["Wi"], part["Ci"]), 0)
         writer.operand(SRC, 1, place)
         writer.words.append(word(CONTROL, opcode=CTL, keep=1))
-        writer.emit(part, FUSED)
+        writer.emit(part, FUSED, biased=part is parts[0])
     relu = writer.number(0, 1)
-    writer.emit(last | {"opcode": last["opcode"] + 4 * relu}, FUSED)
+    writer.emit(last | {"opcode": last["opcode"] + 4 * relu}, FUSED, biased=False)
     writer.emit(writer.pointwise(last) | {"opcode": int(random.choice(FOLLOWERS))})
     compare(writer, *noise(random))
 
@@ -372,7 +376,7 @@ RTL = [
 
 
 @pytest.mark.parametrize(("psum", "scale", "result"), RTL)
-@pytest.mark.parametrize("op", [CONV, BN, ADD])
+@pytest.mark.parametrize("op", [CONV, BN])
 def test_a_psum_is_rounded_half_up_and_saturated(op: int, psum: int, scale: int, result: int | None) -> None:
     writer = Writer(np.random.default_rng(0))
     layer = {"opcode": op, "Hi": 1, "Wi": 1, "Ho": 1, "Wo": 1, "Ci": 1, "Co": 1, "Zs": 1, "y": 1, "x": 1}
@@ -572,6 +576,19 @@ def test_a_word_that_no_machine_executes_is_refused_by_number(
     (problem,) = caught.value.problems
     assert f"instruction {number}" in problem.reason
     assert reason in problem.reason
+
+
+@pytest.mark.parametrize("op", [ADD, MUL, CONV])
+def test_a_bias_where_the_adder_has_another_input_is_refused(op: int) -> None:
+    writer = Writer(np.random.default_rng(0))
+    if op == CONV:
+        writer.words.append(KEEP)
+        writer.emit(PLAIN | {"opcode": CONV | FUSED})
+    writer.emit(POINT | {"opcode": op})
+    writer.stream[-2][0, 7] = 1  # least byte of the bias of channel 7
+    zero = np.zeros((1, WORDS, 16), np.int8)
+    with pytest.raises(ArtefactError, match="a bias"):
+        run_both(writer, zero, zero)
 
 
 def test_a_second_operand_may_be_replaced_where_it_lies() -> None:

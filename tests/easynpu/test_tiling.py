@@ -115,8 +115,7 @@ def _cycles(parts: list[Layer], tile_y: int, tile_x: int, machine: Machine, foll
                     columns = part.Sw * (x - 1) + (part.Dw + 1) * (part.Wk - 1) + 1
                     for channel in range(0, part.Ci if dense else 1, 16):
                         depth = min(16, part.Ci - channel) if dense else 1
-                        bias = int(part is not head and channel == 0)  # a pass that adds it to the kept psums
-                        cycles = (depth * part.Hk * part.Wk + bias) * positions * bubble
+                        cycles = depth * part.Hk * part.Wk * positions * bubble
                         steps.append((cycles, cycles, rows * columns))
                 compute, _, load = steps.pop()
                 compute -= positions * bubble
