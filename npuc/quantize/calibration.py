@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -60,10 +61,19 @@ class Spread:
 
         Inside the range a rounding error is spread evenly, s*s/12 a value; outside it is |x| - levels*s.
         """
-        limit = levels * scales[:, None]
-        beyond = np.maximum(self.centres[None] - limit, 0.0)
-        inside = (beyond == 0) * (scales[:, None] ** 2 / 12)
-        return (beyond**2 + inside) @ self.counts.astype(np.float64)
+        limit = levels * scales
+        inside = np.searchsorted(self.centres, limit, side="right")
+        count, total, energy = self._sums
+        rest = count[-1] - count[inside], total[-1] - total[inside], energy[-1] - energy[inside]
+        beyond = rest[2] - 2 * limit * rest[1] + limit**2 * rest[0]
+        return np.maximum(beyond, 0.0) + count[inside] * scales**2 / 12
+
+    @cached_property
+    def _sums(self) -> tuple[Array, Array, Array]:
+        """Of the first n bins, n = 0..BINS: how many values, their sum, their sum of squares."""
+        moments = [self.counts * self.centres**power for power in range(3)]
+        count, total, energy = (np.concatenate([[0.0], np.cumsum(each)]) for each in moments)
+        return count, total, energy
 
 
 EMPTY = Spread(np.zeros(BINS, np.int64), 1.0)

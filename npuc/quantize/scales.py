@@ -56,11 +56,11 @@ def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse"
     scales: dict[str, float] = {}
     for group in dict.fromkeys(group_of.values()):
         members = {c: [t for t in spreads if class_of[t] == c] for c in group_of if group_of[c] == group}
-        ratios = [
+        ratios = tuple(
             (class_of[each.coarse], class_of[each.fine], each.least, each.most)
             for each in ties.ratios
             if class_of[each.coarse] in members
-        ]
+        )
         chosen = _solve_group(members, ratios, spreads, ties, method)
         scales.update({tensor: chosen[name] for name in members for tensor in members[name]})
     return {tensor: scales[tensor] for tensor in spreads}
@@ -84,13 +84,12 @@ def _components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[
 
 def _solve_group(
     members: Mapping[str, list[str]],
-    ratios: Iterable[tuple[str, str, int, int]],
+    ratios: Bounds,
     spreads: Mapping[str, Spread],
     ties: Ties,
     method: str,
 ) -> dict[str, float]:
     """The scale of each class of a group: best base of an octave, best exponents for it."""
-    ratios = tuple(ratios)
     bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
     if any(tensor in ties.powers for tensors in members.values() for tensor in tensors):
         bases = [1.0]
@@ -123,34 +122,78 @@ def _class_cost(
         if energy > 0:
             cost += spread.error(scales) / energy
             if method == "minmax":
-                cost += np.where(scales * 127 * (1 + 1e-6) < spread.largest, 1e6, 0.0)
+                cost += 1e6 * _octaves_above(spread.largest / 127, scales)
         if tensor in ties.ceilings:
-            cost += np.where(scales > ties.ceilings[tensor] * (1 + 1e-9), 1e9, 0.0)
+            cost += 1e9 * _octaves_above(scales, ties.ceilings[tensor])
         if tensor in ties.given:
-            cost += np.where(np.abs(scales / ties.given[tensor] - 1) > 1e-9, 1e12, 0.0)
+            cost += 1e12 * np.abs(np.log2(scales / ties.given[tensor]))
     if not cost.any():
         cost = np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost
 
 
-def _exponents(cost: Mapping[str, np.ndarray], ratios: tuple[tuple[str, str, int, int], ...]) -> dict[str, int]:
-    """An index into EXPONENTS per class: coordinate descent from the separate optima, made feasible first."""
+def _octaves_above(value: np.ndarray | float, limit: np.ndarray | float) -> np.ndarray:
+    """By how many octaves the value exceeds the limit, beyond the accuracy of a 32-bit float."""
+    return np.maximum(np.log2(value / limit) - 1e-6, 0.0)
+
+
+Bounds = tuple[tuple[str, str, int, int], ...]
+"""coarse, fine, least, most: least <= exponent of coarse - exponent of fine <= most."""
+
+
+def _exponents(cost: Mapping[str, np.ndarray], ratios: Bounds) -> dict[str, int]:
+    """An index into EXPONENTS per class: descent from the separate optima, made feasible first.
+
+    Each class in turn takes its best exponent between those tied to it; where that ends, a class moves by one step
+    together with those that it pushes. Both only lower the cost.
+    """
     chosen = {name: int(np.argmin(values)) for name, values in cost.items()}
     for _ in range(len(cost)):
         for coarse, fine, least, most in ratios:
             chosen[coarse] = max(chosen[coarse], chosen[fine] + least)
             chosen[fine] = max(chosen[fine], chosen[coarse] - most)
-    for _ in range(2 * len(cost) + 2):
+    while True:
         before = dict(chosen)
         for name, values in cost.items():
-            low, high = 0, len(EXPONENTS) - 1
-            for coarse, fine, least, most in ratios:
-                if coarse == name != fine:
-                    low, high = max(low, chosen[fine] + least), min(high, chosen[fine] + most)
-                elif fine == name != coarse:
-                    low, high = max(low, chosen[coarse] - most), min(high, chosen[coarse] - least)
+            low, high = _window(name, chosen, ratios)
             if low <= high:
                 chosen[name] = low + int(np.argmin(values[low : high + 1]))
         if chosen == before:
-            break
+            chosen = _joint_step(chosen, cost, ratios)
+        if chosen == before:
+            return chosen
+
+
+def _window(name: str, chosen: Mapping[str, int], ratios: Bounds) -> tuple[int, int]:
+    """The least and the largest index that a class may take while the others stay."""
+    low, high = 0, len(EXPONENTS) - 1
+    for coarse, fine, least, most in ratios:
+        if coarse == name != fine:
+            low, high = max(low, chosen[fine] + least), min(high, chosen[fine] + most)
+        elif fine == name != coarse:
+            low, high = max(low, chosen[coarse] - most), min(high, chosen[coarse] - least)
+    return low, high
+
+
+def _joint_step(chosen: dict[str, int], cost: Mapping[str, np.ndarray], ratios: Bounds) -> dict[str, int]:
+    """The first step of one class, and of those that it pushes, that lowers the cost; else what was chosen."""
+    for name in chosen:
+        for step in (-1, 1):
+            moved = _pushed(chosen, name, step, ratios)
+            inside = all(0 <= index < len(EXPONENTS) for index in moved.values())
+            if inside and sum(cost[each][moved[each]] - cost[each][chosen[each]] for each in moved) < 0:
+                return moved
     return chosen
+
+
+def _pushed(chosen: Mapping[str, int], name: str, step: int, ratios: Bounds) -> dict[str, int]:
+    """The indices after a class has moved by a step, and others with it as far as the ratios demand."""
+    moved = {**chosen, name: chosen[name] + step}
+    for _ in chosen:
+        for coarse, fine, least, most in ratios:
+            gap = moved[coarse] - moved[fine]
+            if (gap < least and step < 0) or (gap > most and step > 0):
+                moved[fine] = moved[coarse] - (least if step < 0 else most)
+            elif (gap < least) or (gap > most):
+                moved[coarse] = moved[fine] + (least if step > 0 else most)
+    return moved
