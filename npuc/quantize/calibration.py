@@ -12,9 +12,12 @@ from functools import cached_property
 
 import numpy as np
 
+from npuc.errors import DataError
 from npuc.ir import Array, Graph
 
 BINS = 2048
+NOTHING = 2.0**-60
+"""Values up to here are zero at every scale that a tensor can have."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class Spread:
         return float(self.counts @ self.centres**2)
 
     def with_values(self, values: Array) -> Spread:
-        """The spread of these values as well; bins are merged in pairs until the range holds them all."""
+        """The spread of these finite values as well; bins are merged in pairs until the range holds them all."""
         magnitude = np.abs(values, dtype=np.float32).ravel()
-        magnitude = magnitude[magnitude > 0]
+        magnitude = magnitude[magnitude > NOTHING]
         if not magnitude.size:
             return self
         counts, width = self.counts, self.width
@@ -88,18 +91,21 @@ def spreads(
     """The spread of each named tensor over the samples (each a feed of the graph's inputs).
 
     domains: for a tensor only whose values within limits matter, those limits; values beyond count as the limit.
+    Raises DataError (E402) for a value that is infinite or NaN.
     """
     from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
     wanted = [name for name in tensors if name not in graph.inputs]
-    run = session(to_onnx(graph, wanted))
+    run = session(to_onnx(graph, wanted)) if wanted else None
     found = dict.fromkeys(tensors, EMPTY)
     for feeds in samples:
-        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
+        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}
         for name in tensors:
             value = np.asarray(values.get(name, feeds.get(name)))
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
+            if not np.isfinite(value).all():
+                raise DataError("E402", "its value is not finite on a calibration sample", tensor=name)
             found[name] = found[name].with_values(value)
     return found
