@@ -1,0 +1,116 @@
+"""Calibration: histograms of magnitudes, and the error that a scale will cause."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npuc.errors import DataError
+from npuc.ir import Graph, Node, TensorType
+from npuc.ops import build
+from npuc.quantize.calibration import BINS, EMPTY, Spread, spreads
+
+FLOATS = st.floats(-1e6, 1e6, width=32)
+
+
+def _spread(*batches: object) -> Spread:
+    found = EMPTY
+    for batch in batches:
+        found = found.with_values(np.asarray(batch, np.float32))
+    return found
+
+
+@given(st.lists(st.lists(FLOATS, max_size=8), max_size=5))
+def test_every_value_but_zero_is_counted_near_where_it_lies(batches: list[list[float]]) -> None:
+    found = _spread(*batches)
+    magnitudes = sorted(abs(float(np.float32(x))) for batch in batches for x in batch if abs(x) > 1e-15)
+    assert found.counts.sum() == len(magnitudes)
+    placed = np.repeat(found.centres, found.counts)
+    assert np.abs(placed - magnitudes).max(initial=0) <= 1.01 * found.width
+    if magnitudes:
+        assert magnitudes[-1] <= found.largest * (1 + 1e-6)
+        # bins are no wider than needed: at most four times the widest needed for the first batch's largest value
+        assert found.width * BINS <= max(4 * magnitudes[-1], 1e-9) * 1.01
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=20), st.integers(1, 19))
+def test_the_order_and_the_cuts_of_the_data_hardly_matter(values: list[float], cut: int) -> None:
+    whole, parts = _spread(values), _spread(values[:cut], values[cut:])
+    assert whole.counts.sum() == parts.counts.sum()
+    assert parts.largest == pytest.approx(
+        whole.largest, rel=4 / BINS + 2 * parts.width / max(whole.largest, 1e-30)
+    )
+
+
+@pytest.mark.parametrize("values", [[], [0.0, -0.0], [1e-42, -1e-38]])
+def test_values_that_are_zero_at_every_scale_count_as_zero(values: list[float]) -> None:
+    found = _spread(values)
+    assert (found.largest, found.energy) == (0.0, 0.0)
+
+
+def test_magnitudes_of_any_size_share_a_histogram() -> None:
+    found = _spread([1e-15], [3e38], [-1e-15])
+    assert found.counts.sum() == 3
+    assert found.largest == pytest.approx(3e38, rel=1e-2)
+
+
+def test_a_spread_never_changes() -> None:
+    before = _spread([1.0])
+    before.with_values(np.array([100.0], np.float32))
+    assert before.counts.sum() == 1
+    assert before.largest == pytest.approx(1.0, rel=1e-3)
+    assert EMPTY.counts.sum() == 0
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.05, 0.02, 0.004, 0.0001])
+def test_the_expected_error_is_near_that_of_quantising_the_values(scale: float) -> None:
+    values = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
+    quantised = np.clip(np.rint(values / scale), -127, 127) * scale
+    measured = float(((quantised - values) ** 2).sum())
+    assert _spread(values).error(np.array([scale]))[0] == pytest.approx(measured, rel=0.05)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=30), st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5))
+def test_the_expected_error_is_its_formula_summed_bin_by_bin(values: list[float], scales: list[float]) -> None:
+    found = _spread(values)
+    expected = [
+        sum(
+            count * ((centre - 127 * scale) ** 2 if centre > 127 * scale else scale**2 / 12)
+            for centre, count in zip(found.centres[found.counts > 0], found.counts[found.counts > 0], strict=True)
+        )
+        for scale in scales
+    ]
+    np.testing.assert_allclose(found.error(np.array(scales)), expected, rtol=1e-6, atol=1e-9 * found.energy)
+
+
+def _graph() -> Graph:
+    nodes = [Node("Relu", ("x",), ("a",), {}, "a"), Node("Exp", ("a",), ("y",), {}, "y")]
+    return build("g", nodes, {"x": TensorType((1, 4))}, ("y",), {})
+
+
+def test_the_spreads_of_a_graph_are_those_of_its_tensors() -> None:
+    samples = [{"x": np.array([[-1, 2, 0, -3]], np.float32)}, {"x": np.array([[0, 0, 0, 1]], np.float32)}]
+    found = spreads(_graph(), samples, ("x", "a", "y"))
+    assert list(found) == ["x", "a", "y"]
+    assert [spread.counts.sum() for spread in found.values()] == [4, 2, 8]
+    assert found["x"].largest == pytest.approx(3, rel=1e-3)
+    assert found["a"].largest == pytest.approx(2, rel=1e-3)
+    assert found["y"].largest == pytest.approx(np.exp(2), rel=1e-3)
+
+
+def test_values_beyond_a_domain_count_as_its_limit() -> None:
+    samples = [{"x": np.array([[-9, 0.5, 0, 7]], np.float32)}]
+    found = spreads(_graph(), samples, ("x",), {"x": (-2.0, 3.0)})
+    assert found["x"].largest == pytest.approx(3, rel=1e-3)
+    assert found["x"].counts.sum() == 3
+
+
+@pytest.mark.parametrize("value", [100.0, np.inf, np.nan])
+def test_a_tensor_that_is_not_finite_is_refused_by_name(value: float) -> None:
+    samples = [{"x": np.array([[value, 0, 0, 0]], np.float32)}]  # exp(100) is beyond 32-bit floats
+    with pytest.raises(DataError) as caught:
+        spreads(_graph(), samples, ("y",))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.tensor) == ("E402", "y")
