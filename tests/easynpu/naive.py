@@ -30,7 +30,7 @@ OPERAND = {
 CONTROL = {"opcode": (0, 8, 0), "keep": (8, 1, 0), "set": (9, 1, 0), "flags": (10, 6, 0), "weights": (16, 24, 0)}
 
 CONV, CONV_RELU, DWCONV, DWCONV_RELU = 0x00, 0x04, 0x01, 0x05
-BN, RELU, MAXPOOL, AVGPOOL, ADD, MUL = 0x02, 0x06, 0x0E, 0x12, 0x16, 0x1A
+BN, RELU, ACT, MAXPOOL, AVGPOOL, ADD, MUL, PRELU = 0x02, 0x06, 0x0A, 0x0E, 0x12, 0x16, 0x1A, 0x1E
 FUSED, STORED = 0x20, 0x40
 SRC, DST, OPB, STO, CTL, HALT = 0xC0, 0xC1, 0xC2, 0xC3, 0xC4, 0xFF
 
@@ -60,6 +60,13 @@ def lanes(image: bytes) -> Array:
     return np.frombuffer(image, np.int8).reshape(-1, 16).astype(np.int64)
 
 
+def rounded(total: Array, scale: Array) -> Array:
+    """int8: shifted left, or right with rounding half up, and saturated."""
+    right, left = np.maximum(-scale, 0), np.maximum(scale, 0)
+    half = np.where(right > 0, 1 << np.maximum(right - 1, 0), 0)
+    return np.clip(((total << left) + half) >> right, -128, 127)
+
+
 @dataclass
 class Stage:
     """A layer word, the extension words before it, and where its weight stream starts."""
@@ -84,7 +91,9 @@ class Stage:
 
     @property
     def stream(self) -> int:
-        """Words of bias-scale block and weights."""
+        """Words of bias-scale block and weights, of a table, or of slopes."""
+        if self.op in (ACT, PRELU):
+            return 7 if self.op == ACT else 4 * self.groups
         taps = self.layer["Hk"] * self.layer["Wk"]
         if self.op in (CONV, CONV_RELU):
             return self.groups * (5 + self.layer["Ci"] * taps)
@@ -173,10 +182,12 @@ class Npu:
         psums: Array | None = None
         value = np.zeros(0, np.int64)
         for position, (stage, result) in enumerate(zip(chain, results, strict=True)):
-            if stage.op in (ADD, MUL):
+            if stage.op in (ADD, MUL, ACT, PRELU):
                 if position == 0:
                     value = self._window_reads(stage, tile, low)
-                value = self._pairwise(stage, tile, value)
+                value = (
+                    self._pairwise(stage, tile, value) if stage.op in (ADD, MUL) else self._function(stage, value)
+                )
             elif position == 0 or psums is not None:
                 total = self._subconv(stage, tile, low, psums)
                 psums = total if stage.keep else None
@@ -257,6 +268,20 @@ class Npu:
         w = self.weight[first : first + stage.groups]
         return value * w[:, None, None] + self._bias(stage)[:, None, None]
 
+    def _function(self, stage: Stage, value: Array) -> Array:
+        """A table (the segment is the number of starts behind the first that x has reached), or slopes by sign."""
+        words = self.weight[stage.block : stage.block + stage.stream]
+        if stage.op == ACT:
+            unsigned = np.asarray(sum((words[j] & 0xFF) << (8 * j) for j in range(4)))
+            b = unsigned - ((unsigned >> 31) << 32)
+            segment = (value[..., None] >= words[5, 1:]).sum(axis=-1)
+            return rounded(words[4][segment] * value + b[segment], np.full(value.shape, words[6, 0]))
+        planes = words.reshape(-1, 4, 1, 1, 16)  # (zs, 4, 1, 1, 16)
+        above, below = (
+            rounded(value * planes[:, j], np.broadcast_to(planes[:, j + 1], value.shape)) for j in (0, 2)
+        )
+        return np.where(value < 0, below, above)
+
     def _bias(self, stage: Stage) -> Array:
         """(zs, 16): four byte planes, least significant first."""
         planes = self.weight[stage.block : stage.block + 5 * stage.groups].reshape(-1, 5, 16)
@@ -268,8 +293,5 @@ class Npu:
         assert np.abs(total).max(initial=0) < 1 << 31, "a psum leaves 32 bits"
         if stage.stream:
             scale = self.weight[stage.block : stage.block + 5 * stage.groups].reshape(-1, 5, 16)[:, 4]
-            scale = np.broadcast_to(scale[:, None, None], total.shape)
-            right, left = np.maximum(-scale, 0), np.maximum(scale, 0)
-            half = np.where(right > 0, 1 << np.maximum(right - 1, 0), 0)
-            total = np.clip(((total << left) + half) >> right, -128, 127)
+            total = rounded(total, np.broadcast_to(scale[:, None, None], total.shape))
         return np.maximum(total, 0) if stage.op in (CONV_RELU, DWCONV_RELU, RELU) else total

@@ -15,6 +15,7 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.simulator import Simulator
 from tests.easynpu import naive
 from tests.easynpu.naive import (
+    ACT,
     ADD,
     AVGPOOL,
     BN,
@@ -32,6 +33,7 @@ from tests.easynpu.naive import (
     MUL,
     OPB,
     OPERAND,
+    PRELU,
     RELU,
     SRC,
     STO,
@@ -42,8 +44,8 @@ from tests.easynpu.naive import (
 WORDS = 700
 MACHINE = Machine(fmap_words=WORDS, skip_words=WORDS, weight_words=3000)
 SAMPLES = 2
-HEADS = (CONV, CONV_RELU, DWCONV, DWCONV_RELU, BN, RELU, MAXPOOL, AVGPOOL, ADD, MUL)
-FOLLOWERS = (BN, RELU, ADD, MUL)
+HEADS = (CONV, CONV_RELU, DWCONV, DWCONV_RELU, BN, RELU, ACT, PRELU, MAXPOOL, AVGPOOL, ADD, MUL)
+FOLLOWERS = (BN, RELU, ACT, PRELU, ADD, MUL)
 
 
 @dataclass
@@ -92,7 +94,7 @@ class Writer:
         """The first word of a chain, without flags."""
         dense = op in (CONV, CONV_RELU)
         outputs = (Co or self.number(1, 40)) if dense else shape[2]
-        if op in (RELU, ADD, MUL):
+        if op in (RELU, ACT, PRELU, ADD, MUL):
             layer = {"Ho": shape[0], "Wo": shape[1], "Co": shape[2], "Zs": -(-shape[2] // 16)}
             layer |= {"y": self.number(1, shape[0]), "x": self.number(1, shape[1])}
             return self.pointwise(layer) | {"opcode": op}
@@ -110,6 +112,9 @@ class Writer:
         """
         op, groups = layer["opcode"], -(-layer["Co"] // 16)
         if op in (RELU, MAXPOOL):
+            return
+        if op in (ACT, PRELU):
+            self.stream.append(self.table() if op == ACT else self.slopes(groups))
             return
         taps = layer["Hk"] * layer["Wk"] * (layer["Ci"] if op in (CONV, CONV_RELU) else 1) if "Hk" in layer else 1
         count = 0 if op in (ADD, MUL) else taps * groups
@@ -129,6 +134,23 @@ class Writer:
         planes = [(bias >> (8 * j)) & 0xFF for j in range(4)] + [scale & 0xFF]
         self.stream.append(np.stack(planes, axis=1).reshape(-1, 16).astype(np.uint8).view(np.int8))
         self.stream.append(w.astype(np.int8))
+
+    def table(self) -> Array:
+        """Some segments, the last repeated over the lanes behind it, with results that rarely saturate."""
+        last = np.minimum(np.arange(16), self.number(0, 15))
+        start = np.sort(self.random.integers(-128, 128, 16))
+        start[0] = -128
+        shift = self.number(0, 8) if self.number(0, 3) else self.number(0, 31)
+        b = self.random.integers(-(1 << min(shift + 7, 30)), 1 << min(shift + 7, 30), 16)[last]
+        planes = [(b >> (8 * j)) & 0xFF for j in range(4)]
+        words = [*planes, self.random.integers(-128, 128, 16)[last], start[last], np.full(16, -shift)]
+        return (np.stack(words) & 0xFF).astype(np.uint8).view(np.int8)
+
+    def slopes(self, groups: int) -> Array:
+        """Multiplier and scale for each sign, mostly right shifts."""
+        factors = self.random.integers(-128, 128, (groups, 2, 16))
+        scales = -self.random.integers(-2 if self.number(0, 4) == 0 else 4, 10, (groups, 2, 16))
+        return np.stack([factors, scales], axis=2).reshape(-1, 16).astype(np.int8)
 
     def operand(self, role: int, memory: int, place: Mapping[str, int]) -> None:
         """Appends an extension word."""
@@ -214,7 +236,7 @@ def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None
         shape = shape_of(layer)
     if writer.number(0, 1):
         writer.words.append(HALT)
-        writer.words.append(0x1E)  # beyond the end: never decoded as an instruction
+        writer.words.append(0x03)  # beyond the end: never decoded as an instruction
     compare(writer, *noise(random))
 
 
