@@ -15,7 +15,10 @@ from npuc.pipeline import Pass
 from npuc.program import Program
 
 Observer = Callable[[str, Array], None]
-"""Called with the name of an int8 tensor and its values (samples, *shape)."""
+"""Called with the name of an int8 tensor and its values (samples, *shape).
+
+What was not computed has a value that no int8 has.
+"""
 
 
 @dataclass(frozen=True)

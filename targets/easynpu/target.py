@@ -202,19 +202,16 @@ def _evidence(quantised: Quantised) -> dict[str, bytes]:
     return {"reference.onnx": model.SerializeToString(deterministic=True), "graph.json": canonical_json(described)}
 
 
+UNCOMPUTED = 1 << 8
+"""Stands in observed tensors where no word wrote: it differs from every int8."""
+
+
 class Runner:
     """A program ready to run on batch after batch; its kernels are made once."""
 
     def __init__(self, program: Program) -> None:
-        manifest = program.manifest
-        try:
-            self.steps: tuple[Step, ...] = tuple(step_from_json(entry) for entry in manifest["steps"])
-            self.outputs = [entry["name"] for entry in manifest["outputs"]]
-            self.table = manifest["instructions"]
-            self.machine = Machine.of(dict(manifest["machine"]), "of the artefact")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ArtefactError("E502", f"manifest.json is damaged: {error!r}") from None
-        self.simulator = Simulator(self.machine, program.files)
+        self.contents = Contents.of(program.manifest)
+        self.simulator = Simulator(self.contents.machine, program.files)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
@@ -226,30 +223,39 @@ class Runner:
         def collect(number: int, values: Array) -> None:
             self._collect(seen, number, values)
 
-        for step in self.steps:
+        for step in self.contents.steps:
             if isinstance(step, Segment):
                 self.simulator.run(step, state, tensors, None if observe is None else collect)
             else:
                 step.run(tensors)
+                seen.update((name, tensors[name]) for name in step.outputs if tensors[name].dtype == np.int8)
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
-        return {name: tensors[name] for name in self.outputs}
+        missing = [each.name for each in self.contents.outputs if each.name not in tensors]
+        if missing:
+            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
+        return {each.name: tensors[each.name] for each in self.contents.outputs}
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
-        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes."""
+        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes.
+
+        A word of other extents leaves its window uncomputed.
+        """
         entry = self.table[number]
         if entry["tensor"] is None:
             return
         shape = tuple(entry["shape"])
         if entry["tensor"] not in seen:
-            seen[entry["tensor"]] = np.zeros((len(values), *shape), np.int8)
+            seen[entry["tensor"]] = np.full((len(values), *shape), UNCOMPUTED, np.int16)
         whole = seen[entry["tensor"]].reshape(len(values), *(*shape[1:], 1, 1)[:3])
         first, row, column = entry["start"]
         planes = values.transpose(0, 3, 1, 2)
-        whole[
+        window = whole[
             :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]
-        ] = planes
+        ]
+        if window.shape == planes.shape:
+            window[...] = planes
 
 
 EASYNPU = EasyNpu()
