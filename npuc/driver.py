@@ -36,9 +36,16 @@ def optimised(model: Path, target: Target, shapes: Shapes, hook: Hook | None = N
 
 
 def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:
-    """Everything that keeps the model from the target, all at once; a bad model gives its own problems."""
+    """Everything that keeps the model from the target, all at once; a bad model gives its own problems.
+
+    What no operator shows by itself (memories, the documented instructions) shows in lowering, on synthetic data.
+    """
     try:
-        return target.problems(optimised(model, target, shapes), options)
+        graph = optimised(model, target, shapes)
+        found = target.problems(graph, options)
+        if not found:
+            target.lower(graph, synthetic(input_types(graph)), options)
+        return found
     except NpucError as error:
         return list(error.problems)
 
