@@ -20,7 +20,7 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     """What `npuc compile` did."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
-        f"  {count(report['instructions'])} instructions in {_plural(report['segments'], 'segment')}, "
+        f"  {_plural(report['instructions'], 'instruction')} in {_plural(report['segments'], 'segment')}, "
         f"{count(report['macs'])} MACs",
         f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
         f"(ideal {report['ideal_cycles']:,.0f})",
@@ -42,7 +42,7 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
 
 
 def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _layers(layers: Sequence[Report]) -> str:

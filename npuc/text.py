@@ -69,8 +69,9 @@ def closest(name: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    found = get_close_matches(name, list(known), n=1)
-    return f" Did you mean '{found[0]}'?" if found else ""
+    folded = {each.casefold(): each for each in known}
+    found = get_close_matches(name.casefold(), list(folded), n=1)
+    return f" Did you mean '{folded[found[0]]}'?" if found else ""
 
 
 @contextmanager

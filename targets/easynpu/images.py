@@ -46,7 +46,7 @@ def assembled(program: Program, text: bytes) -> Program:
     Raises ArtefactError (E504) for a bad line, or for another number of words where several segments share them.
     """
     try:
-        source = text.decode("utf-8").splitlines()
+        source = text.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ArtefactError("E504", "the listing is not UTF-8 text") from None
     words = [word for number, line in enumerate(source, 1) if (word := lines.assemble(line, number)) is not None]
@@ -61,12 +61,15 @@ def _resized(manifest: Mapping[str, Any], words: Sequence[isa.Instruction]) -> d
     segments = [step for step in manifest["steps"] if step["kind"] == "segment"]
     had = len(manifest["instructions"])
     if len(segments) != 1:
-        raise ArtefactError("E504", f"the listing has {len(words)} words", limit=f"{had}, as {len(segments)} segments had")
+        raise ArtefactError(
+            "E504", f"the listing has {len(words)} words", limit=f"{had}, as {len(segments)} segments had"
+        )
     new = {
         **segments[0],
         "count": len(words),
         "images": [
-            {**image, "words": len(words)} if image["memory"] == "itcm" else image for image in segments[0]["images"]
+            {**image, "words": len(words)} if image["memory"] == "itcm" else image
+            for image in segments[0]["images"]
         ],
     }
     blank = {"nodes": [], "tensor": None, "shape": None}
@@ -83,11 +86,15 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
     """itcm and weight images as raw binary (bin) or text (readmemh), and map.json: steps and placements."""
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
     images = {
-        f"{Path(name).stem}.{suffix}": data if form == "bin" else readmemh(data) for name, data in program.files.items()
+        f"{Path(name).stem}.{suffix}": data if form == "bin" else readmemh(data)
+        for name, data in program.files.items()
     }
     keys = ("target", "machine", "isa", "steps", "placements")
     described: dict[str, Any] = {key: program.manifest[key] for key in keys}
-    described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: f"{Path(name).stem}.{suffix}" for name in program.files}}
+    described |= {
+        "word_bytes": WORD_BYTES,
+        "files": {Path(name).stem: f"{Path(name).stem}.{suffix}" for name in program.files},
+    }
     return {**images, "map.json": canonical_json(described)}
 
 

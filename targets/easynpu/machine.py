@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
+from npuc.text import closest
 
 MACHINES = Path(__file__).parent / "machines"
 
@@ -55,7 +56,9 @@ class Machine:
         known = {each.name: each.type for each in fields(cls)}
         for key, value in values.items():
             if key not in known:
-                raise _bad(origin, f"unknown parameter '{key}'", f"one of {', '.join(known)}")
+                raise _bad(
+                    origin, f"unknown parameter '{key}'.{closest(key, known)}", f"one of {', '.join(known)}"
+                )
             wanted = {"int": int, "bool": bool, "str": str}[str(known[key])]
             if type(value) is not wanted:
                 raise _bad(origin, f"{key} = {value!r}", f"a value of type {known[key]}")
@@ -93,7 +96,10 @@ def load(name_or_file: str | None = None) -> Machine:
     if not path.is_file():
         path = Path(name_or_file)
     if not path.is_file():
-        raise _bad(name_or_file, "no such machine and no such file", f"{', '.join(names())}, or a .toml file")
+        hint = closest(name_or_file, names())
+        raise _bad(
+            name_or_file, f"no such machine and no such file.{hint}", f"{', '.join(names())}, or a .toml file"
+        )
     return Machine.of({"name": path.stem, **_read_toml(path)}, path.name)
 
 
