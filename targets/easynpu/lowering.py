@@ -17,13 +17,21 @@ from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
-from npuc.targets.easynpu.placement import Crossing, Placement, Run, Usage, explicit, implicit, implicit_refusal
+from npuc.targets.easynpu.placement import (
+    Crossing,
+    Placement,
+    Run,
+    Usage,
+    explicit,
+    fits_implicitly,
+    implicit,
+    implicit_refusal,
+)
 from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.selection import Job
-from npuc.targets.easynpu.strips import Grid, plan
+from npuc.targets.easynpu.strips import plan, tiles_of
 from npuc.targets.easynpu.support import HOST
-from npuc.targets.easynpu.views import map_shape
-from npuc.targets.easynpu.windows import Window, whole, windows_for
+from npuc.targets.easynpu.windows import whole
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 
@@ -99,38 +107,20 @@ def placed_runs(
     except DoesNotFit as error:
         if documented or error.problems[0].code not in ("E302", "E301"):
             raise
-        for strip in plan(graph, nodes, machine, lambda part, grid: _fits(graph, part, grid, machine)):
+        for strip in plan(graph, nodes, machine):
             for tile in tiles_of(graph, strip.nodes, strip.grid):
                 yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
-
-
-def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
-    """The windows of a range's outputs, tile by tile."""
-    outputs = outputs_of(graph, nodes)
-    windows = [grid.windows(map_shape(graph.shape(name))) for name in outputs]
-    return [dict(zip(outputs, tile, strict=True)) for tile in zip(*windows, strict=True)]
-
-
-def _fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> bool:
-    """Whether the tile that takes the most words can be placed."""
-    try:
-        tiles = tiles_of(graph, nodes, grid)
-        largest = max(tiles, key=lambda tile: sum(w.words for w in windows_for(graph, nodes, tile).values()))
-        placed(run_of(graph, nodes, machine, largest, documented=False), machine, False)
-    except (DoesNotFit, ValueError):
-        return False
-    return True
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:
     """The run, cut into segments where words or weights exceed the machine, each with its places.
 
-    Implicit addressing where it can express the run in one segment, or where only it is allowed; else explicit.
+    Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
     """
     refusal = implicit_refusal(run)
     if refusal is None:
         pieces = cut(run.jobs, machine, extended=False)
-        if documented or len(pieces) == 1:
+        if documented or (len(pieces) == 1 and fits_implicitly(run, machine)):
             return [(part, implicit(part, machine)) for part in _chained(run, pieces)]
     elif documented:
         raise UnsupportedOperator(

@@ -118,6 +118,13 @@ def _order_refusal(run: Run) -> str | None:
     return None
 
 
+def fits_implicitly(run: Run, machine: Machine) -> bool:
+    """Whether two-ended addressing has room: input and output of every job together, and the kept tensors."""
+    pairs = (run.words(job.sources[0].buffer) + run.words(job.result.buffer) for job in run.jobs)
+    kept = (run.words(job.operand.buffer) for job in run.jobs if job.operand is not None)
+    return max(pairs) <= machine.fmap_words and max(kept, default=0) <= machine.skip_words
+
+
 def implicit(run: Run, machine: Machine) -> Placement:
     """Two-ended addressing; the run must have no implicit_refusal.
 
@@ -186,23 +193,35 @@ def explicit(run: Run, machine: Machine) -> Placement:
     """
     buffers = _lifetimes(run)
     operands = {job.operand.buffer for job in run.jobs if job.operand is not None}
-    skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
-    fmap = [b for b in buffers if b not in skip]
-    addresses = allocate(fmap)
-    if peak(fmap, addresses) > machine.fmap_words:
-        skip = _that_fit([*skip, *sorted(fmap, key=lambda b: b.size)], machine.skip_words)
-        fmap = [b for b in buffers if b not in skip]
-        addresses = allocate(fmap)
-    if peak(fmap, addresses) > machine.fmap_words:
+    skip, fmap = assign(buffers, operands, machine)
+    addresses, in_skip = allocate(fmap), allocate(skip)
+    needed = peak(fmap, addresses)
+    if needed > machine.fmap_words:
         step = max(range(len(run.jobs)), key=lambda at: sum(b.size for b in fmap if b.first <= at <= b.last))
-        needed = peak(fmap, addresses)
         expect_room(machine, "fmap", needed, run.jobs[step], f"the maps alive together take {needed} words")
-    in_skip = allocate(skip)
     usage = {
-        "fmap": Usage(peak(fmap, addresses), lower_bound(fmap)),
+        "fmap": Usage(needed, lower_bound(fmap)),
         "skip": Usage(peak(skip, in_skip), lower_bound(skip)),
     }
     return _explicit_places(run, addresses, in_skip, usage)
+
+
+def assign(
+    buffers: Sequence[Buffer], operands: set[str], machine: Machine
+) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers for the skip and for the Fmap DTCM: operands in the skip DTCM, and what else must go there."""
+    skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
+    fmap = [b for b in buffers if b not in skip]
+    if peak(fmap, allocate(fmap)) > machine.fmap_words:
+        skip = _that_fit([*skip, *sorted(fmap, key=lambda b: b.size)], machine.skip_words)
+        fmap = [b for b in buffers if b not in skip]
+    return skip, fmap
+
+
+def placeable(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> bool:
+    """Whether `explicit` would find a place for these buffers."""
+    _, fmap = assign(buffers, operands, machine)
+    return peak(fmap, allocate(fmap)) <= machine.fmap_words
 
 
 def _explicit_places(

@@ -141,6 +141,28 @@ def select(
     return _Selection(graph, nodes, views, windows, machine, documented).jobs()
 
 
+def fused_behind(graph: Graph, nodes: Sequence[Node]) -> Mapping[int, Node]:
+    """For each node, by identity, that continues on the result of another: that other node."""
+    present = {id(node) for node in nodes}
+    found: dict[int, Node] = {}
+    for node in nodes:
+        producer = graph.producers.get(_continued(node))
+        if producer is None or id(producer) not in present or producer.integer("average"):
+            continue
+        heads = ("IntConv",) if node.op == "IntAdd" else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
+        same = graph.shape(producer.output) == graph.shape(node.output)
+        if producer.op in heads and same and graph.only_reader(producer.output) is node:
+            found[id(node)] = producer
+    return found
+
+
+def _continued(node: Node) -> str:
+    """The input whose producer the node may be fused behind; none if empty."""
+    if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
+        return node.inputs[node.integer("fused_input")]
+    return node.inputs[0] if node.op in POINTWISE else ""
+
+
 class _Selection:
     """One run of array nodes on its way to jobs."""
 
@@ -161,7 +183,7 @@ class _Selection:
         self.documented = documented
 
     def jobs(self) -> list[Job]:
-        before = self._fused()
+        before = fused_behind(self.graph, self.nodes)
         inner = {id(producer) for producer in before.values()}
         found: list[Job] = []
         for node in self.nodes:
@@ -171,26 +193,6 @@ class _Selection:
                     chain.insert(0, before[id(chain[0])])
                 found += self._jobs(chain[0], chain[1:])
         return found
-
-    def _fused(self) -> Mapping[int, Node]:
-        """For each node, by identity, that continues on the result of another: that other node."""
-        present = {id(node) for node in self.nodes}
-        found: dict[int, Node] = {}
-        for node in self.nodes:
-            producer = self.graph.producers.get(self._continued(node))
-            if producer is None or id(producer) not in present or producer.integer("average"):
-                continue
-            heads = ("IntConv",) if node.op == "IntAdd" else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
-            same = self.graph.shape(producer.output) == self.graph.shape(node.output)
-            if producer.op in heads and same and self.graph.only_reader(producer.output) is node:
-                found[id(node)] = producer
-        return found
-
-    def _continued(self, node: Node) -> str:
-        """The input whose producer the node may be fused behind; none if empty."""
-        if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
-            return node.inputs[node.integer("fused_input")]
-        return node.inputs[0] if node.op in POINTWISE else ""
 
     def _jobs(self, head: Node, followers: Sequence[Node]) -> Iterator[Job]:
         """The jobs of one node, with the nodes that are fused behind it."""

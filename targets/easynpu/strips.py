@@ -9,31 +9,30 @@ single layers. Rows and columns are independent, so all grids of a range are eva
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 
 import numpy as np
 
+from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, groups
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, feature_words, groups
+from npuc.targets.easynpu.placement import placeable
 from npuc.targets.easynpu.regions import inputs_of, outputs_of
-from npuc.targets.easynpu.views import map_shape
-from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, whole
+from npuc.targets.easynpu.selection import fused_behind
+from npuc.targets.easynpu.views import Views, map_shape, views_of
+from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, whole, windows_for
 
 MOST_TILES = 16
 MOST_NODES = 24
 MOST_TRIES = 32
 """Grids, cheapest first, of which the first that can really be placed is taken."""
 OBJECTIVES = ("time", "traffic", "cycles")
-
-Fits = Callable[[Sequence[Node], "Grid"], bool]
-"""Whether the largest tile of a grid can really be placed."""
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -72,7 +71,7 @@ class Strip:
 
 
 def plan(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, fits: Fits, objective: str = "time"
+    graph: Graph, nodes: Sequence[Node], machine: Machine, objective: str = "time"
 ) -> list[Strip]:
     """The best cuts and grids of a region.
 
@@ -86,7 +85,7 @@ def plan(
         for start in range(end - 1, max(-1, end - 1 - MOST_NODES), -1):
             before = best[start]
             piece = nodes[start:end]
-            if before is None or (strip := best_grid(graph, piece, machine, fits, weight)) is None:
+            if before is None or (strip := best_grid(graph, piece, machine, weight)) is None:
                 continue
             cost = strip.compute_cycles + strip.traffic_words * weight
             options.append((before[0] + cost, [*before[1], strip]))
@@ -111,23 +110,70 @@ def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:
     )
 
 
-def best_grid(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, fits: Fits, weight: float
-) -> Strip | None:
+def best_grid(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: float) -> Strip | None:
     """The cheapest grid with which a range fits the memories; None if there is none. weight: cycles a word."""
     outputs = outputs_of(graph, nodes)
     shapes = {map_shape(graph.shape(name))[1:] for name in outputs}
     if not outputs or (len(shapes) > 1 and min(min(shape) for shape in shapes) < 2):
         return None
     traffic = sum(whole(graph, name).words for name in (*inputs_of(graph, nodes), *outputs))
-    if _whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(nodes, Grid()):
+    if _whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(
+        graph, nodes, Grid(), machine
+    ):
         cycles = sum(_node_work(graph, node) * prod(map_shape(graph.shape(node.output))[1:]) for node in nodes)
         return Strip(tuple(nodes), Grid(), traffic + weight_words(graph, nodes), cycles)
     strips = sorted(
         _grids(graph, nodes, outputs, machine),
         key=lambda strip: strip.compute_cycles + strip.traffic_words * weight,
     )
-    return next((strip for strip in strips[:MOST_TRIES] if fits(nodes, strip.grid)), None)
+    return next((strip for strip in strips[:MOST_TRIES] if fits(graph, nodes, strip.grid, machine)), None)
+
+
+def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
+    """The windows of a range's outputs, tile by tile."""
+    outputs = outputs_of(graph, nodes)
+    windows = [list(grid.windows(map_shape(graph.shape(name)))) for name in outputs]
+    if len({len(each) for each in windows}) > 1:
+        return []
+    return [dict(zip(outputs, tile, strict=True)) for tile in zip(*windows, strict=True)]
+
+
+def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> bool:
+    """Whether the tile that takes the most words can be placed: the buffers of its views, by lifetime."""
+    tiles = tiles_of(graph, nodes, grid)
+    if not tiles:
+        return False
+    windows = max((windows_for(graph, nodes, tile) for tile in tiles), key=lambda w: sum(x.words for x in w.values()))
+    views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
+    buffers, operands = _lifetimes(graph, nodes, views)
+    return placeable(buffers, operands, machine)
+
+
+def _lifetimes(graph: Graph, nodes: Sequence[Node], views: Views) -> tuple[list[Buffer], set[str]]:
+    """The buffers that the jobs of these nodes will hold, from first to last step, and those read as operands."""
+    before = fused_behind(graph, nodes)
+    inner = {node.output for node in before.values()}
+    last = dict.fromkeys((views.tensors[name].buffer for name in inputs_of(graph, nodes)), 0)
+    first = dict(last)
+    operands: set[str] = set()
+    for step, node in enumerate(nodes):
+        if node.output in inner:
+            continue
+        reads: list[str] = []
+        chain: Node | None = node
+        while chain is not None:
+            names = [name for name in chain.inputs if name not in graph.constants and name not in inner]
+            reads += names
+            if chain.op in ("IntAdd", "IntMul"):
+                operands.update(views.tensors[name].buffer for name in names[-1:])
+            chain = before.get(id(chain))
+        for name in (*reads, *node.outputs):
+            buffer = views.tensors[name].buffer
+            first.setdefault(buffer, step)
+            last[buffer] = step
+    last.update({views.tensors[name].buffer: len(nodes) for name in outputs_of(graph, nodes)})
+    found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
+    return found, operands
 
 
 def weight_words(graph: Graph, nodes: Sequence[Node]) -> int:
@@ -159,7 +205,7 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
     tileable = is_tileable(nodes)
     rows = _axis(graph, nodes, outputs, tensors, 1, tileable)
     columns = _axis(graph, nodes, outputs, tensors, 2, tileable)
-    alive = _alive(nodes, tensors, outputs)
+    alive = _alive(graph, nodes, tensors, outputs)
     inputs = [tensors.index(name) for name in inputs_of(graph, nodes)]
     stored = [tensors.index(name) for name in outputs]
     depth = np.array([groups(graph.shape(name)[1]) for name in tensors])
@@ -189,7 +235,7 @@ def _whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> 
     """The most words alive in one step if nothing is tiled."""
     tensors = tuple(dict.fromkeys((*inputs_of(graph, nodes), *(name for node in nodes for name in node.outputs))))
     words = np.array([whole(graph, name).words for name in tensors])
-    return int((_alive(nodes, tensors, outputs) @ words).max())
+    return int((_alive(graph, nodes, tensors, outputs) @ words).max())
 
 
 def _chunk_depth(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], depth: Array, parts: int) -> Array:
@@ -249,7 +295,7 @@ def _asked(
     return low, high
 
 
-def _alive(nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str]) -> Array:
+def _alive(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str]) -> Array:
     """(steps, tensors): 1 where a tensor is held while a node runs; operands of a concatenation lie in it."""
     index = {name: at for at, name in enumerate(tensors)}
     first = [0] * len(tensors)
@@ -265,6 +311,7 @@ def _alive(nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str]
             operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
             first[index[node.output]] = min([first[at] for at in operands], default=step)
             merged.update(operands)
+    merged.update(index[node.output] for node in fused_behind(graph, nodes).values())
     for name in outputs:
         last[index[name]] = len(nodes) - 1
     steps = np.arange(len(nodes))[:, None]
