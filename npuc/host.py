@@ -25,13 +25,6 @@ class HostStep:
     """It only converts an input or an output of the network."""
     reason: str
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> HostStep:
-        """The step of a manifest entry. Raises KeyError or TypeError for a malformed one."""
-        lists = {key: tuple(values[key]) for key in ("inputs", "outputs")}
-        attrs = {key: tuple(value) if isinstance(value, list) else value for key, value in values["attrs"].items()}
-        return cls(**{**values, **lists, "attrs": attrs})
-
     def run(self, tensors: dict[str, Array]) -> None:
         """Computes the step for all samples: every tensor has a leading axis of samples."""
         inputs = [tensors[name] for name in self.inputs]

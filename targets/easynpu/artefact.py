@@ -2,7 +2,7 @@
 
 A program is a list of steps, in order. A host step computes one operator on host tensors; a segment loads words
 and tensors into the memories, runs a range of the instruction memory, and stores tensors. The types here are
-written to the manifest as they are and read back by the simulator, which sees nothing else.
+written to the manifest as they are and read back, checked, by the simulator, which sees nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from npuc.errors import ArtefactError, DoesNotFit
 from npuc.host import HostStep
+from npuc.records import read
+from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place
 
 
@@ -73,15 +76,62 @@ def step_to_json(step: Step) -> dict[str, Any]:
     return {"kind": kind, **asdict(step)}
 
 
-def step_from_json(entry: Mapping[str, Any]) -> Step:
-    """The step of a manifest entry. Raises KeyError or TypeError for a malformed one."""
-    values = {key: value for key, value in entry.items() if key != "kind"}
-    if entry["kind"] == "host":
-        return HostStep.from_json(values)
-    moves = {key: tuple(_move(each) for each in values[key]) for key in ("loads", "stores")}
-    return Segment(tuple(ImageLoad(**each) for each in values["images"]), moves["loads"], values["count"], moves["stores"])
+def step_from_json(entry: Any, where: str) -> Step:
+    """The step of a manifest entry. Raises ArtefactError (E502) for a malformed one."""
+    kind = read(Kind, entry, where).kind
+    if kind not in ("host", "segment"):
+        raise ArtefactError(
+            "E502", f"manifest.json is damaged: {where} is of kind '{kind}'", limit="host, segment"
+        )
+    return read(HostStep if kind == "host" else Segment, entry, where)
 
 
-def _move(entry: Mapping[str, Any]) -> TensorMove:
-    lists = {key: tuple(entry[key]) for key in ("shape", "start")}
-    return TensorMove(**{**entry, **lists, "place": Place(**entry["place"])})
+@dataclass(frozen=True)
+class Kind:
+    """What distinguishes the steps."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of the network."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What an instruction word is for: its ONNX nodes, and the part of an int8 tensor that it produces."""
+
+    nodes: tuple[str, ...]
+    tensor: str | None
+    shape: tuple[int, ...] | None
+    start: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest says to the simulator."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[Tensor, ...]
+    instructions: tuple[Produced, ...]
+    machine: Machine
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Contents:
+        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
+        try:
+            machine = Machine.of(read(Mapping[str, Any], manifest.get("machine"), "machine"), "of the artefact")
+        except DoesNotFit as error:
+            raise ArtefactError("E502", f"manifest.json is damaged: {error.problems[0].reason}") from None
+        return cls(
+            tuple(step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
+            read(tuple[Tensor, ...], manifest.get("outputs"), "outputs"),
+            read(tuple[Produced, ...], manifest.get("instructions"), "instructions"),
+            machine,
+        )

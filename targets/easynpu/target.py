@@ -24,7 +24,7 @@ from npuc.target import Observer, Options
 from npuc.targets.easynpu import images, isa, lowering, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.arithmetic import ACCUMULATOR
-from npuc.targets.easynpu.artefact import Segment, Step, step_from_json
+from npuc.targets.easynpu.artefact import Contents, Segment
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.simulator import Simulator
 from npuc.targets.easynpu.tables import best_table
@@ -242,14 +242,14 @@ class Runner:
 
         A word of other extents leaves its window uncomputed.
         """
-        entry = self.table[number]
-        if entry["tensor"] is None:
+        table = self.contents.instructions
+        entry = table[number] if number < len(table) else None
+        if entry is None or entry.tensor is None or entry.shape is None:
             return
-        shape = tuple(entry["shape"])
-        if entry["tensor"] not in seen:
-            seen[entry["tensor"]] = np.full((len(values), *shape), UNCOMPUTED, np.int16)
-        whole = seen[entry["tensor"]].reshape(len(values), *(*shape[1:], 1, 1)[:3])
-        first, row, column = entry["start"]
+        if entry.tensor not in seen:
+            seen[entry.tensor] = np.full((len(values), *entry.shape), UNCOMPUTED, np.int16)
+        whole = seen[entry.tensor].reshape(len(values), *(*entry.shape[1:], 1, 1)[:3])
+        first, row, column = entry.start
         planes = values.transpose(0, 3, 1, 2)
         window = whole[
             :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]

@@ -1,0 +1,91 @@
+"""Frozen dataclasses from JSON, checked: what a manifest says becomes typed values or an ArtefactError.
+
+>>> @dataclass(frozen=True)
+... class Entry:
+...     name: str
+...     shape: tuple[int, ...]
+>>> read(Entry, {"name": "x", "shape": [1, 3]}, "inputs")
+Entry(name='x', shape=(1, 3))
+>>> read(Entry, {"name": "x", "shape": [1, "3"]}, "inputs")
+Traceback (most recent call last):
+npuc.errors.ArtefactError: error[E502] manifest.json is damaged: inputs.shape[1] is '3'
+  limit: int
+  help: compile the model again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from npuc.errors import ArtefactError
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], value: Any, where: str) -> T:
+    """The value as this type: a dataclass, tuple[..], Mapping[str, ..], a union, int, float, bool, str or Any.
+
+    Keys that a dataclass lacks are left out; lists of Any become tuples. Raises ArtefactError (E502), which names
+    the place.
+    """
+    return _value(kind, value, where)
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return tuple(value) if isinstance(value, list) else value
+    if origin in (Union, UnionType):
+        return _one_of(arguments, value, where)
+    if is_dataclass(kind) and isinstance(value, dict):
+        return _record(kind, value, where)
+    if origin is tuple and isinstance(value, list):
+        return _sequence(arguments, value, where)
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _value(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise _damaged(where, value, kind)
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    (kind,) = (each for each in kinds if each is not NoneType)
+    return _value(kind, value, where)
+
+
+def _sequence(kinds: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any, ...]:
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(value)
+    if len(kinds) != len(value):
+        raise _damaged(where, value, f"{len(kinds)} values")
+    pairs = enumerate(zip(kinds, value, strict=True))
+    return tuple(_value(kind, each, f"{where}[{index}]") for index, (kind, each) in pairs)
+
+
+def _record(kind: Any, value: dict[str, Any], where: str) -> Any:
+    hints = get_type_hints(kind)
+    known: tuple[Field[Any], ...] = fields(kind)
+    for each in known:
+        if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
+            raise ArtefactError(
+                "E502", f"manifest.json is damaged: {where} lacks '{each.name}'", remedy="compile the model again"
+            )
+    present = (each.name for each in known if each.name in value)
+    return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
+
+
+def _damaged(where: str, value: Any, kind: Any) -> ArtefactError:
+    shown = repr(value)
+    return ArtefactError(
+        "E502",
+        f"manifest.json is damaged: {where} is {shown if len(shown) <= 60 else shown[:57] + '...'}",
+        limit=kind.__name__ if isinstance(kind, type) else str(kind),
+        remedy="compile the model again",
+    )
