@@ -96,6 +96,7 @@ def best_table(values: Array) -> Table:
 
     values: f(x) / y_scale for x = -128..127, (256,) float64; where NaN, any result will do.
     """
+    values = values.clip(-128.5, 127.5)
     starts, slack = _least_slack(values)
     exact, allowed = Limits.around(values, 0.0), Limits.around(values, slack)
     slopes = Slopes.within(allowed)
