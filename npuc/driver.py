@@ -80,9 +80,7 @@ def input_types(graph: Graph) -> dict[str, TensorType]:
 
 def program_inputs(program: Program) -> dict[str, TensorType]:
     """Name and type of every input of a program, as its manifest has them."""
-    return {
-        entry["name"]: TensorType(tuple(entry["shape"]), entry["dtype"]) for entry in program.manifest["inputs"]
-    }
+    return {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
 
 
 def run_program(program: Program, target: Target, samples: Samples, advance: Any = None) -> dict[str, Array]:

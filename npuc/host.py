@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array, Node
 from npuc.ops import OPS
 
@@ -26,20 +27,32 @@ class HostStep:
     reason: str
 
     def run(self, tensors: dict[str, Array]) -> None:
-        """Computes the step for all samples: every tensor has a leading axis of samples."""
-        inputs = [tensors[name] for name in self.inputs]
+        """Computes the step for all samples: every tensor has a leading axis of samples.
+
+        Raises ArtefactError (E502) for a step that contradicts itself or the tensors there are.
+        """
+        try:
+            inputs = [tensors[name] for name in self.inputs]
+            with np.errstate(all="ignore"):
+                outputs = self._compute(inputs)
+            tensors.update(zip(self.outputs, outputs, strict=True))
+        except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError, NpucError) as error:
+            raise ArtefactError(
+                "E502", f"the host step cannot be computed: {error!r}", node=self.node, op=self.op
+            ) from None
+
+    def _compute(self, inputs: list[Array]) -> tuple[Array, ...]:
         match self.op:
             case "QuantizeLinear":
-                outputs = (quantise(inputs[0], self.attrs["scale"]),)
+                return (quantise(inputs[0], self.attrs["scale"]),)
             case "DequantizeLinear":
-                outputs = (inputs[0].astype(np.float32) * np.float32(self.attrs["scale"]),)
+                return (inputs[0].astype(np.float32) * np.float32(self.attrs["scale"]),)
             case "Transpose":
-                outputs = (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
+                return (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
             case "Reshape":
-                outputs = (inputs[0].reshape(len(inputs[0]), *self.attrs["shape"]),)
+                return (inputs[0].reshape(len(inputs[0]), *self.attrs["shape"]),)
             case _:
-                outputs = self._each_sample(inputs)
-        tensors.update(zip(self.outputs, outputs, strict=True))
+                return self._each_sample(inputs)
 
     def _each_sample(self, inputs: list[Array]) -> tuple[Array, ...]:
         node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.records import read
 
 FORMAT = "npuc-program"
 VERSION = 1
@@ -34,8 +35,20 @@ class ModifiedArtefact(UserWarning):
 
 
 @dataclass(frozen=True)
+class Port:
+    """An input or output of the network, in the ONNX model's own terms."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Program:
-    """What the machine gets: the manifest and its files by name; `evidence` is for verification only."""
+    """What the machine gets: the manifest and its files by name; `evidence` is for verification only.
+
+    The properties raise ArtefactError (E502) where the manifest is not one that npuc wrote.
+    """
 
     manifest: Mapping[str, Any]
     files: Mapping[str, bytes]
@@ -44,7 +57,17 @@ class Program:
     @property
     def target(self) -> str:
         """The target's name."""
-        return str(self.manifest["target"])
+        return read(str, self.manifest.get("target"), "target")
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The network's inputs."""
+        return read(tuple[Port, ...], self.manifest.get("inputs"), "inputs")
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The network's outputs."""
+        return read(tuple[Port, ...], self.manifest.get("outputs"), "outputs")
 
 
 def sha256(data: bytes) -> str:

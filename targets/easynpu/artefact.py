@@ -94,15 +94,6 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """An input or output of the network."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
 class Produced:
     """What an instruction word is for: its ONNX nodes, and the part of an int8 tensor that it produces."""
 
@@ -117,7 +108,6 @@ class Contents:
     """What a manifest says to the simulator."""
 
     steps: tuple[Step, ...]
-    outputs: tuple[Tensor, ...]
     instructions: tuple[Produced, ...]
     machine: Machine
 
@@ -126,12 +116,13 @@ class Contents:
         """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
         steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
         try:
-            machine = Machine.of(read(Mapping[str, Any], manifest.get("machine"), "machine"), "of the artefact")
+            machine = Machine.of(
+                dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact"
+            )
         except DoesNotFit as error:
             raise ArtefactError("E502", f"manifest.json is damaged: {error.problems[0].reason}") from None
         return cls(
             tuple(step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
-            read(tuple[Tensor, ...], manifest.get("outputs"), "outputs"),
             read(tuple[Produced, ...], manifest.get("instructions"), "instructions"),
             machine,
         )

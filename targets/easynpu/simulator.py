@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -79,30 +80,34 @@ class Simulator:
         """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
         first = self._load_images(segment, state)
         for move in segment.loads:
-            words = pack_feature(tensors[move.tensor].reshape(-1, *move.map_shape)[move.window])
-            _view(state, _moved(move))[...] = words
-        if segment.count > len(state.itcm):
+            _moved(state, move)[...] = pack_feature(_whole(move, tensors)[move.window])
+        if not 0 <= segment.count <= len(state.itcm):
             raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            _store(state, move, tensors)
+            words = _moved(state, move)
+            if move.tensor not in tensors:
+                tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
+            _whole(move, tensors)[move.window] = unpack_feature(words, move.channels)
 
     def _load_images(self, segment: Segment, state: State) -> int:
         """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
         first = 0
         for image in segment.images:
-            start, size = image.start * isa.WORD_BYTES, image.words * isa.WORD_BYTES
-            data = self.files[image.file][start : start + size]
+            words = isa.WORD_BYTES * image.start, isa.WORD_BYTES * (image.start + image.words)
+            data = self.files.get(image.file, b"")[slice(*words)]
+            if image.memory not in ("itcm", "weight") or min(image.start, image.words, image.address) < 0:
+                raise ArtefactError("E502", f"manifest.json is damaged: {image}", remedy="compile the model again")
             capacity = self.machine.capacity_words(image.memory)
-            if len(data) != size or image.address + image.words > capacity:
+            if len(data) != words[1] - words[0] or image.address + image.words > capacity:
                 raise ArtefactError(
                     "E503", f"{image.words} words of {image.file} do not fit the {image.memory} memory"
                 )
             if image.memory == "itcm":
                 first, state.itcm = image.start, isa.bytes_to_words(data)
             else:
-                words = np.frombuffer(data, np.int8).reshape(-1, LANES)
-                state.weight[image.address : image.address + image.words] = words
+                block = np.frombuffer(data, np.int8).reshape(-1, LANES)
+                state.weight[image.address : image.address + image.words] = block
         return first
 
     def _execute(self, state: State, first: int, count: int, observe: Observer | None) -> None:
@@ -194,14 +199,22 @@ def _read(state: State, each: Map, channels: int) -> Array:
     return words.reshape(*words.shape[:3], -1)[..., :channels]
 
 
-def _moved(move: TensorMove) -> Map:
-    return Map(move.place, move.height, move.width, groups(move.channels))
+def _moved(state: State, move: TensorMove) -> Array:
+    """The words of a map that goes to or from the host."""
+    extents = (*move.shape, move.channels, move.height, move.width)
+    if move.place.memory not in isa.MEMORIES or not 2 <= len(move.shape) <= 4 or min(extents) < 1:
+        raise ArtefactError("E502", f"manifest.json is damaged: {move}", remedy="compile the model again")
+    return _view(state, Map(move.place, move.height, move.width, groups(move.channels)))
 
 
-def _store(state: State, move: TensorMove, tensors: dict[str, Array]) -> None:
-    """Copies a map to its window of a host tensor, which is made when its first window arrives."""
-    words = _view(state, _moved(move))
-    if move.tensor not in tensors:
-        tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
-    whole = tensors[move.tensor].reshape(len(words), *move.map_shape)
-    whole[move.window] = unpack_feature(words, move.channels)
+def _whole(move: TensorMove, tensors: Mapping[str, Array]) -> Array:
+    """The host tensor of which a map is a window: a view (samples, C, H, W)."""
+    found = tensors.get(move.tensor)
+    inside = all(
+        0 <= part.start < part.stop <= extent for part, extent in zip(move.window[1:], move.map_shape, strict=True)
+    )
+    if found is None or found.dtype != np.int8 or found[0].size != prod(move.shape) or not inside:
+        raise ArtefactError(
+            "E502", f"manifest.json is damaged: no tensor for {move}", remedy="compile the model again"
+        )
+    return found.reshape(len(found), *move.map_shape)

@@ -211,6 +211,7 @@ class Runner:
 
     def __init__(self, program: Program) -> None:
         self.contents = Contents.of(program.manifest)
+        self.outputs = program.outputs
         self.simulator = Simulator(self.contents.machine, program.files)
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
@@ -232,10 +233,10 @@ class Runner:
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
-        missing = [each.name for each in self.contents.outputs if each.name not in tensors]
+        missing = [each.name for each in self.outputs if each.name not in tensors]
         if missing:
             raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
-        return {each.name: tensors[each.name] for each in self.contents.outputs}
+        return {each.name: tensors[each.name] for each in self.outputs}
 
     def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
         """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes.
