@@ -25,7 +25,7 @@ def _spread(*batches: object) -> Spread:
 @given(st.lists(st.lists(FLOATS, max_size=8), max_size=5))
 def test_every_value_but_zero_is_counted_near_where_it_lies(batches: list[list[float]]) -> None:
     found = _spread(*batches)
-    magnitudes = sorted(abs(float(np.float32(x))) for batch in batches for x in batch if abs(x) > 1e-15)
+    magnitudes = sorted(abs(float(np.float32(x))) for batch in batches for x in batch if abs(x) > 2.0**-60)
     assert found.counts.sum() == len(magnitudes)
     placed = np.repeat(found.centres, found.counts)
     assert np.abs(placed - magnitudes).max(initial=0) <= 1.01 * found.width
