@@ -219,7 +219,10 @@ class _Selection:
         name = conv_mnemonic(node.integer("group", 1), self.graph.shape(node.inputs[0])[1], len(w))
         name = "avgpool" if node.integer("average") else name
         result, first = self.views.tensors[last.output], self.windows[last.output].channels[0]
-        for chunk in _bands(result.channels, self._chunk(node, name, followers)):
+        size = self._chunk(node, name, followers)
+        if node.integer("blocks", 1) > 1 and not self.documented:
+            size = _block_chunk(w[first : first + result.channels], size)
+        for chunk in _bands(result.channels, size):
             kernels = slice(first + chunk.start, first + chunk.stop)
             stages = self._conv_stages(node, name, chunk, w[kernels], bias[kernels], shift[kernels])
             operand = None
@@ -272,6 +275,9 @@ class _Selection:
         """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
         dense = name == "conv"
         word, x = self._word(node, name, w.shape[2:], chunk, dense=dense)
+        if dense and node.integer("blocks", 1) > 1:
+            used = _used_channels(w)
+            word, x, w = replace(word, Ci=used.stop - used.start), _chunk_view(x, used), w[:, used]
         parts = list(split_kernel(word, self.machine, dense=dense))
         if self.documented and len(parts) > 1:
             raise UnsupportedOperator(
@@ -533,6 +539,24 @@ def _most_taps(entries: int, dilation: int, kernel: int) -> int:
 
 def _bands(extent: int, most: int) -> list[slice]:
     return [slice(start, min(start + most, extent)) for start in range(0, extent, most)]
+
+
+def _used_channels(w: Array) -> slice:
+    """The input channels, in whole words, between the first and the last with a weight (Co, Ci, ...)."""
+    used = np.flatnonzero(w.any(axis=(0, *range(2, w.ndim))))
+    if not len(used):
+        return slice(0, min(LANES, w.shape[1]))
+    return slice(int(used[0]) // LANES * LANES, min((int(used[-1]) // LANES + 1) * LANES, w.shape[1]))
+
+
+def _block_chunk(w: Array, most: int) -> int:
+    """Output channels per job of a convolution with block structure: the fewest multiplications, then jobs."""
+
+    def work(size: int) -> int:
+        bands = [(band, _used_channels(w[band])) for band in _bands(len(w), size)]
+        return sum(groups(band.stop - band.start) * (used.stop - used.start) for band, used in bands)
+
+    return min(range(LANES, most + 1, LANES), key=lambda size: (work(size), -size))
 
 
 def _chunk_view(view: View, chunk: slice) -> View:
