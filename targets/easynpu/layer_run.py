@@ -1,0 +1,350 @@
+"""A fused chain on the stepping simulator: from its first word's decoding to its last result in the DTCM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu import datapath, streams
+from npuc.targets.easynpu.chains import POINTWISE, Stage
+from npuc.targets.easynpu.hardware import Hardware
+from npuc.targets.easynpu.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.schedule import (
+    NONE,
+    Access,
+    Plan,
+    Step,
+    Sweep,
+    Tile,
+    accumulating,
+    pad_addresses,
+    steps,
+    window,
+)
+from npuc.targets.easynpu.streams import Block
+from npuc.targets.easynpu.timing import DRAIN, is_dense
+
+COMBINING = ("add", "mul")
+
+
+@dataclass
+class LayerCount:
+    """What a chain took: cycles, words moved, and the most entries in use of each pad."""
+
+    instruction: int
+    """The number of its first layer word."""
+    cycles: int = 0
+    compute_cycles: int = 0
+    ifmap_words: int = 0
+    padding_words: int = 0
+    """Entries filled with padding: each takes a cycle of the bus and reads no memory."""
+    ofmap_words: int = 0
+    operand_words: int = 0
+    weight_words: int = 0
+    """Words of the weight stream, parameters included."""
+    ifmap_pad_entries: int = 0
+    weight_pad_entries: int = 0
+    psum_entries: int = 0
+    parameter_pad_entries: int = 0
+
+    @property
+    def bus_words(self) -> int:
+        """Cycles of the shared ifmap and ofmap bus."""
+        return self.ifmap_words + self.padding_words + self.ofmap_words
+
+    def as_json(self) -> dict[str, int]:
+        """Every count by name."""
+        counts = {each.name: int(getattr(self, each.name)) for each in fields(self)}
+        return {**counts, "bus_words": self.bus_words}
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The addresses (positions of all ozis, in order) that a pass read operands from and wrote results to."""
+
+    operands: Array | None
+    results: Array | None
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A step as it was executed, for whoever watches."""
+
+    step: Step
+    plan: Plan
+    start: int
+    cycles: int
+    """From the layer's first; the last of them wait for the next sub-ifmap."""
+    load: Array
+    """Addresses of the next sub-ifmap's words; NONE for padding."""
+    weights: tuple[Array, Array]
+    """Pad entry and cycle of the fetch of every weight word."""
+    touched: Mapping[int, Touched]
+    """By word, as a position in the chain."""
+
+
+class Watcher(Protocol):
+    """Who is told of everything that happens in a layer, in order."""
+
+    def started(self, run: LayerRun, words: int) -> None:
+        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
+        ...
+
+    def executed(self, run: LayerRun, step: Executed) -> None:
+        """A step was executed."""
+        ...
+
+    def finished(self, run: LayerRun) -> None:
+        """The last result was written."""
+        ...
+
+
+class LayerRun:
+    """One chain: `run` executes it; `results` are the int8 maps (Ho, Wo, groups, 16) of its words."""
+
+    def __init__(self, hardware: Hardware, chain: Sequence[Stage], watcher: Watcher | None = None) -> None:
+        machine, low = hardware.machine, hardware.low
+        self.hardware = hardware
+        self.chain = chain
+        self.watcher = watcher
+        self.parts = [stage.layer for stage in chain[: accumulating(chain)]]
+        self.dense = is_dense(self.parts[0])
+        self.sources = [stage.ifmap(machine, low) for stage in chain[: len(self.parts)]]
+        self.operands = [stage.operand() if stage.name in COMBINING else None for stage in chain]
+        self.targets = [[stage.stored()] if stage.layer.stored else [] for stage in chain]
+        self.targets[-1].insert(0, chain[-1].ofmap(machine, not low))
+        shape = (self.parts[0].Ho, self.parts[0].Wo, groups(self.parts[0].Co), LANES)
+        self.results = [np.zeros(shape, np.int8) for _ in chain]
+        self.lanes = (np.arange(shape[2] * LANES) < self.parts[0].Co).reshape(shape[2], 1, LANES)
+        self.count = LayerCount(chain[0].number)
+        self.cycle = 0
+        self.first_load = np.zeros(0, np.int64)
+        self.blocks: list[Block] = []
+        self._plans: dict[tuple[int, int, int, int, bool], Plan] = {}
+        self._touched: dict[int, Touched] = {}
+        self._at = (0, Tile(0, 0, 0, 0))
+
+    def run(self, words: int) -> None:
+        """Executes the chain, whose instructions take this many words.
+
+        Raises ArtefactError (E503), with instruction and tile, for what the hardware could not do.
+        """
+        try:
+            self._run(words)
+        except ArtefactError as error:
+            problem, (stage, tile) = error.problems[0], self._at
+            where = f"instruction {self.chain[stage].number}, tile ({tile.oy}, {tile.ox})"
+            remedy = "npuc dump shows every word"
+            raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
+
+    def _run(self, words: int) -> None:
+        """Set-up, then every step with the next one's sub-ifmap loaded under it into the other set of pads."""
+        self._set_up(words)
+        sequence = steps(self.parts)
+        step, side = next(sequence), 0
+        self.first_load = self._load(step, side)
+        self.cycle += len(self.first_load)
+        if self.watcher is not None:
+            self.watcher.started(self, words)
+        while step is not None:
+            following = next(sequence, None)
+            self._execute(step, side, following)
+            step, side = following, 1 - side
+        self.cycle += DRAIN
+        self._finish()
+        if self.watcher is not None:
+            self.watcher.finished(self)
+
+    def _set_up(self, words: int) -> None:
+        """Decodes, loads bias and scale, fetches the first weights (channel-wise: under the first sub-ifmap)."""
+        hardware = self.hardware
+        hardware.begin_layer()
+        self.blocks, hardware.weights_at = streams.load(
+            self.chain, hardware.weights_at, hardware.weight, hardware.parameter_pads
+        )
+        self.cycle = words + sum(block.cycles for block in self.blocks)
+        self.count.weight_words = sum(len(block.parameters) for block in self.blocks)
+        hardware.weight_pads.reset(self.cycle)
+        self.cycle += self.parts[0].Zs if self.dense else 0
+
+    def _execute(self, step: Step, side: int, following: Step | None) -> None:
+        plan = self._plan(step)
+        first, last = plan.weight_uses
+        weights = first, last
+        if len(first):
+            weights = self.hardware.weight_pads.stream(self.cycle + first, self.cycle + last)
+        self._touched = {}
+        self._accumulate(step, side)
+        if step.last:
+            self._continue(step)
+        load = np.zeros(0, np.int64) if following is None else self._load(following, 1 - side)
+        cycles = plan.cycles + max(0, len(load) - plan.free)
+        if self.watcher is not None:
+            done = Executed(step, plan, self.cycle, cycles, load, weights, self._touched)
+            self.watcher.executed(self, done)
+        self.cycle += cycles
+        self.count.compute_cycles += plan.compute
+        self.count.weight_words += len(first)
+
+    def _plan(self, step: Step) -> Plan:
+        """The sweeps of a step; equal for equal tiles."""
+        key = (step.tile.y, step.tile.x, step.part, step.channels, step.last)
+        if key not in self._plans:
+            layer = self.parts[step.part]
+            passes = step.channels * layer.Hk * layer.Wk
+            sweeps = [self._sweep(step, step.part, passes - step.last, Access())]
+            if step.last:
+                sweeps += [self._sweep(step, at, 1, self._access(at)) for at in range(step.part, len(self.chain))]
+            self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
+        return self._plans[key]
+
+    def _sweep(self, step: Step, stage: int, passes: int, access: Access) -> Sweep:
+        ozis = self.parts[0].Zs if self.dense else 1
+        words = ozis if len(self.blocks[stage].weights) else 0
+        source = self.sources[0].place.memory
+        return Sweep.of(stage, passes, ozis, words, access, step.tile.positions, source, self.hardware.machine)
+
+    def _access(self, stage: int) -> Access:
+        operand = self.operands[stage]
+        results = frozenset(each.place.memory for each in self.targets[stage])
+        return Access(None if operand is None else operand.place.memory, results)
+
+    def _load(self, step: Step, side: int) -> Array:
+        """Fills a set of ifmap pads; the addresses that were read, NONE for padding."""
+        stage, source = self.chain[step.part], self.sources[step.part].place
+        self._at = step.part, step.tile
+        wanted = window(stage.layer, step.tile)
+        values = np.full((len(wanted.entries), LANES), -128 if stage.name == "maxpool" else 0, np.int8)
+        at = source.base + wanted.iy * source.row + wanted.ix * source.pixel + step.group * source.group
+        if len(at):
+            values[wanted.inside] = self.hardware.dtcm(source.memory).read(at)
+        self.hardware.ifmap_pads.load(side, wanted.entries, values)
+        self.count.ifmap_words += len(at)
+        self.count.padding_words += len(values) - len(at)
+        addresses = np.full(len(values), NONE)
+        addresses[wanted.inside] = at
+        return addresses
+
+    def _accumulate(self, step: Step, side: int) -> None:
+        """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
+        stage, layer, block = self.chain[step.part], self.parts[step.part], self.blocks[step.part]
+        self._at = step.part, step.tile
+        ifmap = self.hardware.ifmap_pads.read(side, pad_addresses(layer, step.tile.y, step.tile.x))
+        if stage.name in POINTWISE:
+            self._write_psums(self._applied(step.part, ifmap.astype(np.int64), step))
+            return
+        before = self._bias(step) if step.first else self._psums(step)
+        taps = layer.Hk * layer.Wk
+        if stage.name == "maxpool":
+            psums = datapath.largest(before, ifmap)
+        elif self.dense:
+            words = block.weights.reshape(layer.Ci, taps, layer.Zs, LANES)
+            first = step.group * LANES
+            psums = datapath.broadcast(before, ifmap, words[first : first + step.channels])
+        else:
+            words = block.weights.reshape(-1, taps, LANES)
+            psums = datapath.multicast(before, ifmap, words[step.group])
+        self._write_psums(psums)
+
+    def _continue(self, step: Step) -> None:
+        """The last pass's results, then the passes of the fused words, each on the int8 before it."""
+        x = self._result(step.part, step)
+        for stage in range(step.part + 1, len(self.chain)):
+            self._at = stage, step.tile
+            self._write_psums(self._applied(stage, x, step))
+            x = self._result(stage, step)
+
+    def _applied(self, stage: int, x: Array, step: Step) -> Array:
+        """Psums of a word that works pixel by pixel on int8 values (zs, positions, 16)."""
+        block, rows = self.blocks[stage], self._rows(step)
+        match self.chain[stage].name:
+            case "relu":
+                return np.maximum(x, 0)
+            case "act":
+                return datapath.tabulated(block.parameters, x)
+            case "prelu":
+                return datapath.sloped(block.parameters.reshape(-1, SLOPE_WORDS, LANES)[rows], x)
+            case "add":
+                return x + self._operand(stage, step)
+            case "mul":
+                return x * self._operand(stage, step)
+            case _:  # batch normalisation
+                bias = self.hardware.parameter_pads.bias(block.entries)[rows]
+                return x * block.weights[rows, None].astype(np.int64) + bias[:, None]
+
+    def _operand(self, stage: int, step: Step) -> Array:
+        """The second operand (zs, positions, 16), from the result's place in its own map."""
+        operand = self.operands[stage]
+        assert operand is not None
+        at = self._addresses(operand, step)
+        self.count.operand_words += at.size
+        self._touched[stage] = Touched(at.ravel(), None)
+        return self.hardware.dtcm(operand.place.memory).read(at).astype(np.int64)
+
+    def _result(self, stage: int, step: Step) -> Array:
+        """int8 values (zs, positions, 16) of the psums, kept and written where the word says."""
+        x = self._quantised(stage, step) * self.lanes[self._rows(step)]
+        tile, rows = step.tile, self._rows(step)
+        planes = x.reshape(len(x), tile.y, tile.x, LANES).transpose(1, 2, 0, 3)
+        self.results[stage][tile.oy : tile.oy + tile.y, tile.ox : tile.ox + tile.x, rows] = planes
+        for position, target in enumerate(self.targets[stage]):
+            at = self._addresses(target, step)
+            self.hardware.dtcm(target.place.memory).write(at, x)
+            if position == 0:
+                self.count.ofmap_words += at.size
+                before = self._touched.get(stage, Touched(None, None))
+                self._touched[stage] = Touched(before.operands, at.ravel())
+        return x
+
+    def _quantised(self, stage: int, step: Step) -> Array:
+        """int8 values of the psums by the word's scale, with the ReLU that a convolution may contain."""
+        block, psums, layer = self.blocks[stage], self._psums(step), self.chain[stage].layer
+        match self.chain[stage].name:
+            case "prelu" | "relu" | "maxpool":
+                return np.clip(psums, -128, 127)
+            case "act":
+                scale = np.full((len(psums), LANES), block.parameters[-1, 0], np.int64)
+            case _:
+                scale = self.hardware.parameter_pads.scale(block.entries)[self._rows(step)]
+        x = datapath.requantised(psums, scale)
+        operation = layer.operation
+        return np.maximum(x, 0) if operation is not None and operation.mnemonic.endswith("_relu") else x
+
+    def _addresses(self, where: Map, step: Step) -> Array:
+        """The words (zs, positions) of the tile's pixels in an output-sized map."""
+        place, tile = where.place, step.tile
+        rows, columns = tile.oy + np.arange(tile.y), tile.ox + np.arange(tile.x)
+        pixels = (place.row * rows[:, None] + place.pixel * columns).ravel()
+        ozis = np.arange(where.groups)[self._rows(step)]
+        return place.base + place.group * ozis[:, None] + pixels
+
+    def _rows(self, step: Step) -> slice:
+        """The groups of output channels whose psums the step holds: all, or channel-wise its own."""
+        return slice(None) if self.dense else slice(step.group, step.group + 1)
+
+    def _bias(self, step: Step) -> Array:
+        """Psums (zs, positions, 16) as the first pass finds them: nothing but the bias."""
+        bias = self.hardware.parameter_pads.bias(self.blocks[step.part].entries)[self._rows(step)]
+        self.hardware.psums.clear()
+        return np.repeat(bias[:, None], step.tile.positions, axis=1)
+
+    def _psums(self, step: Step) -> Array:
+        zs = self.parts[0].Zs if self.dense else 1
+        return self.hardware.psums.read(0, zs * step.tile.positions).reshape(zs, -1, LANES)
+
+    def _write_psums(self, psums: Array) -> None:
+        self.hardware.psums.write(0, psums.reshape(-1, LANES))
+
+    def _finish(self) -> None:
+        hardware, count = self.hardware, self.count
+        hardware.end_layer()
+        count.cycles = self.cycle
+        count.ifmap_pad_entries = hardware.ifmap_pads.most
+        count.weight_pad_entries = hardware.weight_pads.most
+        count.psum_entries = hardware.psums.most
+        count.parameter_pad_entries = hardware.parameter_pads.most

@@ -1,0 +1,109 @@
+"""The stepping simulator: tiles, scratch pads and psums as the hardware has them, cycles counted.
+
+It reads words and memory images only, like the fast simulator, and runs one sample at a time. Within a step (16
+input channels for a tile) the passes are computed together; their cycles, the words loaded under them, and what
+pads and memories would not allow are those of single cycles. Decisions: docs/decisions.md, EasyNPU stepping
+simulator. Source: easynpu, PE controller, Scheduler, Master controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.artefact import Segment, TensorMove
+from npuc.targets.easynpu.chains import Stage, chains, check, refused
+from npuc.targets.easynpu.hardware import Hardware
+from npuc.targets.easynpu.layer_run import LayerCount, LayerRun, Watcher
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES, groups, pack_feature, unpack_feature
+
+Observer = Callable[[int, Array], None]
+"""Called with the number of a layer word in the program and its int8 result (1, Ho, Wo, Co)."""
+
+
+class Stepper:
+    """Runs segments of one program on one sample; counts what every layer takes."""
+
+    def __init__(self, machine: Machine, files: Mapping[str, bytes], watcher: Watcher | None = None) -> None:
+        self.machine = machine
+        self.files = files
+        self.watcher = watcher
+        self.layers: list[LayerCount] = []
+        """Of the samples that ran, one after the other."""
+
+    def state(self, samples: int) -> Hardware:
+        """A machine at power-up, for one sample; nothing in it may be read."""
+        if samples != 1:
+            raise ValueError("the stepping simulator runs one sample at a time")
+        return Hardware.of(self.machine)
+
+    def run(
+        self, segment: Segment, state: Hardware, tensors: dict[str, Array], observe: Observer | None = None
+    ) -> None:
+        """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
+        first = self._load_images(segment, state)
+        for move in segment.loads:
+            words = pack_feature(tensors[move.tensor].reshape(-1, *move.map_shape)[move.window])
+            state.dtcm(move.place.memory).load(_addresses(move), words[0])
+        if segment.count > len(state.itcm):
+            raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
+        self._execute(state, first, segment.count, observe)
+        for move in segment.stores:
+            _store(state, move, tensors)
+
+    def _load_images(self, segment: Segment, state: Hardware) -> int:
+        """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
+        first = 0
+        for image in segment.images:
+            start, size = image.start * isa.WORD_BYTES, image.words * isa.WORD_BYTES
+            data = self.files[image.file][start : start + size]
+            capacity = self.machine.capacity_words(image.memory)
+            if len(data) != size or image.address + image.words > capacity:
+                raise ArtefactError(
+                    "E503", f"{image.words} words of {image.file} do not fit the {image.memory} memory"
+                )
+            if image.memory == "itcm":
+                first, state.itcm = image.start, isa.bytes_to_words(data)
+            else:
+                at = image.address + np.arange(image.words)
+                state.weight.load(at, np.frombuffer(data, np.int8).reshape(-1, LANES))
+        return first
+
+    def _execute(self, state: Hardware, first: int, count: int, observe: Observer | None) -> None:
+        state.low, state.weights_at = True, 0
+        done = first
+        for chain in chains(state.itcm[:count], first):
+            check(chain, self.machine, state.low)
+            self._run_chain(state, chain, chain[-1].number + 1 - done, observe)
+            done = chain[-1].number + 1
+
+    def _run_chain(self, state: Hardware, chain: Sequence[Stage], words: int, observe: Observer | None) -> None:
+        """words: instruction words of the chain, extension words included."""
+        run = LayerRun(state, chain, self.watcher)
+        run.run(words)
+        self.layers.append(run.count)
+        if "dst" not in chain[-1].operands:
+            state.low = not state.low
+        for stage, result in zip(chain, run.results, strict=True):
+            if observe is not None and not stage.keeps:
+                observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.layer.Co])
+
+
+def _addresses(move: TensorMove) -> Array:
+    """(height, width, groups) of a map that the host moves."""
+    row, pixel, group = np.ogrid[: move.height, : move.width, : groups(move.channels)]
+    return move.place.base + row * move.place.row + pixel * move.place.pixel + group * move.place.group
+
+
+def _store(state: Hardware, move: TensorMove, tensors: dict[str, Array]) -> None:
+    """Copies a map to its window of a host tensor, which is made when its first window arrives."""
+    words = state.dtcm(move.place.memory).read(_addresses(move))
+    if move.tensor not in tensors:
+        tensors[move.tensor] = np.zeros((1, *move.shape), np.int8)
+    whole = tensors[move.tensor].reshape(1, *move.map_shape)
+    whole[move.window] = unpack_feature(words[None], move.channels)

@@ -1,0 +1,112 @@
+"""The weight stream of a fused chain: for each word its parameters, which are loaded once, then its weights.
+
+Source: easynpu, Weight scheduler; the author's RTL: LOAD_BS, FIRST_FETCH, PRE_FETCH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.easynpu.chains import Stage
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
+from npuc.targets.easynpu.pads import Dtcm, ParameterPads, trap
+from npuc.targets.easynpu.timing import is_dense
+
+MAXPOOL_START = -128
+"""What max pooling compares its first input with."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A word's part of the stream, and where its parameters lie in the bias and scale pads."""
+
+    start: int
+    parameters: Array
+    weights: Array
+    entries: slice
+    cycles: int
+    """Cycles of loading the parameters, or of setting the pads to constants where the stream has none."""
+
+    @property
+    def weights_at(self) -> int:
+        """The address of the first weight."""
+        return self.start + len(self.parameters)
+
+
+def parameter_words(stage: Stage) -> int:
+    """Bias-scale words, table words or slope words that the stream has for this word."""
+    match stage.name:
+        case "maxpool" | "relu":
+            return 0
+        case "act":
+            return TABLE_WORDS
+        case "prelu":
+            return SLOPE_WORDS * groups(stage.layer.Co)
+        case _:
+            return BS_WORDS * groups(stage.layer.Co)
+
+
+def weight_words(stage: Stage) -> int:
+    """Weight words that the stream has for this word."""
+    layer = stage.layer
+    if stage.name not in ("conv", "dwconv", "avgpool", "bn"):
+        return 0
+    return groups(layer.Co) * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
+
+
+def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) -> tuple[list[Block], int]:
+    """The blocks of a chain, their parameters in the pads, and the address behind the last.
+
+    Words that keep psums share the entries: the bias is the first word's, the scale the last one's.
+    Raises ArtefactError (E503) where a word adds a bias at an input of the adder that is taken.
+    """
+    pads.clear()
+    found: list[Block] = []
+    shared: slice | None = None
+    for position, stage in enumerate(chain):
+        if stage.control is not None and stage.control.set_weights:
+            start = stage.control.weights
+        sizes = parameter_words(stage), weight_words(stage)
+        words = memory.read(np.arange(start, start + sum(sizes)))
+        parameters, weights = words[: sizes[0]], words[sizes[0] :]
+        continues = position > 0 and chain[position - 1].keeps
+        if stage.name in ("add", "mul") or continues:
+            _expect_no_bias(stage, parameters)
+        planes = _planes(stage, parameters, first=position == 0)
+        if continues and shared is not None:
+            pads.values[shared, 4] = planes[:, 4]
+            entries = shared
+        else:
+            entries = shared = pads.load(planes)
+        cycles = sizes[0] or (BS_WORDS * len(planes))
+        found.append(Block(start, parameters, weights, entries, cycles))
+        start += sum(sizes)
+    return found, start
+
+
+def _planes(stage: Stage, parameters: Array, *, first: bool) -> Array:
+    """What the pads hold, (entries, 5, 16): bias bytes and scale; table segments; slopes; constants."""
+    count = groups(stage.layer.Co)
+    match stage.name:
+        case "maxpool" | "relu":
+            start = MAXPOOL_START if stage.name == "maxpool" else 0
+            planes = np.zeros((count if first else 0, 5, LANES), np.int8)
+            planes[:, :4] = np.array([start], "<i4").view(np.int8)[:, None]
+            return planes
+        case "act":
+            return np.repeat(parameters[:5].T[:, :, None], LANES, axis=2)
+        case "prelu":
+            slopes = parameters.reshape(count, SLOPE_WORDS, LANES)
+            return np.concatenate([slopes, np.zeros((count, 1, LANES), np.int8)], axis=1)
+        case _:
+            return parameters.reshape(count, BS_WORDS, LANES)
+
+
+def _expect_no_bias(stage: Stage, parameters: Array) -> None:
+    planes = parameters.reshape(-1, BS_WORDS, LANES)[:, :4].transpose(1, 0, 2).reshape(4, -1)
+    if planes[:, : stage.layer.Co].any():
+        raise trap("a bias where the adder's input takes kept psums or an operand", "0")
