@@ -14,6 +14,7 @@ from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu import listing as lines
+from npuc.targets.easynpu.artefact import Produced
 from npuc.targets.easynpu.isa import WORD_BYTES
 
 
@@ -25,7 +26,7 @@ def read(path: Path) -> bytes:
         raise ArtefactError("E501", f"'{path}' cannot be read: {error.strerror or error}") from None
 
 
-def listing(image: bytes, table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def listing(image: bytes, table: Sequence[Produced]) -> list[dict[str, Any]]:
     """One entry a word: number, hexadecimal word, listing line, fields, source nodes and result tensor."""
     return [
         {
@@ -33,8 +34,8 @@ def listing(image: bytes, table: Sequence[Mapping[str, Any]]) -> list[dict[str, 
             "word": f"{encode(word):032x}",
             "text": lines.disassemble(word),
             "fields": {name: getattr(word, name) for name in places(type(word))},
-            "nodes": list(table[index]["nodes"]) if index < len(table) else [],
-            "tensor": table[index]["tensor"] if index < len(table) else None,
+            "nodes": list(table[index].nodes) if index < len(table) else [],
+            "tensor": table[index].tensor if index < len(table) else None,
         }
         for index, word in enumerate(isa.bytes_to_words(image))
     ]
@@ -72,7 +73,7 @@ def _resized(manifest: Mapping[str, Any], words: Sequence[isa.Instruction]) -> d
             for image in segments[0]["images"]
         ],
     }
-    blank = {"nodes": [], "tensor": None, "shape": None}
+    blank = {"nodes": [], "tensor": None, "shape": None, "start": [0, 0, 0]}
     return {
         "steps": [new if step["kind"] == "segment" else step for step in manifest["steps"]],
         "instructions": [
@@ -90,7 +91,7 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
         for name, data in program.files.items()
     }
     keys = ("target", "machine", "isa", "steps", "placements")
-    described: dict[str, Any] = {key: program.manifest[key] for key in keys}
+    described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
     described |= {
         "word_bytes": WORD_BYTES,
         "files": {Path(name).stem: f"{Path(name).stem}.{suffix}" for name in program.files},

@@ -82,7 +82,7 @@ class EasyNpu:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
-        return images.listing(program.files["itcm.bin"], program.manifest["instructions"])
+        return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""
