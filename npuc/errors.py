@@ -105,10 +105,11 @@ class NpucError(Exception):
 
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> NpucError:
-        """One error that carries several problems."""
+        """One error that carries several problems; called on the base, an error of the first problem's kind."""
         gathered = tuple(problems)
         first = gathered[0]
-        error = cls(first.code, first.reason)
+        kind = cls if cls is not NpucError else KINDS[first.code[1]]
+        error = kind(first.code, first.reason)
         error.problems = gathered
         return error
 
@@ -143,3 +144,14 @@ class EncodingError(NpucError):
 
 class Mismatch(NpucError):
     """Two results that should agree do not."""
+
+
+KINDS: dict[str, type[NpucError]] = {
+    "1": ModelError,
+    "2": UnsupportedOperator,
+    "3": DoesNotFit,
+    "4": DataError,
+    "5": ArtefactError,
+    "6": Mismatch,
+}
+"""The kind of error by the first digit of its code. (An EncodingError is raised where words are made, as E301.)"""

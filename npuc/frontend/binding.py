@@ -33,7 +33,8 @@ def input_types(
 
     A dimension bound in one input binds the equally named ones of the others.
     Raises ModelError: E106 for every input that stays dynamic (the remedy is the flag that binds it), E107 for
-    an element type that npuc does not run, E109 for a shape that does not fit.
+    an element type that npuc does not run, E109 for a shape that does not fit; UnsupportedOperator (E202) for an
+    input without elements.
     """
     inputs = [each for each in graph.input if each.name not in constants]
     names = [each.name for each in inputs]
@@ -43,13 +44,14 @@ def input_types(
             raise ModelError("E109", "a shape is given, but the model has no such input", tensor=name, limit=limit)
     dtypes = {each.name: _element_type(each) for each in inputs}
     dims = {each.name: _dims(each) for each in inputs}
+    empty = {each.name: axis for each in inputs for axis in _empty_axes(each)[:1]}
     named = _bound_names(dims, bound)
     types: dict[str, TensorType] = {}
     problems: list[Problem] = []
     for name in names:
         shape = bound.get(name) or _filled(dims[name], named)
         if shape is None:
-            problems.append(_unbound(name, dims[name]))
+            problems.append(_unbound(name, dims[name], empty.get(name)))
         else:
             types[name] = TensorType(tuple(shape), dtypes[name])
             if types[name].size > LARGEST_TENSOR:
@@ -78,6 +80,12 @@ def _dims(value: onnx.ValueInfoProto) -> Sequence[Dim] | None:
     if not value.type.tensor_type.HasField("shape"):
         return None
     return [dim.dim_value if dim.dim_value > 0 else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+def _empty_axes(value: onnx.ValueInfoProto) -> list[int]:
+    """The dimensions that are declared as 0: the tensor is empty, or 0 stands for a size that is not known."""
+    dims = enumerate(value.type.tensor_type.shape.dim)
+    return [axis for axis, dim in dims if dim.WhichOneof("value") == "dim_value" and not dim.dim_value]
 
 
 def _bound_names(dims: Mapping[str, Sequence[Dim] | None], bound: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -117,7 +125,10 @@ def _hint(dims: Sequence[Dim]) -> str:
     return ",".join(texts)
 
 
-def _unbound(name: str, dims: Sequence[Dim] | None) -> Problem:
+def _unbound(name: str, dims: Sequence[Dim] | None, empty: int | None) -> Problem:
+    if dims is not None and empty is not None:
+        remedy = f"if 0 stands for a dynamic dimension: --input-shape {name}={_hint(dims)}"
+        return Problem("E202", f"dimension {empty} of the input is 0", None, None, name, "at least 1", remedy)
     if dims is None:
         reason, shape = "the input has no shape", "1,3,224,224"
         return Problem("E106", reason, tensor=name, remedy=f"give it, for instance --input-shape {name}={shape}")

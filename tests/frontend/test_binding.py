@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from npuc.errors import ModelError, NpucError, Problem
+from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import import_model
 
 Shapes = dict[str, tuple[int, ...]]
@@ -46,6 +46,20 @@ def test_an_input_without_a_shape_can_be_bound() -> None:
     assert import_model(model, None, {"a": (4, 3)}).shape("y") == (4, 3)
     (problem,) = problems(model, {})
     assert problem.code == "E106" and "--input-shape a=" in (problem.remedy or "")
+
+
+def test_an_empty_input_is_unsupported_but_can_be_bound_if_0_meant_unknown() -> None:
+    model = two_inputs("[0,3]", "[1,3]")
+    with pytest.raises(UnsupportedOperator) as refused:
+        import_model(model, None, {})
+    (problem,) = refused.value.problems
+    assert (problem.code, problem.tensor) == ("E202", "a") and "--input-shape a=1,3" in (problem.remedy or "")
+    assert import_model(model, None, {"a": (4, 3)}).shape("y") == (4, 3)
+
+
+def test_a_dynamic_input_is_the_models_fault() -> None:
+    with pytest.raises(ModelError):
+        import_model(two_inputs("[N,3]", "[1,3]"), None, {})
 
 
 @pytest.mark.parametrize(
