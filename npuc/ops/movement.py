@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import expect_axes, expect_float, expect_rank, same_type
+from npuc.ops.rules import expect_axes, expect_rank, same_type
 from npuc.ops.table import Op, bad_node, register
 
 PAD_MODES = ("constant", "reflect", "edge", "wrap")
@@ -164,18 +164,17 @@ def _cast(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 def _blocks_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     x, block = types[0], node.integer("blocksize")
-    expect_float(node, types)
     expect_rank(node, x, 4, 4)
     n, c, h, w = x.shape
     if node.op == "SpaceToDepth":
         if block < 1 or h % block or w % block:
             raise bad_node(node, f"blocksize {block} does not divide {h} x {w}", tensor=node.inputs[0])
-        return (TensorType((n, c * block * block, h // block, w // block)),)
+        return (TensorType((n, c * block * block, h // block, w // block), x.dtype),)
     if block < 1 or c % (block * block):
         raise bad_node(node, f"blocksize {block} squared does not divide {c} channels", tensor=node.inputs[0])
     if node.text("mode", "DCR") not in ("DCR", "CRD"):
         raise bad_node(node, f"mode is {node.text('mode')!r}", limit="DCR, CRD")
-    return (TensorType((n, c // (block * block), h * block, w * block)),)
+    return (TensorType((n, c // (block * block), h * block, w * block), x.dtype),)
 
 
 def _space_to_depth(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

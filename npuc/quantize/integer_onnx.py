@@ -8,10 +8,12 @@ Importing this module adds the rules to the exporter.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 
-from npuc.export_onnx import EXPORTERS, Emitter
+from npuc.export_onnx import EXPORTERS, Emitter, Exporter
 from npuc.ir import Array, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
 
@@ -111,6 +113,22 @@ def _prelu(node: Node, emit: Emitter) -> None:
     emit.node("Cast", [_step(emit, "Clip", floor, low, high)], [node.output], to=INT8)
 
 
+def _through_float(rule: Exporter) -> Exporter:
+    """The rule of an operator that onnxruntime does not know for int8: the values pass through float32."""
+
+    def export(node: Node, emit: Emitter) -> None:
+        if emit.graph.tensors[node.output].dtype != "int8":
+            rule(node, emit)
+            return
+        moved = emit.fresh("moved")
+        x = _step(emit, "Cast", node.inputs[0], to=FLOAT)
+        rule(replace(node, inputs=(x,), outputs=(moved,)), emit)
+        emit.node("Cast", [moved], [node.output], to=INT8)
+
+    return export
+
+
+EXPORTERS.update({op: _through_float(EXPORTERS[op]) for op in ("DepthToSpace", "SpaceToDepth")})
 EXPORTERS.update(
     {
         "IntConv": _conv,

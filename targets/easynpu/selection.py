@@ -33,7 +33,15 @@ from npuc.targets.easynpu.memory import (
     pack_weights,
 )
 from npuc.targets.easynpu.tiling import FIELD_MOST
-from npuc.targets.easynpu.views import View, Views, concat_offsets, is_alias, is_window, map_shape
+from npuc.targets.easynpu.views import (
+    View,
+    Views,
+    concat_offsets,
+    interleaved,
+    is_alias,
+    is_window,
+    map_shape,
+)
 from npuc.targets.easynpu.windows import Window, whole
 
 FIELD_CHANNELS = 256
@@ -82,6 +90,8 @@ def runs_on_array(graph: Graph, node: Node) -> bool:
         return False
     if node.op == "Concat":
         return len(graph.shape(node.output)) == 4 and node.integer("axis") > 0
+    if node.op == "DepthToSpace":
+        return interleaved(graph, node) is not None
     return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
 
 
@@ -205,8 +215,10 @@ class _Selection:
                 yield from self._max_pool(head)
             case op if op in POINTWISE:
                 yield from self._pointwise(head, followers)
-            case "Concat":
-                yield from self._concatenation(head)
+            case "Concat" if head.output in self.views.copies and concat_offsets(self.graph, head) is None:
+                yield from self._selecting(head)
+            case "Concat" | "DepthToSpace":
+                yield from self._copies(head)
             case _:
                 return
 
@@ -415,11 +427,8 @@ class _Selection:
 
     # Concatenation
 
-    def _concatenation(self, node: Node) -> Iterator[Job]:
-        """Copies of the operands that are not written in place; unaligned channels by selecting convolutions."""
-        if concat_offsets(self.graph, node) is None:
-            yield from self._selecting(node)
-            return
+    def _copies(self, node: Node) -> Iterator[Job]:
+        """Copies of the operands that are not written in place, as 1x1 max pools."""
         for name, window in self.views.copies.get(node.output, ()):
             source = self.views.tensors[name]
             for part in _bands(source.channels, FIELD_CHANNELS):

@@ -290,7 +290,7 @@ def _asked(
         first = np.clip(low * stride - padding, 0, extent - 1)
         last = np.where(high == extents[node.output], extent, (high - 1) * stride - padding + reach)
         return first, np.maximum(np.minimum(last, extent), first + 1)
-    if extent == 1 or node.op in ("Slice", "Split", "Reshape") or extent != extents[node.output]:
+    if extent == 1 or node.op in ("Slice", "Split", "Reshape", "DepthToSpace") or extent != extents[node.output]:
         return np.zeros_like(low), np.full_like(high, extent)
     return low, high
 

@@ -133,6 +133,21 @@ def _split_offsets(graph: Graph, node: Node) -> list[int]:
     return [sum(extents[:position]) for position in range(len(extents))]
 
 
+def interleaved(graph: Graph, node: Node) -> Node | None:
+    """The concatenation that a DepthToSpace interleaves, if address arithmetic can do it: one operand a phase.
+
+    Phase (i, j) of block size s, operand i * s + j, fills every s-th row and column from (i, j) on.
+    """
+    if node.op != "DepthToSpace" or node.text("mode", "DCR") != "DCR":
+        return None
+    concat = graph.producers.get(node.inputs[0])
+    if concat is None or concat.op != "Concat" or concat.integer("axis") != 1:
+        return None
+    phases = len(concat.inputs) == node.integer("blocksize") ** 2
+    equal = len({graph.shape(name) for name in concat.inputs}) == 1
+    return concat if phases and equal and graph.only_reader(concat.output) is node else None
+
+
 def views_of(graph: Graph, nodes: Sequence[Node], shapes: Mapping[str, Shape]) -> Views:
     """The views of the tensors that a run of array nodes reads and writes.
 
@@ -156,7 +171,10 @@ class _Planner:
 
     def result(self) -> Views:
         for node in reversed(self.nodes):
-            if node.op == "Concat":
+            concat = interleaved(self.graph, node)
+            if concat is not None:
+                self._interleave(node, concat)
+            elif node.op == "Concat" and node.output not in self.views:
                 self._concat(node)
         for node in self.nodes:
             for name in node.inputs:
@@ -183,14 +201,35 @@ class _Planner:
     def _concat(self, node: Node) -> None:
         """Gives each operand its window of the result, unless it already has a place or comes from outside."""
         whole, axis = self._view(node.output), node.integer("axis")
+        offsets = concat_offsets(self.graph, node) or []
+        self._write_into(
+            node.output,
+            [
+                (name, concat_window(whole, axis, offset, self.shapes[name]))
+                for name, offset in zip(node.inputs, offsets, strict=False)
+            ],
+        )
+
+    def _interleave(self, node: Node, concat: Node) -> None:
+        """Gives each phase its rows and columns of the result; the concatenation itself is never stored."""
+        whole, step = self._view(node.output), node.integer("blocksize")
+        _, height, width = self.shapes[concat.output]
+        phases = [
+            (name, whole.interleaved(index // step, index % step, (step, step), (height, width)))
+            for index, name in enumerate(concat.inputs)
+        ]
+        self._write_into(node.output, phases)
+        self.views[concat.output] = whole
+
+    def _write_into(self, result: str, windows: Sequence[tuple[str, View]]) -> None:
+        """Lets each operand be written to its window of a result, or notes that it must be copied there."""
         copied: list[tuple[str, View]] = []
-        for name, offset in zip(node.inputs, concat_offsets(self.graph, node) or [], strict=False):
-            window = concat_window(whole, axis, offset, self.shapes[name])
+        for name, window in windows:
             if name in self.views or name in self.windows:
                 copied.append((name, window))
             else:
                 self.views[name] = window
-        self.copies[node.output] = tuple(copied)
+        self.copies[result] = tuple(copied)
 
     def _windows(self, node: Node) -> None:
         source = self._view(node.inputs[0])
