@@ -30,6 +30,8 @@ class Options:
     isa: str = "extended"
     strict: bool = False
     method: str = "mse"
+    objective: str = "time"
+    """What plans minimise where maps exceed the memories: "time" (computation and transfer), "traffic", "cycles"."""
 
 
 class Runner(Protocol):

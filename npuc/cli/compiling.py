@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 @click.option("--precision", type=Choice(("int8", "int16", "fp16")), default="int8", help="Number format.")
 @isa_option
 @strict_option
+@click.option(
+    "--objective",
+    type=Choice(("time", "traffic", "cycles")),
+    default="time",
+    help="What tiled plans minimise: computation and transfer, or one of them.",
+)
 @click.option("-O", "level", type=Choice(("0", "1", "2")), default="1", help="0: min-max scales; 1, 2: MSE.")
 @click.option("--allow", metavar="NAME", multiple=True, help="Allow one kind of inexact rewrite.")
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
@@ -52,6 +58,7 @@ def compile_command(
     precision: str,
     isa: str,
     strict: bool,
+    objective: str,
     level: str,
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
@@ -66,7 +73,7 @@ def compile_command(
 
     machine_kind = find(target)
     _expect_known(machine_kind, precision, allow, dump_after)
-    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse")
+    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse", objective)
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
         if verbose:

@@ -47,11 +47,11 @@ class Lowered:
     usage: Mapping[str, Usage]
 
 
-def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowered:
+def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
     """The program of an integer graph.
 
     documented: only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
-    that needs more. Raises DoesNotFit where a memory, a pad or a field is too small.
+    that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is too small.
     """
     graph = quantised.graph
     regions = regions_of(graph)
@@ -64,7 +64,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool) -> Lowere
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
-        for _, placement in placed_runs(graph, region.array, machine, documented):
+        for _, placement in placed_runs(graph, region.array, machine, documented, objective):
             emitted = [emit_job(each, machine) for each in placement.jobs]
             stream = np.concatenate([job.weights for job in emitted]).tobytes()
             steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
@@ -94,7 +94,7 @@ class _WeightImage:
 
 
 def placed_runs(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
 ) -> Iterator[tuple[Run, Placement]]:
     """The runs that compute these nodes, with their places: all at once, or in tiles where maps do not fit.
 
@@ -107,7 +107,7 @@ def placed_runs(
     except DoesNotFit as error:
         if documented or error.problems[0].code not in ("E302", "E301"):
             raise
-        for strip in plan(graph, nodes, machine):
+        for strip in plan(graph, nodes, machine, objective):
             for tile in tiles_of(graph, strip.nodes, strip.grid):
                 yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
 

@@ -152,7 +152,8 @@ def implicit(run: Run, machine: Machine) -> Placement:
         inputs.append(Crossing(first, run.windows[first], _kept_place(run, view.buffer)))
         skip = max(skip, run.words(view.buffer))
     outputs = tuple(
-        Crossing(name, run.stored[name], _end(run, machine, each.buffer, low)) for name, each in run.outputs.items()
+        Crossing(name, run.stored[name], _end(run, machine, each.buffer, low))
+        for name, each in run.outputs.items()
     )
     usage = {"fmap": Usage(fmap, fmap), "skip": Usage(skip, skip)}
     return Placement(tuple(jobs), tuple(inputs), outputs, usage)
@@ -206,9 +207,7 @@ def explicit(run: Run, machine: Machine) -> Placement:
     return _explicit_places(run, addresses, in_skip, usage)
 
 
-def assign(
-    buffers: Sequence[Buffer], operands: set[str], machine: Machine
-) -> tuple[list[Buffer], list[Buffer]]:
+def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> tuple[list[Buffer], list[Buffer]]:
     """The buffers for the skip and for the Fmap DTCM: operands in the skip DTCM, and what else must go there."""
     skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
     fmap = [b for b in buffers if b not in skip]

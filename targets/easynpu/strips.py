@@ -34,6 +34,7 @@ MOST_TRIES = 32
 """Grids, cheapest first, of which the first that can really be placed is taken."""
 OBJECTIVES = ("time", "traffic", "cycles")
 
+
 @dataclass(frozen=True)
 class Grid:
     """Tiles along channels, rows and columns."""
@@ -70,9 +71,7 @@ class Strip:
     compute_cycles: float
 
 
-def plan(
-    graph: Graph, nodes: Sequence[Node], machine: Machine, objective: str = "time"
-) -> list[Strip]:
+def plan(graph: Graph, nodes: Sequence[Node], machine: Machine, objective: str = "time") -> list[Strip]:
     """The best cuts and grids of a region.
 
     objective: "time" (cycles of computation and transfer), "traffic" or "cycles" alone (the other breaks ties).
@@ -143,7 +142,9 @@ def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> b
     tiles = tiles_of(graph, nodes, grid)
     if not tiles:
         return False
-    windows = max((windows_for(graph, nodes, tile) for tile in tiles), key=lambda w: sum(x.words for x in w.values()))
+    windows = max(
+        (windows_for(graph, nodes, tile) for tile in tiles), key=lambda w: sum(x.words for x in w.values())
+    )
     views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
     buffers, operands = _lifetimes(graph, nodes, views)
     return placeable(buffers, operands, machine)
@@ -254,7 +255,9 @@ def _axis(
     extents = {name: map_shape(graph.shape(name))[axis] for name in tensors}
     least = min(extents[name] for name in outputs)
     counts = tuple(
-        n for n in range(1, (min(least, MOST_TILES) if tileable else 1) + 1) if n == 1 or -(-least // n) < -(-least // (n - 1))
+        n
+        for n in range(1, (min(least, MOST_TILES) if tileable else 1) + 1)
+        if n == 1 or -(-least // n) < -(-least // (n - 1))
     )
     ranges: dict[str, Array] = {
         name: np.array([cut for n in counts for cut in cuts(extents[name], n)]).T for name in outputs
@@ -272,7 +275,9 @@ def _axis(
             low, high = ranges[name]
             for x in (each for each in node.inputs if each in extents):
                 ask(x, *_asked(graph, node, x, low, high, extents, axis))
-    sizes = np.stack([ranges[name][1] - ranges[name][0] if name in ranges else np.zeros(sum(counts), int) for name in tensors])
+    sizes = np.stack(
+        [ranges[name][1] - ranges[name][0] if name in ranges else np.zeros(sum(counts), int) for name in tensors]
+    )
     bounds = np.cumsum((0, *counts))
     pieces = [sizes[:, start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
     return _Axis(counts, np.stack([p.max(axis=1) for p in pieces]), np.stack([p.sum(axis=1) for p in pieces]))

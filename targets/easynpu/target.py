@@ -65,7 +65,7 @@ class EasyNpu:
         quantised = quantise(graph, nodes, found, options.method, best_table)
         _expect_accumulators(quantised)
         documented = options.isa == "documented"
-        lowered = lowering.lower(quantised, machine, documented=documented)
+        lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         signature = {
             key: [

@@ -79,7 +79,9 @@ class Views:
 
     tensors: Mapping[str, View]
     buffers: Mapping[str, Shape]
-    copies: Mapping[str, tuple[tuple[str, View], ...]] = field(default_factory=dict[str, "tuple[tuple[str, View], ...]"])
+    copies: Mapping[str, tuple[tuple[str, View], ...]] = field(
+        default_factory=dict[str, "tuple[tuple[str, View], ...]"]
+    )
     """Per concatenation result: the operands that must be copied into it, and their windows."""
 
     def is_whole(self, view: View) -> bool:
@@ -239,7 +241,9 @@ class _Planner:
             starts = [dict(zip(node.integers("axes"), node.integers("starts"), strict=True))]
         for name, start in zip(node.outputs, starts, strict=True):
             channels, height, width = self.shapes[name]
-            moved = source.part(start.get(2, 0), start.get(3, 0)).channel_groups(start.get(1, 0) // LANES, channels)
+            moved = source.part(start.get(2, 0), start.get(3, 0)).channel_groups(
+                start.get(1, 0) // LANES, channels
+            )
             self.views[name] = replace(moved, height=height, width=width)
 
 

@@ -134,6 +134,7 @@ def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Windo
 def is_tileable(nodes: Iterable[Node]) -> bool:
     """Whether a range can be computed in spatial tiles: no node in it needs its inputs whole."""
     return not any(
-        node.op in ("Slice", "Split", "Reshape", "DepthToSpace") or (node.op == "Concat" and node.integer("axis") != 1)
+        node.op in ("Slice", "Split", "Reshape", "DepthToSpace")
+        or (node.op == "Concat" and node.integer("axis") != 1)
         for node in nodes
     )
