@@ -70,7 +70,7 @@ def result(table: Table, x: int) -> int:
 
 
 def distances(table: Table, exact: Array) -> list[int]:
-    """|result - rounded value| for every input; 0 where the value lies on a tie and both roundings are right."""
+    """|result - rounded value| per input; 0 where the value lies on a tie and both roundings are right."""
     found = [abs(result(table, x) - rounded(value)) for x, value in zip(INPUTS, exact, strict=True)]
     ties = [abs(value - math.floor(value) - 0.5) < 1e-3 for value in exact]
     return [0 if tie and each == 1 else each for each, tie in zip(found, ties, strict=True)]
@@ -100,7 +100,7 @@ def test_no_result_is_more_than_one_lsb_off(name: str, x_scale: float, part: flo
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("tanh", "erf")])
 def test_all_but_the_steepest_functions_are_exact(name: str) -> None:
-    """But for ties. With 16 free breakpoints a table is bit-identical to the function unless that bends too much."""
+    """But for ties: 16 free breakpoints give a function's every result unless it bends too much."""
     assert all(best_table(values(name, x_scale)).error == 0 for x_scale in (1 / 64, 1 / 16, 1 / 4))
 
 
