@@ -1,5 +1,6 @@
 """Frozen dataclasses from JSON, checked: what a manifest says becomes typed values or an ArtefactError.
 
+>>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
 ... class Entry:
 ...     name: str

@@ -14,7 +14,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     >>> print(table(("op", "cycles"), [("conv", 12), ("add", 3456)]))
     op    cycles
     conv      12
-    add     3456
+    add    3,456
     """
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]

@@ -1,0 +1,90 @@
+"""What only a process of its own shows: start-up, pipes, encodings, file names that are not UTF-8."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import Digits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def process(*arguments: str | bytes | Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "npuc", *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, capture_output=True, env=variables, timeout=60, check=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "onnx", "onnxruntime", "networkx", "rich")
+    script = (
+        "import sys; from npuc.cli import npuc; npuc.main(['compile', '--help'], standalone_mode=False); "
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_readme_s_commands_work_as_processes(digits: Digits, tmp_path: Path) -> None:
+    program = tmp_path / "digits.npu"
+    compiled = process(
+        "compile", digits.model, "--target", "easynpu", "--calibration", digits.calibration, "-o", program
+    )
+    assert (compiled.returncode, compiled.stderr) == (0, b"")
+    verified = process("verify", digits.model, program, "--data", digits.test, "--json")
+    assert (verified.returncode, verified.stderr) == (0, b"")
+    assert json.loads(verified.stdout)["status"] == "ok"
+
+
+def test_errors_go_to_stderr_and_json_to_stdout(tmp_path: Path) -> None:
+    text = process("compile", tmp_path / "none.onnx", "--target", "easynpu")
+    assert (text.returncode, text.stdout) == (1, b"") and text.stderr.startswith(b"error[E101]")
+    both = process("compile", tmp_path / "none.onnx", "--target", "easynpu", "--json")
+    assert both.returncode == 1 and json.loads(both.stdout)["errors"][0]["code"] == "E101"
+    usage = process("compile", "--json")
+    assert usage.returncode == 2 and json.loads(usage.stdout)["errors"][0]["code"] == "usage"
+
+
+def test_a_reader_that_stops_early_ends_the_command_quietly(digits: Digits) -> None:
+    command = [sys.executable, "-m", "npuc", "dump", str(digits.program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(60) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_under_stdout_is_one_clear_block(digits: Digits) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "npuc", "dump", str(digits.program)]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    assert found.returncode == 1 and found.stderr.startswith(b"error[E506] standard output cannot be written")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_names_that_the_terminal_cannot_show_are_escaped(digits: Digits, tmp_path: Path, encoding: str) -> None:
+    model = tmp_path / "größe→.onnx"
+    model.write_bytes(digits.model.read_bytes())
+    output = tmp_path / "größe→.npu"
+    text = process("compile", model, "--target", "easynpu", "-o", output, PYTHONIOENCODING=encoding)
+    assert text.returncode == 0
+    assert "größe→.npu".encode(encoding, "backslashreplace") in text.stdout
+    found = process("check", model, "--target", "easynpu", "--json", PYTHONIOENCODING=encoding)
+    assert json.loads(found.stdout)["status"] == "ok"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are text")
+def test_a_file_name_that_is_not_utf8_is_fine(digits: Digits, tmp_path: Path) -> None:
+    model = os.fsencode(tmp_path) + b"/\xff.onnx"
+    Path(os.fsdecode(model)).write_bytes(digits.model.read_bytes())
+    program = os.fsencode(tmp_path) + b"/\xff.npu"
+    compiled = process("compile", model, "--target", "easynpu", "-o", program, "--calibration", digits.calibration)
+    assert compiled.returncode == 0, compiled.stderr
+    assert process("verify", model, program, "--data", digits.few).returncode == 0

@@ -1,0 +1,98 @@
+"""`npuc run`: floats in, floats out, in the model's own names and shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from npuc.ir import Array
+from tests.cli.process import Digits, WriteModel, compiled, npuc
+
+
+def outputs(path: Path) -> dict[str, Array]:
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}
+
+
+def fp32(digits: Digits) -> Array:
+    session = ort.InferenceSession(str(digits.model), providers=["CPUExecutionProvider"])
+    with np.load(digits.few) as file:
+        samples = file["x"].astype(np.float32)
+    return np.concatenate([session.run(None, {"input": sample[None]})[0] for sample in samples])
+
+
+def test_outputs_have_the_model_s_name_shape_and_almost_its_values(digits: Digits, tmp_path: Path) -> None:
+    npuc("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz").done()
+    found = outputs(tmp_path / "y.npz")
+    assert list(found) == ["n11_Gemm"]
+    assert found["n11_Gemm"].shape == (4, 10) and found["n11_Gemm"].dtype == np.float32
+    error = found["n11_Gemm"] - fp32(digits)
+    assert 10 * np.log10(np.square(fp32(digits)).sum() / np.square(error).sum()) > 20  # int8 keeps about 30 dB
+
+
+def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> None:
+    command = ("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz")
+    assert npuc(*command, "--json").json == {"status": "ok", "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
+    assert npuc(*command).done() == f"n11_Gemm: [4, 10] -> {tmp_path / 'y.npz'}\n"
+
+
+def test_data_files_are_run_one_after_the_other(digits: Digits, tmp_path: Path) -> None:
+    npuc("run", digits.program, "--data", digits.few, "--data", digits.few, "-o", tmp_path / "y.npz").done()
+    values = outputs(tmp_path / "y.npz")["n11_Gemm"]
+    assert values.shape == (8, 10) and (values[:4] == values[4:]).all()
+
+
+def test_more_samples_than_a_batch_agree_with_one_at_a_time(digits: Digits, tmp_path: Path) -> None:
+    with np.load(digits.test) as file:
+        samples = file["x"][:70]
+    np.savez(tmp_path / "x.npz", x=samples)
+    np.savez(tmp_path / "last.npz", x=samples[-1:])
+    for name in ("x", "last"):
+        npuc("run", digits.program, "--data", tmp_path / f"{name}.npz", "-o", tmp_path / f"{name}_y.npz").done()
+    values = outputs(tmp_path / "x_y.npz")["n11_Gemm"]
+    assert values.shape == (70, 10)
+    assert (values[-1:] == outputs(tmp_path / "last_y.npz")["n11_Gemm"]).all()
+
+
+def test_running_twice_gives_the_same_bytes(digits: Digits, tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        npuc("run", digits.program, "--data", digits.few, "-o", tmp_path / name).done()
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+@pytest.mark.parametrize("output", ["file", "allow_pickle", "a/b"])
+def test_an_output_may_have_any_name(write: WriteModel, tmp_path: Path, output: str) -> None:
+    named = onnx.load(write("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }"))
+    named.graph.output[0].name = named.graph.node[0].output[0] = output
+    np.savez(tmp_path / "x.npz", x=np.ones((2, 3, 8, 8), np.float32))
+    compiled(write(named), tmp_path / "o").done()
+    npuc("run", tmp_path / "o", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
+    assert outputs(tmp_path / "y.npz")[output].shape == (2, 3, 8, 8)
+
+
+def test_the_simulator_opens_no_evidence(digits: Digits, copy: Path, tmp_path: Path) -> None:
+    npuc("run", copy, "--data", digits.few, "-o", tmp_path / "with.npz").done()
+    for name in ("reference.onnx", "graph.json"):
+        (copy / name).unlink()
+    npuc("run", copy, "--data", digits.few, "-o", tmp_path / "without.npz").done()
+    assert (tmp_path / "with.npz").read_bytes() == (tmp_path / "without.npz").read_bytes()
+    npuc("verify", digits.model, copy, "--data", digits.few).refused("E502")
+
+
+@pytest.mark.parametrize("output", [".", "/", "..", "nowhere/y.npz", "folder"])
+def test_an_output_that_cannot_be_written_is_refused(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    npuc("run", digits.program, "--data", digits.few, "-o", output).refused("E506")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_data_and_output_must_be_given(digits: Digits) -> None:
+    assert "--data" in npuc("run", digits.program, "-o", "y.npz").usage()
+    assert "--output" in npuc("run", digits.program, "--data", digits.few).usage()

@@ -1,0 +1,77 @@
+"""Usage errors: exit code 2, the name that was probably meant, and one JSON object where that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import PROBLEM, Digits, compiled, npuc
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("compil", "x.onnx"), "compile"),
+        (("verfy",), "verify"),
+        (("compile", "x.onnx", "--targt", "easynpu"), "--target"),
+        (("compile", "x.onnx", "--target", "easynp"), "easynpu"),
+        (("compile", "x.onnx", "--target", "easynpu", "--isa", "document"), "documented"),
+        (("compile", "x.onnx", "--target", "easynpu", "--dump-after", "fold_constant"), "fold_constants"),
+        (("operators", "--target", "EasyNPU"), "easynpu"),
+        (("export", "x.npu", "--format", "readmem", "-o", "y"), "readmemh"),
+    ],
+)
+def test_an_unknown_name_comes_with_the_one_that_was_meant(arguments: tuple[str, ...], meant: str) -> None:
+    message = npuc(*arguments).usage()
+    assert f"'{meant}'" in message and "Did you mean" in message
+
+
+def test_an_unknown_machine_comes_with_the_one_that_was_meant(digits: Digits, tmp_path: Path) -> None:
+    message = compiled(digits.model, tmp_path / "o", "--machine", "defualt").refused("E305")
+    assert "Did you mean 'default'?" in message and "default, large" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (("compile",), "MODEL"),
+        (("compile", "x.onnx"), "--target"),
+        (("run", "x.npu"), "--data"),
+        (("verify", "x.onnx"), "ARTEFACT"),
+        (("dump",), "PATH"),
+        (("assemble", "x"), "--output"),
+        (("export", "x.npu", "-o", "y"), "--format"),
+        (("operators",), "--target"),
+        (("check",), "MODEL"),
+        (("compile", "x.onnx", "--target"), "--target"),
+        (("targets", "surplus"), "surplus"),
+    ],
+)
+def test_what_is_missing_is_named_also_as_json(arguments: tuple[str, ...], missing: str) -> None:
+    assert missing in npuc(*arguments).usage()
+    outcome = npuc(arguments[0], "--json", *arguments[1:])
+    assert outcome.code == 2 and outcome.json["status"] == "error"
+    (error,) = outcome.json["errors"]
+    assert error.keys() == PROBLEM
+    assert error["code"] == "usage" and missing in error["reason"]
+    assert error["remedy"] in (f"npuc {arguments[0]} --help", "npuc --help")
+
+
+def test_json_is_no_option_of_npuc_itself_but_gives_json_all_the_same() -> None:
+    outcome = npuc("--json", "compile")
+    assert outcome.code == 2 and outcome.json["errors"][0]["remedy"] == "npuc --help"
+
+
+def test_without_a_command_the_help_goes_to_stderr() -> None:
+    assert "Commands:" in npuc().usage()
+
+
+def test_a_number_that_is_none_is_a_usage_error(digits: Digits) -> None:
+    for option in ("--min-sqnr", "--min-cosine", "--samples"):
+        assert option in npuc("verify", digits.model, digits.program, option, "many").usage()
+
+
+@pytest.mark.parametrize("level", ["3", "9", "s"])
+def test_an_unknown_level_is_a_usage_error(level: str) -> None:
+    assert "-O" in npuc("compile", "x.onnx", "--target", "easynpu", f"-O{level}").usage()

@@ -1,0 +1,121 @@
+"""`npuc verify`: what it compares, what it reports, and when it says no."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc.models import MODELS
+from tests.cli.process import Digits, WriteModel, compiled, npuc
+
+MEASURES = {"sqnr_db", "cosine", "max_abs_error", "exact"}
+
+
+def test_the_report_has_every_key_of_the_contract(digits: Digits) -> None:
+    report = npuc("verify", digits.model, digits.program, "--data", digits.few, "--json").json
+    assert report["status"] == "ok" and report["samples"] == 4 and report["bit_exact"] is True
+    assert report["argmax_agreement"] == 1.0
+    (output,) = report["outputs"]
+    assert output["name"] == "n11_Gemm" and output.keys() >= MEASURES and output["sqnr_db"] > 20
+    assert len(report["layers"]) >= 5
+    for layer in report["layers"]:
+        assert {"name", "op"} | MEASURES <= layer.keys()
+        assert layer["entire"].keys() == layer["single"].keys() == MEASURES
+        assert layer["bit_exact"] is True and layer["differing_elements"] == 0
+
+
+def test_layers_carry_the_names_of_the_onnx_tensors(digits: Digits) -> None:
+    report = npuc("verify", digits.model, digits.program, "--data", digits.few, "--json").json
+    written = {name for node in onnx.load(digits.model).graph.node for name in node.output}
+    assert {layer["name"] for layer in report["layers"]} <= written
+
+
+def test_the_table_ends_in_a_verdict(digits: Digits) -> None:
+    lines = npuc("verify", digits.model, digits.program, "--data", digits.few).done().splitlines()
+    assert lines[0].split()[:2] == ["layer", "op"] and lines[-1] == "verified"
+    assert "argmax as fp32: 1.0000 of 4 samples" in lines
+    assert "simulator and integer reference agree in every bit" in lines
+
+
+def test_without_data_eight_fixed_samples_are_announced(digits: Digits) -> None:
+    first = npuc("verify", digits.model, digits.program, "--min-sqnr", "-100", "--min-cosine", "-1", "--json")
+    second = npuc("verify", digits.model, digits.program, "--min-sqnr", "-100", "--min-cosine", "-1", "--json")
+    assert first == second and first.json["samples"] == 8
+    assert first.err.startswith("note: verified on synthetic data (8 normal samples, fixed seed)")
+
+
+def test_the_number_of_samples_can_be_limited(digits: Digits) -> None:
+    command = ("verify", digits.model, digits.program, "--data", digits.few, "--json", "--samples")
+    assert npuc(*command, "3").json["samples"] == 3
+    assert npuc(*command, "99").json["samples"] == 4
+    assert "--samples" in npuc(*command[:-2], "--samples", "0").usage()
+
+
+@pytest.mark.parametrize("tolerance", [("--min-sqnr", "90"), ("--min-cosine", "0.9999999")])
+def test_outside_the_tolerance_the_status_is_mismatch(digits: Digits, tolerance: tuple[str, str]) -> None:
+    command = ("verify", digits.model, digits.program, "--data", digits.few, *tolerance)
+    outcome = npuc(*command, "--json")
+    assert outcome.code == 1 and outcome.json["status"] == "mismatch" and outcome.json["bit_exact"] is True
+    assert outcome.err == ""
+    text = npuc(*command)
+    assert text.code == 1 and text.out.splitlines()[-1].startswith("MISMATCH (tolerance: at least")
+
+
+def test_a_changed_model_is_refused(digits: Digits, tmp_path: Path) -> None:
+    model = onnx.load(digits.model)
+    model.producer_name = "someone else"
+    onnx.save(model, tmp_path / "changed.onnx")
+    command = ("verify", tmp_path / "changed.onnx", digits.program, "--data", digits.few)
+    assert "another model" in npuc(*command).refused("E501")
+    npuc(*command, "--allow-modified").done()
+
+
+def test_a_renamed_model_is_the_same_model(digits: Digits, tmp_path: Path) -> None:
+    shutil.copy(digits.model, tmp_path / "renamed.onnx")
+    npuc("verify", tmp_path / "renamed.onnx", digits.program, "--data", digits.few).done()
+
+
+def test_another_model_is_refused_without_a_traceback_even_if_modifications_are_allowed(
+    digits: Digits, tmp_path: Path
+) -> None:
+    onnx.save(MODELS["autoencoder"](), tmp_path / "other.onnx")
+    outcome = npuc("verify", tmp_path / "other.onnx", digits.program, "--data", digits.few, "--allow-modified")
+    assert outcome.code == 1 and outcome.err.startswith("error[E") and outcome.err.count("error[") == 1
+
+
+def test_a_missing_model_is_reported_as_such(digits: Digits, tmp_path: Path) -> None:
+    npuc("verify", tmp_path / "none.onnx", digits.program, "--data", digits.few).refused("E101")
+
+
+def test_a_changed_weight_is_found_in_its_layer_and_not_before(digits: Digits, copy: Path) -> None:
+    weights = bytearray((copy / "weight.bin").read_bytes())
+    weights[-16:] = bytes(16 * [0x55])  # the last weights: those of the fully connected layer
+    (copy / "weight.bin").write_bytes(weights)
+    npuc("verify", digits.model, copy, "--data", digits.few).refused("E502")
+    outcome = npuc("verify", digits.model, copy, "--data", digits.few, "--allow-modified", "--json")
+    assert outcome.code == 1 and outcome.json["status"] == "mismatch" and outcome.json["bit_exact"] is False
+    assert outcome.err == "warning: weight.bin is loaded though it does not match its sha256\n"
+    assert [layer["bit_exact"] for layer in outcome.json["layers"][:-1]] == [True] * (
+        len(outcome.json["layers"]) - 1
+    )
+    assert outcome.json["layers"][-1]["differing_elements"] > 0
+    text = npuc("verify", digits.model, copy, "--data", digits.few, "--allow-modified")
+    assert "simulator and integer reference DIFFER" in text.out
+
+
+def test_exact_outputs_have_no_decibels(write: WriteModel, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 3, 8, 8), np.float32))  # whatever the scale, int8 holds zero
+    model = write("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
+    compiled(model, tmp_path / "o").done()
+    report = npuc("verify", model, tmp_path / "o", "--data", tmp_path / "x.npz", "--json").json
+    (output,) = report["outputs"]
+    assert (output["sqnr_db"], output["cosine"], output["max_abs_error"], output["exact"]) == (
+        None,
+        1.0,
+        0.0,
+        True,
+    )

@@ -1,0 +1,90 @@
+"""Tables, hints and progress: what a terminal shows and a pipe does not."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npuc.text import as_json, closest, count, progress, table
+
+cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
+
+
+def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
+    text = table(("op", "cycles", "share"), [("conv", 12, 0.5), ("add", 3456, None)])
+    assert text.splitlines() == ["op    cycles  share", "conv      12  0.500", "add    3,456      -"]
+
+
+def test_a_column_of_flags_is_words() -> None:
+    assert table(("exact",), [(True,), (False,)]).splitlines() == ["exact", "yes", "no"]
+
+
+def test_large_numbers_lose_their_decimals_before_their_digits() -> None:
+    assert table(("n",), [(99.9994,), (12345.678,)]).splitlines() == ["      n", " 99.999", "12345.7"]
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert table(("layer", "op"), []) == "layer  op"
+
+
+@given(st.lists(st.tuples(cells, cells), max_size=5))
+def test_every_row_is_one_line_without_trailing_spaces(rows: list[tuple[object, object]]) -> None:
+    lines = table(("a", "b"), rows).split("\n")
+    assert len(lines) == len(rows) + 1
+    assert all(line == line.rstrip() for line in lines)
+
+
+@given(st.integers())
+def test_counts_read_back(number: int) -> None:
+    assert int(count(number).replace(",", "")) == number
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner)))
+def test_json_is_ascii_and_reads_back(value: object) -> None:
+    assert as_json(value).isascii() and json.loads(as_json(value)) == value
+
+
+def test_json_takes_file_names_that_are_not_utf8() -> None:
+    assert json.loads(as_json({"file": "\udcff.onnx"})) == {"file": "\udcff.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("easynp", " Did you mean 'easynpu'?"),
+        ("EASYNPU", " Did you mean 'easynpu'?"),
+        ("bm168", " Did you mean 'bm1684'?"),
+        ("tpu-v4", ""),
+        ("", ""),
+    ],
+)
+def test_a_hint_names_only_what_is_close(name: str, hint: str) -> None:
+    assert closest(name, ("easynpu", "bm1684")) == hint
+
+
+def test_there_is_no_progress_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    with progress("simulating", 3) as advance:
+        advance(3)
+    assert pipe.getvalue() == ""
+
+
+def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("simulating", 3) as advance:
+        advance(1)
+        advance(2)
+    assert "simulating" in terminal.getvalue() and "3/3" in terminal.getvalue()
+    assert terminal.getvalue().rstrip().endswith("\x1b[2K")
