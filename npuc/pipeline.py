@@ -14,9 +14,13 @@ class Pass(Protocol):
     """A pure function with a name; options of a pass are the fields of a frozen dataclass with __call__."""
 
     @property
-    def __name__(self) -> str: ...
+    def __name__(self) -> str:
+        """The name that --dump-after and errors use."""
+        ...
 
-    def __call__(self, graph: Graph, /) -> Graph: ...
+    def __call__(self, graph: Graph, /) -> Graph:
+        """The rewritten graph; the given one where there is nothing to do."""
+        ...
 
 
 Hook = Callable[[str, Graph, Graph, float], None]

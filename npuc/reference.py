@@ -26,5 +26,5 @@ def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
     serialized = model if isinstance(model, bytes) else model.SerializeToString()
     try:
         return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001  onnxruntime raises many unrelated types
+    except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None

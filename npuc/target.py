@@ -31,7 +31,7 @@ class Options:
     strict: bool = False
     method: str = "mse"
     objective: str = "time"
-    """What plans minimise where maps exceed the memories: "time" (computation and transfer), "traffic", "cycles"."""
+    """What tiled plans minimise: "time" (computation and transfer), "traffic" or "cycles"."""
 
 
 class Runner(Protocol):
@@ -39,6 +39,14 @@ class Runner(Protocol):
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        ...
+
+
+class Stepper(Runner, Protocol):
+    """A program on a simulator that counts cycles."""
+
+    def report(self) -> dict[str, Any]:
+        """Of the last sample: `cycles`, and `layers` with what each of them took."""
         ...
 
 
@@ -61,6 +69,13 @@ class Target(Protocol):
 
     def runner(self, program: Program) -> Runner:
         """The program ready to be simulated, from words and images alone."""
+        ...
+
+    def stepper(self, program: Program, trace: Path | None) -> Stepper | None:
+        """The program on a simulator that counts cycles; None if the target has none.
+
+        trace: the file that the first sample's signals are written to, cycle by cycle (.vcd).
+        """
         ...
 
     def listing(self, program: Program) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ from npuc.ops import rebuild
 def expand_groups(graph: Graph) -> Graph:
     """Every Conv with 1 < group that is not plainly depthwise gets group 1 and zeros outside its blocks.
 
-    Exact: the added products are zero. It costs `group` times the multiplications; the attribute `blocks` keeps the
-    number of groups.
+    Exact: the added products are zero. The attribute `blocks` keeps the number of groups, from which a target may
+    see that most of the weights are zero.
     """
     nodes: list[Node] = []
     constants: dict[str, Array] = {}

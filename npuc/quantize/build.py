@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from npuc.errors import UnsupportedOperator
+from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize import integer as _integer_rows  # noqa: F401  registers the integer operators
 from npuc.quantize.calibration import Spread
+from npuc.quantize.integer import accumulator_bound
 from npuc.quantize.scales import Ratio, Ties, choose_scales
 from npuc.quantize.tables import Tabulate, as_unary, is_relu, wanted_values
-from npuc.quantize.weights import MOST_SHIFT, average_taps, quantise_weights
+from npuc.quantize.weights import ACCUMULATOR_LIMIT, MOST_SHIFT, average_taps, quantise_weights
 
 MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
@@ -102,11 +102,11 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
 
 
 MOST_GAIN = 5
-"""A product's scale is at most 2^5 times finer than its larger operand's: a factor of at most 1 needs no more."""
+"""A product's scale is at most 2^5 times finer than its larger operand's: a gate needs no more."""
 
 
 def factor_of(graph: Graph, node: Node) -> int:
-    """Which operand of a product gets a scale that is a power of two: the smaller one (a gate), else the second."""
+    """Which operand of a product gets a scale that is a power of two: the smaller one, else the second."""
     sizes = [graph.tensors[name].size for name in node.inputs]
     return 0 if sizes[0] < sizes[1] else 1
 
@@ -262,9 +262,11 @@ class _Builder:
         return shift
 
     def _weights(self, node: Node) -> tuple[str, ...]:
-        w = self.float.constants[node.inputs[1]]
-        bias = self.float.constants[node.inputs[2]] if len(node.inputs) > 2 and node.inputs[2] else None
-        found = quantise_weights(w, bias, self.scales[node.inputs[0]], self.scales[node.output])
+        x, weights, *rest = node.inputs
+        bias = self.float.constants[rest[0]] if rest and rest[0] else None
+        w = self.float.constants[weights]
+        found = quantise_weights(w, bias, self.scales[x], self.scales[node.output])
+        _expect_accumulators(node, found.w, found.bias)
         return self._layer(node, found.w, found.bias, found.shift)
 
     def _average(self, node: Node) -> tuple[str, ...]:
@@ -286,3 +288,17 @@ def _window(node: Node) -> dict[str, Attr]:
     """The attributes of a window that an integer operator shares with its float one."""
     keys = ("strides", "pads", "dilations", "group", "blocks")
     return {key: node.attrs[key] for key in keys if key in node.attrs}
+
+
+def _expect_accumulators(node: Node, w: Array, bias: Array) -> None:
+    """No accumulator can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
+    bound = int(accumulator_bound(w, bias).max())
+    if bound >= ACCUMULATOR_LIMIT:
+        raise DoesNotFit(
+            "E304",
+            f"an accumulator could reach {bound}",
+            node=node.name,
+            op=node.op,
+            limit="below 2^31",
+            remedy="split the layer's input channels",
+        )

@@ -3,18 +3,19 @@
 A convolution whose accumulators stay below 2^24 for every possible input is written with float32 Conv, which
 is exact there: all products and partial sums are integers that float32 holds. Beyond, ConvInteger accumulates in
 32 bits and the requantisation is done in double. Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
-Importing this module adds the rules to the exporter.
+Importing this module adds the rules to the exporter; integer_model writes a whole integer graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
 
-from npuc.export_onnx import EXPORTERS, Emitter, Exporter
-from npuc.ir import Array, Node
+from npuc.export_onnx import EXPORTERS, Emitter, Exporter, to_onnx
+from npuc.ir import Array, Graph, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
 
 FLOAT, DOUBLE, INT8, INT32 = (
@@ -139,3 +140,8 @@ EXPORTERS.update(
         "IntPRelu": _prelu,
     }
 )
+
+
+def integer_model(graph: Graph, outputs: Sequence[str]) -> bytes:
+    """An integer graph as a serialised ONNX model of standard operators, with these tensors as outputs."""
+    return to_onnx(graph, outputs).SerializeToString(deterministic=True)

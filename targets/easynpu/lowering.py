@@ -51,7 +51,8 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     """The program of an integer graph.
 
     documented: only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
-    that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is too small.
+    that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
+    too small.
     """
     graph = quantised.graph
     regions = regions_of(graph)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, prod
 
 import numpy as np
@@ -58,7 +58,7 @@ def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
     """Nearly equal ranges; never more than there are elements."""
     tiles = min(tiles, extent)
     bounds = [extent * tile // tiles for tile in range(tiles + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def _axis(
         [ranges[name][1] - ranges[name][0] if name in ranges else np.zeros(sum(counts), int) for name in tensors]
     )
     bounds = np.cumsum((0, *counts))
-    pieces = [sizes[:, start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    pieces = [sizes[:, start:end] for start, end in pairwise(bounds)]
     return _Axis(counts, np.stack([p.max(axis=1) for p in pieces]), np.stack([p.sum(axis=1) for p in pieces]))
 
 

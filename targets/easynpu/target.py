@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from npuc.data import Samples
-from npuc.errors import ArtefactError, DoesNotFit, Problem
-from npuc.ir import Array, Graph, Node
+from npuc.errors import Problem
+from npuc.ir import Graph, Node
 from npuc.passes.expand_groups import expand_groups
 from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.gemm_to_conv import gemm_to_conv
@@ -20,13 +18,12 @@ from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
 from npuc.quantize.tables import domains
-from npuc.target import Observer, Options
+from npuc.target import Options
 from npuc.targets.easynpu import images, isa, lowering, report, support
 from npuc.targets.easynpu import machine as machines
-from npuc.targets.easynpu.arithmetic import ACCUMULATOR
-from npuc.targets.easynpu.artefact import Contents, Segment
+from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.simulator import Simulator
+from npuc.targets.easynpu.running import Runner, SteppingRunner
 from npuc.targets.easynpu.tables import best_table
 
 
@@ -63,7 +60,6 @@ class EasyNpu:
         nodes = self._integer(graph, machine)
         found = spreads(graph, samples.feeds(), tensors_of(nodes), domains(graph, nodes))
         quantised = quantise(graph, nodes, found, options.method, best_table)
-        _expect_accumulators(quantised)
         documented = options.isa == "documented"
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
@@ -79,6 +75,10 @@ class EasyNpu:
     def runner(self, program: Program) -> Runner:
         """The steps of the manifest and the simulator of its machine."""
         return Runner(program)
+
+    def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
+        """The same with the stepping simulator."""
+        return SteppingRunner(program, trace)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
@@ -133,51 +133,23 @@ def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
     """Whether a node only moves data between the network's inputs or outputs and the array."""
     if node.op not in MOVEMENT:
         return False
-    before = _reaches(graph, node, lambda each: [graph.producers[n] for n in each.inputs if n in graph.producers])
-    after = _reaches(graph, node, lambda each: [r for n in each.outputs for r in graph.readers[n]])
-    return not (before & on_array) or not (after & on_array)
+    from networkx import ancestors, descendants
 
-
-def _reaches(graph: Graph, node: Node, step: Any) -> set[int]:
-    """The nodes that are reached by a step relation, by identity."""
-    seen: set[int] = set()
-    waiting = [node]
-    while waiting:
-        for each in step(waiting.pop()):
-            if id(each) not in seen:
-                seen.add(id(each))
-                waiting.append(each)
-    return seen
-
-
-def _expect_accumulators(quantised: Quantised) -> None:
-    """No accumulator of any layer can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
-    from npuc.quantize.integer import accumulator_bound
-
-    graph = quantised.graph
-    for node in graph.nodes:
-        if node.op == "IntConv":
-            bound = int(accumulator_bound(graph.constants[node.inputs[1]], graph.constants[node.inputs[2]]).max())
-            if bound >= ACCUMULATOR:
-                raise DoesNotFit(
-                    "E304",
-                    f"an accumulator could reach {bound}",
-                    node=node.name,
-                    op="Conv",
-                    limit="below 2^31",
-                    remedy="split the layer's input channels",
-                )
+    order = {id(each): position for position, each in enumerate(graph.nodes)}
+    view = graph.dataflow
+    array = {order[each] for each in on_array}
+    at = order[id(node)]
+    return not (ancestors(view, at) & array) or not (descendants(view, at) & array)
 
 
 def _evidence(quantised: Quantised) -> dict[str, bytes]:
     """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
-    from npuc.export_onnx import to_onnx
-    from npuc.quantize import integer_onnx as _rules  # noqa: F401  adds the integer operators' rules
+    from npuc.quantize.integer_onnx import integer_model
 
     graph = quantised.graph
     layers = [node for node in graph.nodes if graph.tensors[node.output].dtype == "int8"]
     tensors = [name for node in layers for name in node.outputs]
-    model = to_onnx(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
+    model = integer_model(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
     described = {
         "tensors": {
             name: {
@@ -199,64 +171,7 @@ def _evidence(quantised: Quantised) -> dict[str, bytes]:
             if node.op != "QuantizeLinear"
         ],
     }
-    return {"reference.onnx": model.SerializeToString(deterministic=True), "graph.json": canonical_json(described)}
-
-
-UNCOMPUTED = 1 << 8
-"""Stands in observed tensors where no word wrote: it differs from every int8."""
-
-
-class Runner:
-    """A program ready to run on batch after batch; its kernels are made once."""
-
-    def __init__(self, program: Program) -> None:
-        self.contents = Contents.of(program.manifest)
-        self.outputs = program.outputs
-        self.simulator = Simulator(self.contents.machine, program.files)
-
-    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
-        """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        tensors = dict(feeds)
-        samples = len(next(iter(feeds.values())))
-        state = self.simulator.state(samples)
-        seen: dict[str, Array] = {}
-
-        def collect(number: int, values: Array) -> None:
-            self._collect(seen, number, values)
-
-        for step in self.contents.steps:
-            if isinstance(step, Segment):
-                self.simulator.run(step, state, tensors, None if observe is None else collect)
-            else:
-                step.run(tensors)
-                seen.update((name, tensors[name]) for name in step.outputs if tensors[name].dtype == np.int8)
-        if observe is not None:
-            for name, values in seen.items():
-                observe(name, values)
-        missing = [each.name for each in self.outputs if each.name not in tensors]
-        if missing:
-            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
-        return {each.name: tensors[each.name] for each in self.outputs}
-
-    def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
-        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes.
-
-        A word of other extents leaves its window uncomputed.
-        """
-        table = self.contents.instructions
-        entry = table[number] if number < len(table) else None
-        if entry is None or entry.tensor is None or entry.shape is None:
-            return
-        if entry.tensor not in seen:
-            seen[entry.tensor] = np.full((len(values), *entry.shape), UNCOMPUTED, np.int16)
-        whole = seen[entry.tensor].reshape(len(values), *(*entry.shape[1:], 1, 1)[:3])
-        first, row, column = entry.start
-        planes = values.transpose(0, 3, 1, 2)
-        window = whole[
-            :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]
-        ]
-        if window.shape == planes.shape:
-            window[...] = planes
+    return {"reference.onnx": model, "graph.json": canonical_json(described)}
 
 
 EASYNPU = EasyNpu()
