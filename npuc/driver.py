@@ -17,7 +17,7 @@ from npuc.ir import Array, Graph, TensorType
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, sha256
-from npuc.target import Options, Target
+from npuc.target import Options, Stepper, Target
 
 BATCH = 32
 """Samples simulated side by side."""
@@ -83,18 +83,20 @@ def program_inputs(program: Program) -> dict[str, TensorType]:
     return {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
 
 
-def run_program(program: Program, target: Target, samples: Samples, advance: Any = None) -> dict[str, Array]:
+def run_program(
+    program: Program, target: Target, samples: Samples, advance: Any = None, stepper: Stepper | None = None
+) -> dict[str, Array]:
     """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
 
-    advance: called with the number of samples done after each batch.
+    advance: called with the number of samples done after each batch. stepper: runs them one by one instead.
     """
-    run = target.runner(program)
+    run, batch = (target.runner(program), BATCH) if stepper is None else (stepper, 1)
     parts: list[dict[str, Array]] = []
-    for start in range(0, len(samples), BATCH):
-        feeds = {name: values[start : start + BATCH] for name, values in samples.inputs.items()}
+    for start in range(0, len(samples), batch):
+        feeds = {name: values[start : start + batch] for name, values in samples.inputs.items()}
         parts.append(run(feeds))
         if advance is not None:
-            advance(min(BATCH, len(samples) - start))
+            advance(min(batch, len(samples) - start))
     return {name: _stacked(np.concatenate([part[name] for part in parts])) for name in parts[0]}
 
 

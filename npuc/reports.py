@@ -64,6 +64,14 @@ def _layers(layers: Sequence[Report]) -> str:
     return table(header, rows)
 
 
+def stepped(report: Report) -> str:
+    """What each layer took on the stepping simulator; a column per count."""
+    counts = [key for key in report["layers"][0] if key != "nodes"] if report["layers"] else []
+    rows = [(_short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
+    header = ("nodes", *(key.replace("_", " ") for key in counts))
+    return f"{table(header, rows)}\n{count(report['cycles'])} cycles a sample"
+
+
 def _short(name: str, width: int = 40) -> str:
     return name if len(name) <= width else f"...{name[3 - width :]}"
 

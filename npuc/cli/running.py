@@ -19,25 +19,41 @@ if TYPE_CHECKING:
 @click.argument("artefact", type=PATH)
 @click.option("--data", type=PATH, multiple=True, required=True, help="Samples (.npz).")
 @click.option("-o", "--output", type=PATH, required=True, help="Where the outputs go (.npz).")
+@click.option("--stepping", is_flag=True, help="Simulate scratch pads and cycles, one sample at a time.")
+@click.option("--trace", type=PATH, metavar="FILE.vcd", help="Signals of the first sample; implies --stepping.")
 @modified_option
 @json_option
-def run(artefact: Path, data: tuple[Path, ...], output: Path, allow_modified: bool, as_json: bool) -> None:
+def run(
+    artefact: Path,
+    data: tuple[Path, ...],
+    output: Path,
+    stepping: bool,
+    trace: Path | None,
+    allow_modified: bool,
+    as_json: bool,
+) -> None:
     """Simulate a program on samples. Outputs are floats in the model's own names and shapes."""
     from npuc import data as samples_of
-    from npuc import driver
+    from npuc import driver, reports
     from npuc.text import progress
 
     program, target = load_program(artefact, allow_modified)
+    stepper = target.stepper(program, trace) if stepping or trace is not None else None
+    if stepper is None and (stepping or trace is not None):
+        raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
     samples = samples_of.load(data, driver.program_inputs(program))
     with progress("simulating", len(samples)) as advance:
-        outputs = driver.run_program(program, target, samples, advance)
+        outputs = driver.run_program(program, target, samples, advance, stepper)
     samples_of.save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
+    counts = {} if stepper is None else stepper.report()
     if as_json:
-        print_json({"status": "ok", "samples": len(samples), "outputs": shapes})
-    else:
-        for name, shape in shapes.items():
-            click.echo(f"{name}: {shape} -> {output}")
+        print_json({"status": "ok", "samples": len(samples), "outputs": shapes, **counts})
+        return
+    if counts:
+        click.echo(reports.stepped(counts))
+    for name, shape in shapes.items():
+        click.echo(f"{name}: {shape} -> {output}")
 
 
 @click.command()

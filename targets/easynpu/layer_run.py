@@ -82,6 +82,8 @@ class Executed:
     """From the layer's first; the last of them wait for the next sub-ifmap."""
     load: Array
     """Addresses of the next sub-ifmap's words; NONE for padding."""
+    source: str
+    """The memory they lie in."""
     weights: tuple[Array, Array]
     """Pad entry and cycle of the fetch of every weight word."""
     touched: Mapping[int, Touched]
@@ -182,10 +184,12 @@ class LayerRun:
         self._accumulate(step, side)
         if step.last:
             self._continue(step)
-        load = np.zeros(0, np.int64) if following is None else self._load(following, 1 - side)
+        load, source = np.zeros(0, np.int64), self.sources[0].place.memory
+        if following is not None:
+            load, source = self._load(following, 1 - side), self.sources[following.part].place.memory
         cycles = plan.cycles + max(0, len(load) - plan.free)
         if self.watcher is not None:
-            done = Executed(step, plan, self.cycle, cycles, load, weights, self._touched)
+            done = Executed(step, plan, self.cycle, cycles, load, source, weights, self._touched)
             self.watcher.executed(self, done)
         self.cycle += cycles
         self.count.compute_cycles += plan.compute
