@@ -1,0 +1,168 @@
+"""From float graph to integer graph: where int8 begins and ends, and how near the results stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from npuc.errors import UnsupportedOperator
+from npuc.interpreter import run
+from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops import build
+from npuc.quantize.build import Quantised, integer_nodes, quantise, tensors_of
+from npuc.quantize.calibration import spreads
+
+RANDOM = np.random.default_rng(0)
+ARRAY_OPS = ("Conv", "Relu", "Clip", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+
+
+def _weights(*shape: int) -> Array:
+    return (RANDOM.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def _graph(nodes: list[Node], shape: tuple[int, ...] = (1, 8, 8, 8), outputs: tuple[str, ...] = ("y",)) -> Graph:
+    constants = {"w": _weights(8, 8, 3, 3), "v": _weights(8, 8, 1, 1), "b": _weights(8, 1).ravel()}
+    used = {name for node in nodes for name in node.inputs}
+    held = {name: value for name, value in constants.items() if name in used}
+    return build("g", nodes, {"x": TensorType(shape)}, outputs, held)
+
+
+def _quantised(graph: Graph, method: str = "mse", count: int = 6) -> tuple[Quantised, list[dict[str, Array]]]:
+    random = np.random.default_rng(1)
+    samples = [{"x": random.standard_normal(graph.shape("x")).astype(np.float32)} for _ in range(count)]
+    nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
+    return quantise(graph, nodes, spreads(graph, samples, tensors_of(nodes)), method), samples
+
+
+def _sqnr(graph: Graph, found: Quantised, samples: list[dict[str, Array]]) -> float:
+    signal = noise = 0.0
+    for feeds in samples:
+        exact, result = run(graph, feeds), run(found.graph, feeds)
+        for name in graph.outputs:
+            signal += float((exact[name].astype(np.float64) ** 2).sum())
+            noise += float(((exact[name] - result[name]).astype(np.float64) ** 2).sum())
+    return 10 * np.log10(signal / noise)
+
+
+def conv(x: str, y: str, w: str = "w", **attrs: Any) -> Node:
+    pads = (1, 1, 1, 1) if w == "w" else (0, 0, 0, 0)
+    return Node("Conv", (x, w, "b"), (y,), {"pads": pads, **attrs}, y, (y,))
+
+
+NETWORKS = {
+    "convolutions": [conv("x", "a", activation="Relu"), conv("a", "y", "v")],
+    "residual": [conv("x", "a"), Node("Add", ("a", "x"), ("y",), {"activation": "Relu"}, "y")],
+    "pools": [
+        conv("x", "a"),
+        Node("MaxPool", ("a",), ("m",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "m"),
+        Node("AveragePool", ("m",), ("y",), {"kernel_shape": (2, 2), "strides": (1, 1)}, "y"),
+    ],
+    "global": [conv("x", "a"), Node("GlobalAveragePool", ("a",), ("y",), {}, "y")],
+    "clipped": [conv("x", "a", activation="Clip", min=0.0, max=1.0), conv("a", "y", "v")],
+    "moved": [
+        conv("x", "a"),
+        conv("x", "c", "v"),
+        Node("Concat", ("a", "c"), ("d",), {"axis": 1}, "d"),
+        Node("MaxPool", ("d",), ("y",), {"kernel_shape": (2, 2), "strides": (2, 2)}, "y"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("method", "least"), [("mse", 28), ("minmax", 24)])
+def test_the_integer_network_stays_near_the_float_network(name: str, method: str, least: float) -> None:
+    graph = _graph(NETWORKS[name])
+    found, samples = _quantised(graph, method)
+    assert _sqnr(graph, found, samples) > least
+
+
+def test_int8_begins_and_ends_at_the_border_of_the_integer_nodes() -> None:
+    nodes = [conv("x", "a"), Node("Softmax", ("a",), ("s",), {"axis": 1}, "s"), conv("s", "y", "v")]
+    found, _ = _quantised(_graph(nodes))
+    written = [(node.op, node.output) for node in found.graph.nodes]
+    assert written == [
+        ("QuantizeLinear", "x/int8"),
+        ("IntConv", "a/int8"),
+        ("DequantizeLinear", "a"),
+        ("Softmax", "s"),
+        ("QuantizeLinear", "s/int8"),
+        ("IntConv", "y/int8"),
+        ("DequantizeLinear", "y"),
+    ]
+    assert found.floats == {"x/int8": "x", "a/int8": "a", "s/int8": "s", "y/int8": "y"}
+
+
+def test_a_movement_is_integer_only_between_integer_nodes() -> None:
+    turn = {"perm": (0, 1, 3, 2)}
+    nodes = [
+        Node("Transpose", ("x",), ("first",), turn, "first"),
+        conv("first", "a"),
+        Node("Transpose", ("a",), ("between",), turn, "between"),
+        conv("between", "c"),
+        Node("Transpose", ("c",), ("y",), turn, "last"),
+    ]
+    graph = _graph(nodes)
+    chosen = integer_nodes(graph, lambda node: node.op == "Conv")
+    assert [node.output for node in chosen] == ["a", "between", "c"]
+    found, samples = _quantised(graph)
+    assert found.scales["a/int8"] == found.scales["between/int8"]
+    assert _sqnr(graph, found, samples) > 25
+
+
+def test_a_tensor_that_both_worlds_read_exists_in_both() -> None:
+    nodes = [conv("x", "a"), Node("Exp", ("a",), ("e",), {}, "e"), conv("a", "y", "v")]
+    found, _ = _quantised(_graph(nodes, outputs=("y", "e", "a")))
+    assert sum(node.output == "a" for node in found.graph.nodes) == 1
+    assert found.graph.outputs == ("y", "e", "a")
+
+
+def test_operators_without_weights_keep_the_scale() -> None:
+    found, _ = _quantised(_graph(NETWORKS["moved"]))
+    assert len({found.scales[f"{name}/int8"] for name in "acdy"}) == 1
+
+
+def test_the_operands_of_a_sum_share_a_scale_and_its_shift_is_the_ratio_of_the_result() -> None:
+    found, _ = _quantised(_graph(NETWORKS["residual"]))
+    (node,) = (node for node in found.graph.nodes if node.op == "IntAdd")
+    assert found.scales["a/int8"] == found.scales["x/int8"]
+    assert found.scales["y/int8"] == found.scales["a/int8"] * 2 ** node.integer("shift")
+    assert node.integer("relu") == 1
+
+
+def test_the_shift_of_an_average_makes_up_for_its_taps() -> None:
+    found, _ = _quantised(_graph(NETWORKS["global"]))
+    (node,) = (node for node in found.graph.nodes if node.integer("average"))
+    taps, shift = found.graph.constants[node.inputs[1]], found.graph.constants[node.inputs[3]]
+    assert (taps.astype(int).reshape(8, -1).sum(axis=1) == 1 << 12).all()  # 64 taps of 64
+    assert (found.scales["y/int8"] / found.scales["a/int8"] == 2.0 ** (shift - 12.0)).all()
+
+
+def test_saturation_does_the_work_of_a_clip() -> None:
+    graph = _graph(NETWORKS["clipped"])
+    found, samples = _quantised(graph)
+    assert found.scales["a/int8"] * 127 <= 1.0 + 1e-6
+    top = max(float(run(found.graph, feeds, ["a/int8"])["a/int8"].max()) for feeds in samples)
+    assert top * found.scales["a/int8"] <= 1.0 + 1e-6
+
+
+def test_scales_are_32_bit_floats() -> None:
+    found, _ = _quantised(_graph(NETWORKS["pools"]))
+    assert all(float(np.float32(scale)) == scale for scale in found.scales.values())
+
+
+def test_a_node_without_an_integer_form_is_refused() -> None:
+    graph = _graph([Node("Softmax", ("x",), ("y",), {"axis": 1}, "s")])
+    samples = [{"x": np.ones(graph.shape("x"), np.float32)}]
+    with pytest.raises(UnsupportedOperator) as caught:
+        quantise(graph, graph.nodes, spreads(graph, samples, tensors_of(graph.nodes)))
+    assert caught.value.problems[0].code == "E205"
+
+
+def test_an_all_zero_tensor_is_quantised_without_complaint() -> None:
+    graph = _graph([conv("x", "a"), Node("Relu", ("a",), ("y",), {}, "y")])
+    nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
+    zeros = [{"x": np.zeros(graph.shape("x"), np.float32)}]
+    found = quantise(graph, nodes, spreads(graph, zeros, tensors_of(nodes)))
+    assert run(found.graph, zeros[0])["y"].shape == graph.shape("y")
