@@ -35,8 +35,12 @@ def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
         sorted(buffers, key=lambda b: (b.first, -b.size, b.name)),
         sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name)),
     )
-    plans = [_first_fit(order) for order in orders]
-    return min(plans, key=lambda plan: peak(buffers, plan))
+    bound, best = lower_bound(buffers), _first_fit(orders[0])
+    for order in orders[1:]:
+        if peak(buffers, best) == bound:
+            break
+        best = min(best, _first_fit(order), key=lambda plan: peak(buffers, plan))
+    return best
 
 
 def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:
