@@ -12,7 +12,7 @@ from npuc.errors import ArtefactError
 from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import Map, Place, groups, high_end, low_end
+from npuc.targets.easynpu.memory import LANES, Map, Place, groups, high_end, low_end
 from npuc.targets.easynpu.timing import is_dense, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
@@ -119,7 +119,20 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         for reason, wrong in problems.items():
             if wrong:
                 raise refused(stage.number, reason, stage.layer)
+    entries = parameter_entries(chain)
+    if entries > machine.parameter_pad_entries:
+        reason = f"{entries} of {machine.parameter_pad_entries} entries of the bias and scale pads"
+        raise refused(chain[0].number, reason, chain[0].layer)
     _check_maps(chain, machine, low)
+
+
+def parameter_entries(chain: Sequence[Stage]) -> int:
+    """Entries of the bias and scale pads: words that keep psums share theirs, a table has one per segment."""
+    entries = 0
+    for before, stage in zip((None, *chain), chain, strict=False):
+        if before is None or not (before.keeps or stage.name == "relu"):
+            entries += LANES if stage.name == "act" else groups(stage.layer.Co)
+    return entries
 
 
 def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:

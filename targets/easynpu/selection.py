@@ -269,6 +269,7 @@ class _Selection:
         per_group += sum(_group_words(each) for each in followers)
         tables = _table_words(followers)
         most = min(FIELD_CHANNELS // LANES, self.machine.weight_pad_entries, self.machine.psum_entries)
+        most = min(most, self._held(node, 1, followers))
         fitting = min(most, (self.machine.weight_words - tables) // per_group)
         if fitting < 1:
             raise DoesNotFit(
@@ -413,7 +414,9 @@ class _Selection:
 
     def _channel_parts(self, chain: Sequence[Node], view: View) -> Iterator[slice]:
         """Channels per job of a chain of channel-wise words."""
-        most, words, tables = FIELD_CHANNELS // LANES, sum(map(_group_words, chain)), _table_words(chain)
+        words, tables = sum(map(_group_words, chain)), _table_words(chain)
+        constants = int(chain[0].op in ("MaxPool", "IntRelu"))
+        most = min(FIELD_CHANNELS // LANES, self._held(chain[0], constants, chain))
         if words:
             most = min(most, (self.machine.weight_words - tables) // words)
         if most < 1 or tables > self.machine.weight_words:
@@ -424,6 +427,24 @@ class _Selection:
                 limit=f"weight_words = {self.machine.weight_words}",
             )
         yield from _bands(view.channels, most * LANES)
+
+    def _held(self, node: Node, blocks: int, followers: Sequence[Node]) -> int:
+        """Groups of 16 channels whose bias, scale and slopes the pads hold beside the tables of a chain.
+
+        blocks: entries per group of its first word.
+        """
+        per_group = blocks + sum(_group_words(each) > 0 for each in followers)
+        tables = LANES * sum(each.op == "IntTable" for each in followers)
+        entries = self.machine.parameter_pad_entries
+        if entries < per_group + tables:
+            raise DoesNotFit(
+                "E302",
+                f"its chain takes {per_group + tables} entries of the bias and scale pads",
+                node=node.name,
+                limit=f"parameter_pad_entries = {entries}",
+                remedy=f"a machine with parameter_pad_entries = {per_group + tables} (--machine FILE)",
+            )
+        return (entries - tables) // max(per_group, 1)
 
     # Concatenation
 
