@@ -1,0 +1,107 @@
+"""CPU seconds and peak memory of npuc's commands as whole processes, beside onnxruntime's import, load and run.
+
+    python benchmarks/compile.py [--repeat N] [--json] [--check]
+
+Of several runs the least CPU time (user and system) and the most memory count.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from networks import Network, networks
+
+from npuc.text import as_json, table
+
+YARDSTICK = """
+import sys, numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+session.run(None, {each.name: numpy.zeros(each.shape, "f4") for each in session.get_inputs()})
+"""
+
+HELP_LIMIT = 0.15
+COMPILE_LIMITS = {"ResNet-8": 1.0, "MobileNetV1-0.25": 1.2}
+MB_LIMIT = 200.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured command; the ratio is to onnxruntime on the same model, None where there is no model."""
+
+    command: str
+    network: str | None
+    cpu_seconds: float
+    peak_mb: float
+    ratio: float | None = None
+    cpu_limit: float | None = None
+    mb_limit: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether no limit is exceeded."""
+        limits = ((self.cpu_seconds, self.cpu_limit), (self.peak_mb, self.mb_limit))
+        return all(limit is None or value < limit for value, limit in limits)
+
+
+def cost(command: Sequence[str], repeat: int) -> tuple[float, float]:
+    """CPU seconds and peak MB of a command. Raises CalledProcessError if it fails."""
+    runs = [_run(command) for _ in range(repeat)]
+    return min(seconds for seconds, _ in runs), max(megabytes for _, megabytes in runs)
+
+
+def _run(command: Sequence[str]) -> tuple[float, float]:
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KB elsewhere
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6
+
+
+def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
+    """The help; then onnxruntime, compile and verify for every network."""
+    npuc = (sys.executable, "-m", "npuc")
+    yield Row("npuc --help", None, *cost([*npuc, "--help"], repeat), cpu_limit=HELP_LIMIT)
+    for network in found:
+        program = str(Path(folder) / f"{network.name}.npu")
+        yardstick = cost([sys.executable, "-c", YARDSTICK, network.model], repeat)
+        yield Row("onnxruntime", network.name, *yardstick, ratio=1.0)
+        options = ["--target", "easynpu", "--calibration", network.samples, "-o", program]
+        seconds, megabytes = cost([*npuc, "compile", network.model, *options], repeat)
+        limits = (COMPILE_LIMITS.get(network.name), MB_LIMIT)
+        yield Row("npuc compile", network.name, seconds, megabytes, seconds / yardstick[0], *limits)
+        options = ["--data", network.samples, "--samples", "8", "--min-sqnr", "0", "--min-cosine", "0"]
+        seconds, megabytes = cost([*npuc, "verify", network.model, program, *options], repeat)
+        yield Row("npuc verify", network.name, seconds, megabytes, seconds / yardstick[0])
+
+
+@click.command()
+@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each command.")
+@click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
+@click.option("--check", is_flag=True, help="Exit code 1 if a limit is exceeded.")
+def main(repeat: int, json_wanted: bool, check: bool) -> None:
+    """Measure npuc's commands as whole processes."""
+    with TemporaryDirectory() as folder:
+        found = networks(folder)
+        measured = list(rows(found, repeat, folder))
+    if json_wanted:
+        entries = [{**asdict(row), "within": row.within} for row in measured]
+        click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))
+    else:
+        header = ("command", "network", "CPU s", "peak MB", "of onnxruntime's", "limit s", "limit MB", "within")
+        click.echo(table(header, [(*asdict(row).values(), row.within) for row in measured]))
+        click.echo("\n".join(f"{each.name}: {each.origin}" for each in found))
+    if check and not all(row.within for row in measured):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""CPU time a sample of npuc's simulator, beside onnxruntime on the fp32 model: one thread, loading excluded.
+
+    python benchmarks/simulate.py [--samples N] [--json] [--check]
+
+Both see the same samples: the simulator in its batches, onnxruntime one by one as the models want it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import process_time
+from typing import Any
+
+import click
+import onnxruntime
+from networks import Network, networks
+
+from npuc import driver, program
+from npuc.data import synthetic
+from npuc.target import Options, target
+from npuc.text import as_json, table
+
+RATIO_LIMIT = 4.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Milliseconds of CPU time a sample."""
+
+    network: str
+    samples: int
+    npuc_ms: float
+    onnxruntime_ms: float
+    ratio: float
+    ratio_limit: float = RATIO_LIMIT
+
+    @property
+    def within(self) -> bool:
+        """Whether the limit is kept."""
+        return self.ratio <= self.ratio_limit
+
+
+def row(network: Network, count: int, folder: Path) -> Row:
+    """Both on the same samples, after a warm-up."""
+    easynpu, directory = target("easynpu"), folder / f"{network.name}.npu"
+    compiled, _ = driver.compile_model(Path(network.model), easynpu, Options(), {}, [Path(network.samples)])
+    program.save(compiled, directory)
+    loaded = program.load(directory)
+    samples = synthetic(driver.program_inputs(loaded), count)
+    batches = [
+        {name: values[start : start + driver.BATCH] for name, values in samples.inputs.items()}
+        for start in range(0, count, driver.BATCH)
+    ]
+    simulated = _seconds(easynpu.runner(loaded), batches)
+    exact = _seconds(_session(network.model), list(samples.feeds()))
+    return Row(network.name, count, 1e3 * simulated / count, 1e3 * exact / count, simulated / exact)
+
+
+def _session(model: str) -> Callable[[Any], Any]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run(feeds: Any) -> Any:
+        return session.run(None, feeds)
+
+    return run
+
+
+def _seconds(run: Callable[[Any], Any], feeds: Sequence[Any]) -> float:
+    """The least CPU time of three rounds over all feeds."""
+    run(feeds[0])
+    rounds: list[float] = []
+    for _ in range(3):
+        started = process_time()
+        for each in feeds:
+            run(each)
+        rounds.append(process_time() - started)
+    return min(rounds)
+
+
+@click.command()
+@click.option("--samples", type=click.IntRange(min=1), default=128, show_default=True, help="Samples a round.")
+@click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
+@click.option("--check", is_flag=True, help="Exit code 1 if the limit is exceeded.")
+def main(samples: int, json_wanted: bool, check: bool) -> None:
+    """Measure the simulator's CPU time a sample."""
+    with TemporaryDirectory() as folder:
+        found = networks(folder)
+        measured = [row(network, samples, Path(folder)) for network in found]
+    if json_wanted:
+        entries = [{**asdict(row), "within": row.within} for row in measured]
+        click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))
+    else:
+        header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit", "within")
+        click.echo(table(header, [(*asdict(row).values(), row.within) for row in measured]))
+        click.echo("\n".join(f"{each.name}: {each.origin}" for each in found))
+    if check and not all(row.within for row in measured):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
