@@ -451,7 +451,7 @@ class _Selection:
     def _copies(self, node: Node) -> Iterator[Job]:
         """Copies of the operands that are not written in place, as 1x1 max pools."""
         for name, window in self.views.copies.get(node.output, ()):
-            source = self.views.tensors[name]
+            source = self._aligned(name, node)
             for part in _bands(source.channels, FIELD_CHANNELS):
                 x, y = _chunk_view(source, part), _chunk_view(window, part)
                 word = _pointwise("maxpool", x.channels, x.height, x.width)
@@ -467,7 +467,7 @@ class _Selection:
             zeros = np.zeros(channels, np.int32)
             stages: list[Stage] = []
             for name, offset, extent in zip(node.inputs, offsets, extents, strict=False):
-                source = self.views.tensors[name]
+                source = self._aligned(name, node)
                 for band in _bands(extent, FIELD_CHANNELS):
                     wanted = np.arange(chunk.start, chunk.stop)[:, None] == offset + np.arange(
                         band.start, band.stop

@@ -293,7 +293,7 @@ def _asked(
         window, at = window_of(node, (kernel[0], kernel[1])), axis - 1
         stride, padding, reach = window.strides[at], window.begins[at], window.reach[at]
         first = np.clip(low * stride - padding, 0, extent - 1)
-        last = np.where(high == extents[node.output], extent, (high - 1) * stride - padding + reach)
+        last = np.where(high == extents[node.output], extent, (high - 1) * stride - padding + max(reach, stride))
         return first, np.maximum(np.minimum(last, extent), first + 1)
     if extent == 1 or node.op in ("Slice", "Split", "Reshape", "DepthToSpace") or extent != extents[node.output]:
         return np.zeros_like(low), np.full_like(high, extent)

@@ -207,10 +207,15 @@ class _Planner:
         self._write_into(
             node.output,
             [
-                (name, concat_window(whole, axis, offset, self.shapes[name]))
+                (name, concat_window(whole, axis, offset, self._operand_shape(name, axis, whole)))
                 for name, offset in zip(node.inputs, offsets, strict=False)
             ],
         )
+
+    def _operand_shape(self, name: str, axis: int, whole: View) -> Shape:
+        """What a result of this size takes of an operand: all its channels, or all of it along other axes."""
+        channels, height, width = self.shapes[name]
+        return (channels, whole.height, whole.width) if axis == 1 else (channels, height, width)
 
     def _interleave(self, node: Node, concat: Node) -> None:
         """Gives each phase its rows and columns of the result; the concatenation itself is never stored."""
@@ -224,10 +229,14 @@ class _Planner:
         self.views[concat.output] = whole
 
     def _write_into(self, result: str, windows: Sequence[tuple[str, View]]) -> None:
-        """Lets each operand be written to its window of a result, or notes that it must be copied there."""
+        """Lets each operand be written to its window of a result, or notes that it must be copied there.
+
+        An operand of which a tile computes more than the result needs keeps a buffer of its own.
+        """
         copied: list[tuple[str, View]] = []
         for name, window in windows:
-            if name in self.views or name in self.windows:
+            halo = self.shapes[name][1:] != (window.height, window.width)
+            if name in self.views or name in self.windows or halo:
                 copied.append((name, window))
             else:
                 self.views[name] = window

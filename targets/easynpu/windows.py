@@ -66,11 +66,11 @@ def is_channelwise(graph: Graph, node: Node) -> bool:
 def needed_rows(extent: int, outputs: int, rows: Range, stride: int, padding: int, reach: int) -> Range:
     """The rows of a map that a window operator reads for these of its output rows; at least one.
 
-    The last tile asks for the map to its end, also for rows that no window meets, so that every element of every
-    layer is computed and can be compared.
+    Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for as
+    well, so that every element of every layer is computed and can be compared.
     """
     first = rows[0] * stride - padding
-    last = extent if rows[1] == outputs else (rows[1] - 1) * stride - padding + reach
+    last = extent if rows[1] == outputs else (rows[1] - 1) * stride - padding + max(reach, stride)
     start = min(max(first, 0), extent - 1)
     return start, max(min(last, extent), start + 1)
 

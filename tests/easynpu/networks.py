@@ -1,0 +1,97 @@
+"""Random networks of what EasyNPU runs, on maps that do not fit small machines."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node, TensorType
+from npuc.ops import build, infer
+
+
+class Network:
+    """Grows a network of (1, C, H, W) maps; every tensor so far may be read again."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        shape = (1, self.number(1, 40), self.number(5, 26), self.number(5, 26))
+        self.types: dict[str, TensorType] = {"x": TensorType(shape)}
+        self.maps = ["x"]
+
+    def number(self, low: int, high: int) -> int:
+        return int(self.random.integers(low, high + 1))
+
+    def one_of(self, *values: int) -> int:
+        return values[self.number(0, len(values) - 1)]
+
+    def normal(self, *shape: int) -> str:
+        name = f"c{len(self.constants)}"
+        fan = max(prod(shape[1:]), 1)
+        self.constants[name] = (self.random.standard_normal(shape) * np.sqrt(2 / fan)).astype(np.float32)
+        self.types[name] = TensorType(shape)
+        return name
+
+    def node(self, op: str, *inputs: str, **attrs: Attr) -> str:
+        name = f"t{len(self.nodes)}"
+        made = Node(op, inputs, (name,), attrs, f"n{len(self.nodes)}", (f"n{len(self.nodes)}",))
+        (self.types[name],) = infer(made, [self.types[each] for each in inputs])
+        self.nodes.append(made)
+        return name
+
+    def conv(self, x: str, outputs: int | None = None) -> str:
+        _, channels, height, width = self.types[x].shape
+        high, wide = min(self.one_of(1, 3, 3, 5, 9), height), min(self.one_of(1, 3, 3, 2, 7), width)
+        depthwise = outputs is None and self.number(0, 3) == 0
+        outputs = channels if depthwise else outputs or self.number(1, 50)
+        stride = self.one_of(1, 1, 2) if min(height, width) > 6 else 1
+        pads = tuple(self.number(0, k // 2) for k in (high, wide, high, wide))
+        w = self.normal(outputs, 1 if depthwise else channels, high, wide)
+        group = channels if depthwise else 1
+        return self.node("Conv", x, w, self.normal(outputs), strides=(stride, stride), pads=pads, group=group)
+
+    def grow(self) -> None:
+        x = self.maps[-self.number(1, min(3, len(self.maps)))]
+        _, channels, height, width = self.types[x].shape
+        match self.number(0, 9):
+            case 0 if min(height, width) >= 3:
+                k = self.one_of(2, 3)
+                y = self.node("MaxPool", x, kernel_shape=(k, k), strides=(2, 2), pads=(0, 0, k // 2, k // 2))
+            case 1 if min(height, width) >= 3:
+                y = self.node("AveragePool", x, kernel_shape=(2, 3), strides=(self.one_of(1, 2), 1))
+            case 2:
+                y = self.node("Add", x, self.same(self.conv(x, channels), x))
+            case 3:
+                gate = self.node("Sigmoid", self.node("GlobalAveragePool", x))
+                y = self.node("Mul", x, gate)
+            case 4:
+                y = self.node("Concat", x, self.same(self.conv(x), x), axis=1)
+            case 5:
+                y = self.node(("Relu", "HardSwish", "Tanh")[self.number(0, 2)], x)
+            case _:
+                y = self.conv(x)
+                if self.number(0, 1):
+                    y = self.node("Relu", y)
+        self.maps.append(y)
+
+    def same(self, y: str, like: str) -> str:
+        """A convolution of another size is replaced by a 1x1 one that keeps rows and columns."""
+        if self.types[y].shape[2:] == self.types[like].shape[2:]:
+            return y
+        outputs, channels = self.types[y].shape[1], self.types[like].shape[1]
+        return self.node("Conv", like, self.normal(outputs, channels, 1, 1))
+
+    def graph(self) -> Graph:
+        for _ in range(self.number(2, 7)):
+            self.grow()
+        outputs = [self.maps[-1]] + [name for name in self.maps[1:-1] if self.number(0, 7) == 0]
+        return build("random", self.nodes, {"x": self.types["x"]}, list(dict.fromkeys(outputs)), self.constants)
+
+
+def random_machine(seed: int) -> dict[str, int]:
+    """Parameters of a machine that is often too small for whole maps."""
+    random = np.random.default_rng(seed)
+    words = {key: int(random.choice([120, 300, 700, 1280, 4000])) for key in ("fmap_words", "skip_words")}
+    return {**words, "weight_words": int(random.choice([600, 1536, 6000])), "itcm_words": int(random.choice([24, 256]))}
