@@ -199,7 +199,7 @@ def export(net: DigitsNet) -> onnx.ModelProto:
 
 def main() -> None:
     """Trains, prints the test accuracy, and writes the three files."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]  of the extra `train`
 
     data: Any = load_digits()
     order = np.random.default_rng(SEED).permutation(len(data.target))
