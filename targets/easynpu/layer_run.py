@@ -127,6 +127,8 @@ class LayerRun:
         self.cycle = 0
         self.first_load = np.zeros(0, np.int64)
         self.blocks: list[Block] = []
+        self.weights: list[Array] = []
+        """Of each word: (Ci, taps, zs, 16), or channel-wise (groups, taps, 16)."""
         self._plans: dict[tuple[int, int, int, int, bool], Plan] = {}
         self._touched: dict[int, Touched] = {}
         self._at = (0, Tile(0, 0, 0, 0))
@@ -136,6 +138,7 @@ class LayerRun:
 
         Raises ArtefactError (E503), with instruction and tile, for what the hardware could not do.
         """
+        self._set_up(words)
         try:
             self._run(words)
         except ArtefactError as error:
@@ -145,8 +148,7 @@ class LayerRun:
             raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
 
     def _run(self, words: int) -> None:
-        """Set-up, then every step with the next one's sub-ifmap loaded under it into the other set of pads."""
-        self._set_up(words)
+        """Every step, with the next one's sub-ifmap loaded under it into the other set of pads."""
         sequence = steps(self.parts)
         step, side = next(sequence), 0
         self.first_load = self._load(step, side)
@@ -169,10 +171,18 @@ class LayerRun:
         self.blocks, hardware.weights_at = streams.load(
             self.chain, hardware.weights_at, hardware.weight, hardware.parameter_pads
         )
+        self.weights = [self._participating(at) for at in range(len(self.chain))]
         self.cycle = words + sum(block.cycles for block in self.blocks)
         self.count.weight_words = sum(len(block.parameters) for block in self.blocks)
         hardware.weight_pads.reset(self.cycle)
         self.cycle += self.parts[0].Zs if self.dense else 0
+
+    def _participating(self, stage: int) -> Array:
+        """A word's weights, 0 for the PEs that take no part in the last group of output channels."""
+        layer, weights = self.chain[stage].layer, self.blocks[stage].weights
+        if is_dense(layer):
+            return weights.reshape(layer.Ci, -1, layer.Zs, LANES) * self.lanes[:, 0]
+        return weights.reshape(len(self.lanes), -1, LANES) * self.lanes
 
     def _execute(self, step: Step, side: int, following: Step | None) -> None:
         plan = self._plan(step)
@@ -236,23 +246,21 @@ class LayerRun:
 
     def _accumulate(self, step: Step, side: int) -> None:
         """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
-        stage, layer, block = self.chain[step.part], self.parts[step.part], self.blocks[step.part]
+        stage, layer = self.chain[step.part], self.parts[step.part]
         self._at = step.part, step.tile
         ifmap = self.hardware.ifmap_pads.read(side, pad_addresses(layer, step.tile.y, step.tile.x))
         if stage.name in POINTWISE:
             self._write_psums(self._applied(step.part, ifmap.astype(np.int64), step))
             return
         before = self._bias(step) if step.first else self._psums(step)
-        taps = layer.Hk * layer.Wk
+        weights = self.weights[step.part]
         if stage.name == "maxpool":
             psums = datapath.largest(before, ifmap)
         elif self.dense:
-            words = block.weights.reshape(layer.Ci, taps, layer.Zs, LANES)
             first = step.group * LANES
-            psums = datapath.broadcast(before, ifmap, words[first : first + step.channels])
+            psums = datapath.broadcast(before, ifmap, weights[first : first + step.channels])
         else:
-            words = block.weights.reshape(-1, taps, LANES)
-            psums = datapath.multicast(before, ifmap, words[step.group])
+            psums = datapath.multicast(before, ifmap, weights[step.group])
         self._write_psums(psums)
 
     def _continue(self, step: Step) -> None:
@@ -272,14 +280,15 @@ class LayerRun:
             case "act":
                 return datapath.tabulated(block.parameters, x)
             case "prelu":
-                return datapath.sloped(block.parameters.reshape(-1, SLOPE_WORDS, LANES)[rows], x)
+                slopes = block.parameters.reshape(-1, SLOPE_WORDS, LANES) * self.lanes
+                return datapath.sloped(slopes[rows], x)
             case "add":
                 return x + self._operand(stage, step)
             case "mul":
                 return x * self._operand(stage, step)
             case _:  # batch normalisation
                 bias = self.hardware.parameter_pads.bias(block.entries)[rows]
-                return x * block.weights[rows, None].astype(np.int64) + bias[:, None]
+                return x * self.weights[stage][rows].astype(np.int64) + (bias * self.lanes[rows, 0])[:, None]
 
     def _operand(self, stage: int, step: Step) -> Array:
         """The second operand (zs, positions, 16), from the result's place in its own map."""
@@ -315,6 +324,7 @@ class LayerRun:
                 scale = np.full((len(psums), LANES), block.parameters[-1, 0], np.int64)
             case _:
                 scale = self.hardware.parameter_pads.scale(block.entries)[self._rows(step)]
+                scale = scale * self.lanes[self._rows(step), 0]
         x = datapath.requantised(psums, scale)
         operation = layer.operation
         return np.maximum(x, 0) if operation is not None and operation.mnemonic.endswith("_relu") else x
@@ -334,6 +344,7 @@ class LayerRun:
     def _bias(self, step: Step) -> Array:
         """Psums (zs, positions, 16) as the first pass finds them: nothing but the bias."""
         bias = self.hardware.parameter_pads.bias(self.blocks[step.part].entries)[self._rows(step)]
+        bias = bias * self.lanes[self._rows(step), 0]
         self.hardware.psums.clear()
         return np.repeat(bias[:, None], step.tile.positions, axis=1)
 
@@ -342,6 +353,7 @@ class LayerRun:
         return self.hardware.psums.read(0, zs * step.tile.positions).reshape(zs, -1, LANES)
 
     def _write_psums(self, psums: Array) -> None:
+        datapath.expect_32_bits(psums)
         self.hardware.psums.write(0, psums.reshape(-1, LANES))
 
     def _finish(self) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.easynpu.chains import Stage
+from npuc.targets.easynpu.chains import Stage, refused
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
-from npuc.targets.easynpu.pads import Dtcm, ParameterPads, trap
+from npuc.targets.easynpu.pads import Dtcm, ParameterPads
 from npuc.targets.easynpu.timing import is_dense
 
 MAXPOOL_START = -128
@@ -71,11 +71,12 @@ def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) 
         if stage.control is not None and stage.control.set_weights:
             start = stage.control.weights
         sizes = parameter_words(stage), weight_words(stage)
-        words = memory.read(np.arange(start, start + sum(sizes)))
+        words = _read(stage, start, sum(sizes), memory)
         parameters, weights = words[: sizes[0]], words[sizes[0] :]
         continues = position > 0 and chain[position - 1].keeps
-        if stage.name in ("add", "mul") or continues:
-            _expect_no_bias(stage, parameters)
+        if (stage.name in ("add", "mul") or continues) and _has_bias(stage, parameters):
+            reason = "a bias where the adder's input takes kept psums or an operand"
+            raise refused(stage.number, reason, stage.layer)
         planes = _planes(stage, parameters, first=position == 0)
         if continues and shared is not None:
             pads.values[shared, 4] = planes[:, 4]
@@ -106,7 +107,16 @@ def _planes(stage: Stage, parameters: Array, *, first: bool) -> Array:
             return parameters.reshape(count, BS_WORDS, LANES)
 
 
-def _expect_no_bias(stage: Stage, parameters: Array) -> None:
+def _read(stage: Stage, start: int, words: int, memory: Dtcm) -> Array:
+    last = start + words - 1
+    if words and last >= len(memory.written):
+        raise refused(stage.number, f"weight words {start}..{last} are streamed", stage.layer)
+    if not memory.written[start : last + 1].all():
+        reason = f"some of the weight words {start}..{last} are streamed before they are loaded"
+        raise refused(stage.number, reason, stage.layer)
+    return memory.values[start : last + 1]
+
+
+def _has_bias(stage: Stage, parameters: Array) -> bool:
     planes = parameters.reshape(-1, BS_WORDS, LANES)[:, :4].transpose(1, 0, 2).reshape(4, -1)
-    if planes[:, : stage.layer.Co].any():
-        raise trap("a bias where the adder's input takes kept psums or an operand", "0")
+    return bool(planes[:, : stage.layer.Co].any())

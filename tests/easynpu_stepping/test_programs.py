@@ -1,0 +1,158 @@
+"""Random programs: every test of the fast simulator is repeated with the stepping one in its place.
+
+There the results and both memories are compared with a slow interpreter of the document's loop nest that shares no
+code with npuc. Here every layer's cycles, compute cycles and bus words must also be those of the cycle model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from npuc.ir import Array
+from npuc.targets.easynpu.artefact import Segment
+from npuc.targets.easynpu.chains import Stage, chains
+from npuc.targets.easynpu.hardware import Hardware
+from npuc.targets.easynpu.layer_run import LayerCount
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.stepping import Stepper
+from npuc.targets.easynpu.streams import parameter_words
+from npuc.targets.easynpu.timing import Followers, chain_cost, port_use
+from tests.easynpu import test_simulator as programs
+
+
+@dataclass
+class Memories:
+    """The memories of several machines, as the fast simulator holds them."""
+
+    fmap: Array
+    skip: Array
+    weight: Array
+
+
+class Stepping:
+    """The stepping simulator with the fast simulator's interface: sample after sample."""
+
+    def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
+        self.machine = machine
+        self.stepper = Stepper(machine, files)
+
+    def state(self, samples: int) -> Memories:
+        sizes = (
+            (samples, self.machine.fmap_words),
+            (samples, self.machine.skip_words),
+            (self.machine.weight_words,),
+        )
+        return Memories(*(np.zeros((*size, 16), np.int8) for size in sizes))
+
+    def run(
+        self,
+        segment: Segment,
+        state: Memories,
+        tensors: dict[str, Array],
+        observe: Callable[[int, Array], None] | None = None,
+    ) -> None:
+        found: dict[int, list[Array]] = {}
+        for fmap, skip in zip(state.fmap, state.skip, strict=True):
+            hardware = self.stepper.state(1)
+            for dtcm, values in ((hardware.fmap, fmap), (hardware.skip, skip), (hardware.weight, state.weight)):
+                dtcm.values[...], dtcm.written[...] = values, True
+            self.stepper.layers.clear()
+            self.stepper.run(segment, hardware, tensors, lambda n, values: found.setdefault(n, []).append(values))
+            expect_modelled(hardware, segment.count, self.stepper.layers)
+            fmap[...], skip[...] = hardware.fmap.values, hardware.skip.values
+        for number, values in found.items():
+            if observe is not None:
+                observe(number, np.concatenate(values))
+
+
+def expect_modelled(hardware: Hardware, count: int, layers: Sequence[LayerCount]) -> None:
+    """The cycle model gives the counts from the words alone."""
+    done, low = 0, True
+    for chain, counted in zip(chains(hardware.itcm[:count], 0), layers, strict=True):
+        words = chain[-1].number + 1 - done
+        done += words
+        cycles, compute, bus = modelled(chain, words, hardware.machine, low)
+        assert (counted.cycles, counted.compute_cycles, counted.bus_words) == (cycles, compute, bus)
+        low = low if "dst" in chain[-1].operands else not low
+
+
+def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> tuple[int, int, int]:
+    kept = sum(stage.keeps for stage in chain)
+    parts, fused = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
+    ports = []
+    for stage in chain[kept:]:
+        reads = stage.operand().place.memory if stage.name in ("add", "mul") else None
+        writes = [stage.stored().place.memory] if stage.layer.stored else []
+        if stage is chain[-1]:
+            writes.append(stage.ofmap(machine, not low).place.memory)
+        ports.append(port_use(reads, writes, chain[0].ifmap(machine, low).place.memory))
+    loaded = sum(parameter_words(stage) for stage in fused)
+    followers = Followers(len(fused), loaded, words - len(parts), tuple(ports))
+    y, x = (np.array([extent]) for extent in (parts[0].y, parts[0].x))
+    cost = chain_cost(parts, y, x, machine, followers)
+    return int(cost.cycles[0]), int(cost.compute[0]), int(cost.bus[0])
+
+
+@pytest.fixture(autouse=True)
+def _stepping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "Simulator", Stepping)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("op", programs.HEADS)
+def test_a_single_word_computes_what_the_loop_nest_computes(op: int, seed: int) -> None:
+    programs.test_a_single_word_computes_what_the_loop_nest_computes(op, seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None:
+    programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_explicit_operands_lie_where_their_pitches_say(seed: int) -> None:
+    programs.test_explicit_operands_lie_where_their_pitches_say(seed)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int) -> None:
+    programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_weight_stream_can_be_set_to_any_word(seed: int) -> None:
+    programs.test_the_weight_stream_can_be_set_to_any_word(seed)
+
+
+@pytest.mark.parametrize(("op", "psum", "scale", "result"), [(0x00, *row) for row in programs.RTL])
+def test_a_psum_is_rounded_half_up_and_saturated(op: int, psum: int, scale: int, result: int | None) -> None:
+    programs.test_a_psum_is_rounded_half_up_and_saturated(op, psum, scale, result)
+
+
+def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads() -> None:
+    programs.test_every_segment_starts_at_the_low_end_with_the_weights_it_loads()
+
+
+def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
+    programs.test_a_second_operand_may_be_replaced_where_it_lies()
+
+
+@pytest.mark.parametrize(("words", "number", "reason"), programs.MALFORMED)
+def test_a_word_that_no_machine_executes_is_refused_by_number(
+    words: Sequence[int], number: int, reason: str
+) -> None:
+    programs.test_a_word_that_no_machine_executes_is_refused_by_number(words, number, reason)
+
+
+@pytest.mark.parametrize("op", [0x00, 0x16, 0x1A])
+def test_a_bias_where_the_adder_has_another_input_is_refused(op: int) -> None:
+    programs.test_a_bias_where_the_adder_has_another_input_is_refused(op)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_program_with_a_flipped_bit_runs_as_its_words_say_or_is_refused(seed: int) -> None:
+    programs.test_a_program_with_a_flipped_bit_runs_as_its_words_say_or_is_refused(seed)
