@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +10,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import datapath, streams
 from npuc.targets.easynpu.chains import POINTWISE, Stage
+from npuc.targets.easynpu.events import Executed, LayerCount, Touched, Watcher
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.memory import LANES, SLOPE_WORDS, Map, groups
 from npuc.targets.easynpu.schedule import (
@@ -30,80 +29,6 @@ from npuc.targets.easynpu.streams import Block
 from npuc.targets.easynpu.timing import DRAIN, is_dense
 
 COMBINING = ("add", "mul")
-
-
-@dataclass
-class LayerCount:
-    """What a chain took: cycles, words moved, and the most entries in use of each pad."""
-
-    instruction: int
-    """The number of its first layer word."""
-    cycles: int = 0
-    compute_cycles: int = 0
-    ifmap_words: int = 0
-    padding_words: int = 0
-    """Entries filled with padding: each takes a cycle of the bus and reads no memory."""
-    ofmap_words: int = 0
-    operand_words: int = 0
-    weight_words: int = 0
-    """Words of the weight stream, parameters included."""
-    ifmap_pad_entries: int = 0
-    weight_pad_entries: int = 0
-    psum_entries: int = 0
-    parameter_pad_entries: int = 0
-
-    @property
-    def bus_words(self) -> int:
-        """Cycles of the shared ifmap and ofmap bus."""
-        return self.ifmap_words + self.padding_words + self.ofmap_words
-
-    def as_json(self) -> dict[str, int]:
-        """Every count by name."""
-        counts = {each.name: int(getattr(self, each.name)) for each in fields(self)}
-        return {**counts, "bus_words": self.bus_words}
-
-
-@dataclass(frozen=True)
-class Touched:
-    """The addresses (positions of all ozis, in order) that a pass read operands from and wrote results to."""
-
-    operands: Array | None
-    results: Array | None
-
-
-@dataclass(frozen=True)
-class Executed:
-    """A step as it was executed, for whoever watches."""
-
-    step: Step
-    plan: Plan
-    start: int
-    cycles: int
-    """From the layer's first; the last of them wait for the next sub-ifmap."""
-    load: Array
-    """Addresses of the next sub-ifmap's words; NONE for padding."""
-    source: str
-    """The memory they lie in."""
-    weights: tuple[Array, Array]
-    """Pad entry and cycle of the fetch of every weight word."""
-    touched: Mapping[int, Touched]
-    """By word, as a position in the chain."""
-
-
-class Watcher(Protocol):
-    """Who is told of everything that happens in a layer, in order."""
-
-    def started(self, run: LayerRun, words: int) -> None:
-        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
-        ...
-
-    def executed(self, run: LayerRun, step: Executed) -> None:
-        """A step was executed."""
-        ...
-
-    def finished(self, run: LayerRun) -> None:
-        """The last result was written."""
-        ...
 
 
 class LayerRun:

@@ -18,7 +18,7 @@ from npuc.targets.easynpu.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulator import Simulator
 
 if TYPE_CHECKING:
-    from npuc.targets.easynpu.layer_run import LayerCount
+    from npuc.targets.easynpu.events import LayerCount
 
 
 class Executor(Protocol):

@@ -13,7 +13,8 @@ from typing import TextIO
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.easynpu.layer_run import Executed, LayerRun
+from npuc.targets.easynpu.events import Executed
+from npuc.targets.easynpu.layer_run import LayerRun
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.schedule import NONE, Step, Sweep, pad_addresses
 from npuc.targets.easynpu.timing import DRAIN

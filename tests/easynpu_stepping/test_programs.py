@@ -15,8 +15,8 @@ import pytest
 from npuc.ir import Array
 from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.chains import Stage, chains
+from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
-from npuc.targets.easynpu.layer_run import LayerCount
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.stepping import Stepper
 from npuc.targets.easynpu.streams import parameter_words
