@@ -1,16 +1,12 @@
-"""What a run of the stepping simulator tells: counts per layer, and every step to whoever watches."""
+"""What a run of the stepping simulator tells: counts per layer, and what every step did."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol
 
 from npuc.ir import Array
 from npuc.targets.easynpu.schedule import Plan, Step
-
-if TYPE_CHECKING:
-    from npuc.targets.easynpu.layer_run import LayerRun
 
 
 @dataclass
@@ -69,19 +65,3 @@ class Executed:
     """Pad entry and cycle of the fetch of every weight word."""
     touched: Mapping[int, Touched]
     """By word, as a position in the chain."""
-
-
-class Watcher(Protocol):
-    """Who is told of everything that happens in a layer, in order."""
-
-    def started(self, run: LayerRun, words: int) -> None:
-        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
-        ...
-
-    def executed(self, run: LayerRun, step: Executed) -> None:
-        """A step was executed."""
-        ...
-
-    def finished(self, run: LayerRun) -> None:
-        """The last result was written."""
-        ...

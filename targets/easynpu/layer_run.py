@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import datapath, streams
 from npuc.targets.easynpu.chains import POINTWISE, Stage
-from npuc.targets.easynpu.events import Executed, LayerCount, Touched, Watcher
+from npuc.targets.easynpu.events import Executed, LayerCount, Touched
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.memory import LANES, SLOPE_WORDS, Map, groups
 from npuc.targets.easynpu.schedule import (
@@ -29,6 +30,22 @@ from npuc.targets.easynpu.streams import Block
 from npuc.targets.easynpu.timing import DRAIN, is_dense
 
 COMBINING = ("add", "mul")
+
+
+class Watcher(Protocol):
+    """Who is told of everything that happens in a layer, in order."""
+
+    def started(self, run: LayerRun, words: int) -> None:
+        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
+        ...
+
+    def executed(self, run: LayerRun, step: Executed) -> None:
+        """A step was executed."""
+        ...
+
+    def finished(self, run: LayerRun) -> None:
+        """The last result was written."""
+        ...
 
 
 class LayerRun:

@@ -17,9 +17,9 @@ from npuc.ir import Array
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import Segment, TensorMove
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
-from npuc.targets.easynpu.events import LayerCount, Watcher
+from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
-from npuc.targets.easynpu.layer_run import LayerRun
+from npuc.targets.easynpu.layer_run import LayerRun, Watcher
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES, groups, pack_feature, unpack_feature
 
