@@ -172,11 +172,13 @@ class _Planner:
         self.windows = {name for node in windows for name in node.outputs}
 
     def result(self) -> Views:
+        phases = {node.output: interleaved(self.graph, node) for node in self.nodes}
+        never_stored = {id(concat) for concat in phases.values()}
         for node in reversed(self.nodes):
-            concat = interleaved(self.graph, node)
+            concat = phases[node.output]
             if concat is not None:
                 self._interleave(node, concat)
-            elif node.op == "Concat" and node.output not in self.views:
+            elif node.op == "Concat" and id(node) not in never_stored:
                 self._concat(node)
         for node in self.nodes:
             for name in node.inputs:
