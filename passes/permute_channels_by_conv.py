@@ -74,11 +74,11 @@ def _channels(draft: Draft, image: str, path: list[tuple[Node, str]]) -> Array |
     """Which channel of the image each channel at the end of the path is; None if pixels move as well."""
     type_ = draft.types[image]
     pixels = type_.shape[2] * type_.shape[3]
-    value = np.arange(type_.size).reshape(type_.shape)
+    value: Array = np.arange(type_.size).reshape(type_.shape)
     for node, result in path:
         values = evaluate(node, [value, *(draft.constants[name] for name in node.inputs[1:])])
         value = values[node.outputs.index(result)]
-    places: Array = value.reshape(value.shape[1], pixels)
+    places = value.reshape(value.shape[1], pixels)
     channels = places[:, 0] // pixels
     return channels if (places == channels[:, None] * pixels + np.arange(pixels)).all() else None
 
