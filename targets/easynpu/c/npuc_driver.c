@@ -1,0 +1,198 @@
+/* The steps of a program: segments on the machine, operators on the host. */
+#include "npuc_driver.h"
+
+#include <stddef.h>
+
+#define LANES 16u
+
+/* Words that go to or from the machine in one call: 16 bytes of stack each. */
+#ifndef NPUC_BURST_WORDS
+#define NPUC_BURST_WORDS 32
+#endif
+
+struct pixel_group {
+    uint32_t y, x, group;
+};
+
+static uint32_t in_ascending_order(uint32_t index, uint32_t extent, int32_t pitch)
+{
+    return pitch < 0 ? extent - 1 - index : index;
+}
+
+/* The n-th word of a window, counted so that neighbours in memory follow one another. */
+static struct pixel_group word_of(const struct npuc_move *move, uint32_t n)
+{
+    const uint32_t groups = (move->size.channels + LANES - 1) / LANES;
+    const uint32_t pixel = n / groups;
+    struct pixel_group at;
+
+    at.group = in_ascending_order(n % groups, groups, move->place.group);
+    at.x = in_ascending_order(pixel % move->size.width, move->size.width, move->place.pixel);
+    at.y = in_ascending_order(pixel / move->size.width, move->size.height, move->place.row);
+    return at;
+}
+
+static uint32_t address_of(const struct npuc_place *place, struct pixel_group at)
+{
+    return (uint32_t)(place->base + (int32_t)at.y * place->row + (int32_t)at.x * place->pixel +
+                      (int32_t)at.group * place->group);
+}
+
+/* Where in the tensor a lane of a word stands, or -1 beyond the window's last channel. */
+static int32_t element_of(const struct npuc_move *move, struct pixel_group at, uint32_t lane)
+{
+    const struct npuc_extent *whole = &move->whole, *start = &move->start;
+    const uint32_t channel = LANES * at.group + lane;
+
+    if (channel >= move->size.channels) {
+        return -1;
+    }
+    return (int32_t)(((start->channels + channel) * whole->height + start->height + at.y) * whole->width +
+                     start->width + at.x);
+}
+
+static void pack(const struct npuc_move *move, uint32_t n, const int8_t *tensor, struct npuc_word *word)
+{
+    const struct pixel_group at = word_of(move, n);
+    uint32_t lane;
+
+    for (lane = 0; lane < LANES; lane++) {
+        const int32_t element = element_of(move, at, lane);
+        word->lane[lane] = element < 0 ? 0 : (uint8_t)tensor[element];
+    }
+}
+
+static void unpack(const struct npuc_move *move, uint32_t n, const struct npuc_word *word, int8_t *tensor)
+{
+    const struct pixel_group at = word_of(move, n);
+    uint32_t lane;
+
+    for (lane = 0; lane < LANES; lane++) {
+        const int32_t element = element_of(move, at, lane);
+        if (element >= 0) {
+            tensor[element] = (int8_t)(word->lane[lane] < 128 ? word->lane[lane] : word->lane[lane] - 256);
+        }
+    }
+}
+
+/* How many words from the n-th on lie one behind the other, as far as one call takes them. */
+static uint32_t burst(const struct npuc_move *move, uint32_t n, uint32_t total)
+{
+    const uint32_t first = address_of(&move->place, word_of(move, n));
+    uint32_t count = 1;
+
+    while (count < NPUC_BURST_WORDS && n + count < total &&
+           address_of(&move->place, word_of(move, n + count)) == first + count) {
+        count++;
+    }
+    return count;
+}
+
+static uint32_t words_of(const struct npuc_move *move)
+{
+    return move->size.height * move->size.width * ((move->size.channels + LANES - 1) / LANES);
+}
+
+static int load(const struct npuc_move *move, const int8_t *tensor)
+{
+    struct npuc_word words[NPUC_BURST_WORDS];
+    const uint32_t total = words_of(move);
+    uint32_t n, i, count;
+    int failed;
+
+    for (n = 0; n < total; n += count) {
+        count = burst(move, n, total);
+        for (i = 0; i < count; i++) {
+            pack(move, n + i, tensor, &words[i]);
+        }
+        failed = npuc_write(move->place.memory, address_of(&move->place, word_of(move, n)), words, count);
+        if (failed) {
+            return failed;
+        }
+    }
+    return 0;
+}
+
+static int store(const struct npuc_move *move, int8_t *tensor)
+{
+    struct npuc_word words[NPUC_BURST_WORDS];
+    const uint32_t total = words_of(move);
+    uint32_t n, i, count;
+    int failed;
+
+    for (n = 0; n < total; n += count) {
+        count = burst(move, n, total);
+        failed = npuc_read(move->place.memory, address_of(&move->place, word_of(move, n)), words, count);
+        if (failed) {
+            return failed;
+        }
+        for (i = 0; i < count; i++) {
+            unpack(move, n + i, &words[i], tensor);
+        }
+    }
+    return 0;
+}
+
+/* The buffers of one inference. */
+struct tensors {
+    const struct npuc_buffer *buffers;
+    const void *const *inputs;
+    void *const *outputs;
+    uint8_t *arena;
+};
+
+static void *to(const struct tensors *all, uint32_t number)
+{
+    const struct npuc_buffer *buffer = &all->buffers[number];
+
+    return buffer->where == NPUC_OUTPUT ? all->outputs[buffer->at] : all->arena + buffer->at;
+}
+
+static const void *from(const struct tensors *all, uint32_t number)
+{
+    const struct npuc_buffer *buffer = &all->buffers[number];
+
+    return buffer->where == NPUC_INPUT ? all->inputs[buffer->at] : to(all, number);
+}
+
+static int run_segment(const struct npuc_segment *segment, const struct tensors *all)
+{
+    uint32_t i;
+    int failed = 0;
+
+    for (i = 0; !failed && i < segment->image_count; i++) {
+        const struct npuc_image *image = &segment->images[i];
+        failed = npuc_write(image->memory, image->address, image->words, image->count);
+    }
+    for (i = 0; !failed && i < segment->load_count; i++) {
+        failed = load(&segment->loads[i], from(all, segment->loads[i].tensor));
+    }
+    if (!failed) {
+        failed = npuc_run(segment->instructions);
+    }
+    for (i = 0; !failed && i < segment->store_count; i++) {
+        failed = store(&segment->stores[i], to(all, segment->stores[i].tensor));
+    }
+    return failed;
+}
+
+int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena)
+{
+    struct tensors all;
+    uint32_t i;
+    int failed = 0;
+
+    all.buffers = program->buffers;
+    all.inputs = inputs;
+    all.outputs = outputs;
+    all.arena = arena;
+    for (i = 0; !failed && i < program->step_count; i++) {
+        const struct npuc_step *step = &program->steps[i];
+        if (step->host != NULL) {
+            step->host->compute(step->host, from(&all, step->host->from), to(&all, step->host->to));
+        } else {
+            failed = run_segment(step->segment, &all);
+        }
+    }
+    return failed;
+}

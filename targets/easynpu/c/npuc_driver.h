@@ -1,0 +1,148 @@
+/*
+ * Runs an EasyNPU program: plain C99, no heap, nothing of the C library but math.h, string.h and stdint.h.
+ *
+ * You supply three functions that reach the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
+ * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c.
+ */
+#ifndef NPUC_DRIVER_H
+#define NPUC_DRIVER_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A word of every memory: 16 bytes, the byte of lane 0 (of an instruction: bits 7..0) first. */
+struct npuc_word {
+    uint8_t lane[16];
+};
+
+enum npuc_memory { NPUC_ITCM, NPUC_WEIGHT, NPUC_FMAP, NPUC_SKIP };
+
+/*
+ * The machine, as you connect it. Addresses and counts are in words; 0 means done, anything else ends the
+ * inference, which then returns it. npuc_run starts `count` instructions at ITCM address 0 and waits for the last.
+ */
+int npuc_write(enum npuc_memory memory, uint32_t address, const struct npuc_word *words, uint32_t count);
+int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words, uint32_t count);
+int npuc_run(uint32_t count);
+
+/* A tensor of the host: in one of the caller's buffers (`at` is its number), or in the arena (at byte `at`). */
+enum npuc_where { NPUC_INPUT, NPUC_OUTPUT, NPUC_ARENA };
+
+struct npuc_buffer {
+    enum npuc_where where;
+    uint32_t at;
+};
+
+/* Words to a memory as they stand in the program. */
+struct npuc_image {
+    enum npuc_memory memory;
+    uint32_t address;
+    const struct npuc_word *words;
+    uint32_t count;
+};
+
+/* Where a feature map lies: pixel (y, x), channels 16 g .. 16 g + 15 at base + y row + x pixel + g group. */
+struct npuc_place {
+    enum npuc_memory memory;
+    int32_t base, row, pixel, group;
+};
+
+struct npuc_extent {
+    uint32_t channels, height, width;
+};
+
+/* A map, or a window of one, between an int8 tensor [channels][height][width] and its place in a memory. */
+struct npuc_move {
+    uint16_t tensor;
+    struct npuc_place place;
+    struct npuc_extent whole; /* of the tensor */
+    struct npuc_extent start; /* the window's first channel, row and column */
+    struct npuc_extent size;  /* of the window */
+};
+
+/* Load, run, store. */
+struct npuc_segment {
+    const struct npuc_image *images;
+    uint32_t image_count;
+    const struct npuc_move *loads;
+    uint32_t load_count;
+    uint32_t instructions;
+    const struct npuc_move *stores;
+    uint32_t store_count;
+};
+
+/* Elements in another order: pieces of `bytes` bytes, along axes with a pitch in each tensor, in bytes. */
+#define NPUC_AXES 6
+
+struct npuc_copy {
+    uint32_t bytes;
+    int32_t from, to; /* the first piece */
+    struct {
+        uint32_t extent;
+        int32_t from, to;
+    } axis[NPUC_AXES]; /* outermost first; an extent of 0 stands for 1 */
+};
+
+struct npuc_lrn {
+    uint32_t before, after; /* channels that count beside the one in the middle */
+    float factor, beta, bias;
+};
+
+/* What the host computes: one input, one output. Elements before, along and after the operator's axis. */
+struct npuc_host;
+typedef void npuc_operator(const struct npuc_host *step, const void *x, void *y);
+
+struct npuc_host {
+    npuc_operator *compute;
+    uint16_t from, to; /* tensors */
+    uint32_t outer, extent, inner;
+    float scale;                  /* quantize, dequantize */
+    const struct npuc_copy *copy; /* copy */
+    const struct npuc_lrn *lrn;   /* lrn */
+};
+
+npuc_operator npuc_quantize, npuc_dequantize, npuc_softmax, npuc_log_softmax, npuc_argmax, npuc_argmax_last,
+    npuc_lrn, npuc_copy;
+
+/* Either of the two. */
+struct npuc_step {
+    const struct npuc_segment *segment;
+    const struct npuc_host *host;
+};
+
+enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32 };
+
+/* An input or output of the network. scale: of its int8 form on the machine, 0 where it has none. */
+struct npuc_tensor {
+    const char *name;
+    enum npuc_type type;
+    uint32_t rank;
+    const uint32_t *shape;
+    uint32_t bytes;
+    float scale;
+};
+
+struct npuc_program {
+    const struct npuc_tensor *inputs;
+    uint32_t input_count;
+    const struct npuc_tensor *outputs;
+    uint32_t output_count;
+    const struct npuc_buffer *buffers;
+    const struct npuc_step *steps;
+    uint32_t step_count;
+};
+
+/*
+ * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long; arena: NPUC_ARENA_BYTES
+ * that nothing else uses meanwhile. No buffer needs an alignment. Gives 0, or what a function of the machine gave.
+ */
+int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

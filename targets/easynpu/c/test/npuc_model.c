@@ -1,0 +1,284 @@
+/*
+ * EasyNPU as its document describes it, in software: memories, and instruction words as fused chains. What a chain
+ * does to one tile is in npuc_array.c. Written for clarity, not for speed.
+ */
+#include "npuc_model.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "npuc_array.h"
+
+static struct npuc_word itcm[NPUC_ITCM_WORDS], weight[NPUC_WEIGHT_WORDS];
+static struct npuc_word fmap[NPUC_FMAP_WORDS], skip[NPUC_SKIP_WORDS];
+
+static struct stage chain[NPUC_ITCM_WORDS + 1];
+static const char *fault;
+
+void model_expect(int holds, const char *otherwise)
+{
+    if (!holds && fault == NULL) {
+        fault = otherwise;
+    }
+}
+
+const char *npuc_model_fault(void)
+{
+    return fault;
+}
+
+void npuc_model_power_up(void)
+{
+    memset(itcm, 0xA5, sizeof itcm);
+    memset(weight, 0xA5, sizeof weight);
+    memset(fmap, 0xA5, sizeof fmap);
+    memset(skip, 0xA5, sizeof skip);
+}
+
+/* The memories. */
+
+static struct npuc_word *memory_of(enum npuc_memory memory, uint32_t *words)
+{
+    switch (memory) {
+    case NPUC_ITCM:
+        *words = NPUC_ITCM_WORDS;
+        return itcm;
+    case NPUC_WEIGHT:
+        *words = NPUC_WEIGHT_WORDS;
+        return weight;
+    case NPUC_FMAP:
+        *words = NPUC_FMAP_WORDS;
+        return fmap;
+    default:
+        *words = NPUC_SKIP_WORDS;
+        return skip;
+    }
+}
+
+struct npuc_word *model_words_at(enum npuc_memory memory, int64_t address, uint32_t count)
+{
+    uint32_t words;
+    struct npuc_word *first = memory_of(memory, &words);
+
+    model_expect(address >= 0 && address + count <= words, "words beyond the end of a memory are addressed");
+    return fault == NULL ? first + address : NULL;
+}
+
+int npuc_write(enum npuc_memory memory, uint32_t address, const struct npuc_word *words, uint32_t count)
+{
+    struct npuc_word *place = model_words_at(memory, address, count);
+
+    if (place == NULL) {
+        return 1;
+    }
+    memcpy(place, words, count * sizeof *words);
+    return 0;
+}
+
+int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words, uint32_t count)
+{
+    const struct npuc_word *place = model_words_at(memory, address, count);
+
+    if (place == NULL) {
+        return 1;
+    }
+    memcpy(words, place, count * sizeof *words);
+    return 0;
+}
+
+/* Fused chains of instruction words. */
+
+/* Bits low .. low + width - 1 of a word. */
+static int32_t field(const struct npuc_word *word, uint32_t low, uint32_t width)
+{
+    uint32_t value = 0, bit;
+
+    for (bit = 0; bit < width; bit++) {
+        const uint32_t at = low + bit;
+        value |= (uint32_t)(word->lane[at / 8] >> at % 8 & 1) << bit;
+    }
+    return (int32_t)value;
+}
+
+static void decode_layer(const struct npuc_word *word, struct stage *stage)
+{
+    stage->op = word->lane[0] & ~(uint32_t)(FUSED | STORED);
+    stage->fused = word->lane[0] & FUSED;
+    stage->stored = word->lane[0] & STORED;
+    stage->Sh = field(word, 8, 4);
+    stage->Sw = field(word, 12, 4);
+    stage->Ph = field(word, 16, 4);
+    stage->Pw = field(word, 20, 4);
+    stage->Dh = field(word, 24, 4);
+    stage->Dw = field(word, 28, 4);
+    stage->y = field(word, 32, 6) + 1;
+    stage->x = field(word, 38, 6) + 1;
+    stage->yi = field(word, 44, 6) + 1;
+    stage->xi = field(word, 50, 6) + 1;
+    stage->Hk = field(word, 56, 8) + 1;
+    stage->Wk = field(word, 64, 8) + 1;
+    stage->Ho = field(word, 72, 8) + 1;
+    stage->Wo = field(word, 80, 8) + 1;
+    stage->Co = field(word, 88, 8) + 1;
+    stage->Ci = field(word, 96, 8) + 1;
+    stage->Zs = field(word, 104, 8) + 1;
+    stage->Hi = field(word, 112, 8) + 1;
+    stage->Wi = field(word, 120, 8) + 1;
+}
+
+static void decode_operand(const struct npuc_word *word, struct stage *stage)
+{
+    const int role = word->lane[0] - SRC;
+    struct npuc_place *place = &stage->operand[role];
+
+    model_expect(field(word, 8, 8) < 2, "an operand lies in neither DTCM");
+    place->memory = field(word, 8, 8) ? NPUC_SKIP : NPUC_FMAP;
+    place->base = field(word, 16, 24);
+    place->row = field(word, 40, 24);
+    place->pixel = field(word, 64, 24);
+    place->group = field(word, 88, 24);
+    stage->given[role] = 1;
+}
+
+int model_is_dense(const struct stage *stage)
+{
+    return stage->op == CONV || stage->op == CONV_RELU;
+}
+
+int model_multiplies(const struct stage *stage)
+{
+    return model_is_dense(stage) || stage->op == DWCONV || stage->op == DWCONV_RELU || stage->op == BN ||
+           stage->op == AVGPOOL;
+}
+
+static int32_t block_words(const struct stage *stage)
+{
+    const int32_t taps = stage->Hk * stage->Wk * (model_is_dense(stage) ? stage->Ci : 1);
+
+    switch (stage->op) {
+    case RELU:
+    case MAXPOOL:
+        return 0;
+    case ACT:
+        return TABLE_WORDS;
+    case PRELU:
+        return SLOPE_WORDS * stage->Zs;
+    case ADD:
+    case MUL:
+        return BIAS_SCALE_WORDS * stage->Zs;
+    default:
+        return (BIAS_SCALE_WORDS + taps) * stage->Zs;
+    }
+}
+
+/* Whether an output is made of anything but the input of the same pixel. */
+static int has_window(const struct stage *stage)
+{
+    return stage->Hk != 1 || stage->Wk != 1 || stage->Sh != 1 || stage->Sw != 1 || stage->Ph != 0 ||
+           stage->Pw != 0 || stage->Hi != stage->Ho || stage->Wi != stage->Wo;
+}
+
+static void check_geometry(const struct stage *stage)
+{
+    const int32_t rows = (stage->y - 1) * stage->Sh + (stage->Hk - 1) * (stage->Dh + 1) + 1;
+    const int32_t columns = (stage->x - 1) * stage->Sw + (stage->Wk - 1) * (stage->Dw + 1) + 1;
+    const int32_t psum_entries = stage->y * stage->x * (model_is_dense(stage) ? stage->Zs : 1);
+
+    model_expect(stage->Zs == (stage->Co + PES - 1) / PES, "Zs is not the groups of 16 output channels");
+    model_expect(model_is_dense(stage) || stage->Ci == stage->Co, "a channel-wise word has Ci != Co");
+    model_expect(stage->yi == rows && stage->xi == columns, "y' x' contradict the tile");
+    model_expect(rows * columns <= NPUC_IFMAP_PAD_ENTRIES, "a sub-ifmap exceeds the pads");
+    model_expect(psum_entries <= NPUC_PSUM_ENTRIES, "a tile exceeds the psums");
+}
+
+/* What a word may stand behind, and how. */
+static void check_order(const struct stage *stage, const struct stage *head)
+{
+    const int sweeps = model_multiplies(stage) || stage->op == MAXPOOL;
+    const int follows = stage != head && !stage->continues;
+
+    model_expect(!(follows || !sweeps) || !has_window(stage), "a window in a word that works pixel by pixel");
+    model_expect(!follows || !sweeps || stage->op == BN, "a word that cannot continue on a fused result");
+    model_expect(stage->y == head->y && stage->x == head->x, "a fused word has another tile");
+    model_expect(stage->Ho == head->Ho && stage->Wo == head->Wo && stage->Co == head->Co,
+                 "a fused word has another ofmap");
+    if (stage->keeps || stage->continues) {
+        model_expect(model_multiplies(stage) && stage->op != BN && model_is_dense(stage) == model_is_dense(head),
+                     "psums are kept for or by a word that does not accumulate");
+        model_expect(!stage->keeps || (stage->fused && !stage->stored), "psums are kept, and a result is wanted");
+    }
+}
+
+static void check(const struct stage *stage, const struct stage *head)
+{
+    const int defined = stage->op <= PRELU && (stage->op % 4 == 2 || model_multiplies(stage));
+
+    model_expect(defined, "an opcode is not defined");
+    check_geometry(stage);
+    check_order(stage, head);
+}
+
+/* Decodes the next chain into `chain`; gives its stages, 0 at the end of the program. */
+static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
+{
+    int stages = 0, keeps = 0;
+
+    memset(&chain[0], 0, sizeof chain[0]);
+    while (*at < count) {
+        const struct npuc_word *word = &itcm[(*at)++];
+        struct stage *stage = &chain[stages];
+
+        if (word->lane[0] == HALT) {
+            break;
+        }
+        if (word->lane[0] >= SRC && word->lane[0] <= STO) {
+            decode_operand(word, stage);
+        } else if (word->lane[0] == CTL) {
+            stage->keeps = field(word, 8, 1);
+            *weights = field(word, 9, 1) ? (uint32_t)field(word, 16, 24) : *weights;
+        } else {
+            decode_layer(word, stage);
+            stage->continues = keeps;
+            stage->block = *weights;
+            *weights += (uint32_t)block_words(stage);
+            keeps = stage->keeps;
+            check(stage, &chain[0]);
+            stages++;
+            if (!stage->fused) {
+                return stages;
+            }
+            memset(&chain[stages], 0, sizeof chain[0]);
+        }
+    }
+    model_expect(stages == 0, "the program ends within a chain");
+    return 0;
+}
+
+static void run_chain(int stages, int low)
+{
+    const struct stage *head = &chain[0];
+    struct tile tile;
+
+    for (tile.oy = 0; fault == NULL && tile.oy < head->Ho; tile.oy += head->y) {
+        for (tile.ox = 0; fault == NULL && tile.ox < head->Wo; tile.ox += head->x) {
+            tile.rows = head->Ho - tile.oy < head->y ? head->Ho - tile.oy : head->y;
+            tile.columns = head->Wo - tile.ox < head->x ? head->Wo - tile.ox : head->x;
+            model_run_tile(chain, stages, low, tile);
+        }
+    }
+}
+
+int npuc_run(uint32_t count)
+{
+    uint32_t at = 0, weights = 0;
+    int low = 1, stages;
+
+    model_expect(count <= NPUC_ITCM_WORDS, "more words are run than the ITCM has");
+    while (fault == NULL && (stages = decode_chain(&at, count, &weights)) > 0) {
+        run_chain(stages, low);
+        if (!chain[stages - 1].given[DST - SRC]) {
+            low = !low; /* without an address a result goes to the other end of the Fmap DTCM */
+        }
+    }
+    return fault != NULL;
+}
