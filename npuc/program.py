@@ -144,6 +144,7 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
         raise _unwritable(directory, error) from None
     try:
         for name, data in files.items():
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_bytes(data)
         staging.chmod(0o755)
         _swap(staging, directory)

@@ -68,7 +68,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("--format", "form", type=Choice(("bin", "readmemh")), required=True, help="File format.")
+@click.option("--format", "form", type=Choice(("bin", "readmemh", "c")), required=True, help="File format.")
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option

@@ -12,7 +12,7 @@ from typing import Any
 from npuc.bits import encode, places
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
-from npuc.targets.easynpu import isa
+from npuc.targets.easynpu import c_export, isa
 from npuc.targets.easynpu import listing as lines
 from npuc.targets.easynpu.artefact import Produced
 from npuc.targets.easynpu.isa import WORD_BYTES
@@ -84,19 +84,22 @@ def _resized(manifest: Mapping[str, Any], words: Sequence[isa.Instruction]) -> d
 
 
 def exported(program: Program, form: str) -> dict[str, bytes]:
-    """itcm and weight images as raw binary (bin) or text (readmemh), and map.json: steps and placements."""
+    """itcm and weight images as raw binary (bin), text (readmemh) or C with a driver (c), and map.json."""
+    if form == "c":
+        sources = c_export.exported(program)
+        return {**sources, "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
-    images = {
-        f"{Path(name).stem}.{suffix}": data if form == "bin" else readmemh(data)
-        for name, data in program.files.items()
-    }
+    names = {name: f"{Path(name).stem}.{suffix}" for name in program.files}
+    images = {names[name]: data if form == "bin" else readmemh(data) for name, data in program.files.items()}
+    return {**images, "map.json": _map(program, names)}
+
+
+def _map(program: Program, files: Mapping[str, str]) -> bytes:
+    """map.json: steps and placements, and in which file every image stands."""
     keys = ("target", "machine", "isa", "steps", "placements")
     described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
-    described |= {
-        "word_bytes": WORD_BYTES,
-        "files": {Path(name).stem: f"{Path(name).stem}.{suffix}" for name in program.files},
-    }
-    return {**images, "map.json": canonical_json(described)}
+    described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: file for name, file in files.items()}}
+    return canonical_json(described)
 
 
 def readmemh(image: bytes) -> bytes:

@@ -1,0 +1,251 @@
+"""Host steps as the C driver computes them: operators along one axis, and copies between strided tensors.
+
+Everything that moves elements is a copy: pieces of contiguous bytes along axes with a pitch in either tensor, as
+numpy's views have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.host import HostStep
+from npuc.ir import Array, Node, TensorType
+from npuc.ops import OPS
+from npuc.ops.movement import slice_index
+
+AXES = 6
+"""NPUC_AXES of npuc_driver.h: what a copy is made of after neighbouring axes are merged."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An extent and the bytes from one element to the next, in the source and in the destination."""
+
+    extent: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Pieces of `piece` bytes, the first from byte `source` to byte `target`, along axes, outermost first."""
+
+    piece: int
+    source: int
+    target: int
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of an operator of npuc_host.c: from a tensor to a tensor.
+
+    shape: elements before, along and after the operator's axis; numbers: by the name of the member that takes
+    them.
+    """
+
+    step: HostStep
+    name: str
+    source: str
+    target: str
+    shape: tuple[int, int, int] = (1, 1, 1)
+    copy: Copy | None = None
+    numbers: Mapping[str, int | float] = field(default_factory=dict[str, int | float])
+
+
+def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
+    """The calls that compute a host step; the types of its outputs are added to `types`.
+
+    Raises UnsupportedOperator (E202) for what the C driver does not compute.
+    """
+    for name, found in zip(step.outputs, _result_types(step, types), strict=True):
+        types[name] = found
+    if step.op in MOVES:
+        return _copies(step, types)
+    x = types[step.inputs[0]]
+    if x.dtype != ("int8" if step.op == "DequantizeLinear" else "float32"):
+        raise _refused(step, f"an element type of {x.dtype}", step.inputs[0])
+    rule = COMPUTES[step.op]
+    return [rule(step, x.shape)]
+
+
+def bytes_of(found: TensorType) -> int:
+    """The size of a tensor."""
+    return found.size * np.dtype(found.dtype).itemsize
+
+
+def _refused(step: HostStep, reason: str, tensor: str | None = None) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        "E202",
+        f"the C driver has no such host step: {reason}",
+        node=step.node,
+        op=step.op,
+        tensor=tensor,
+        limit=f"{', '.join([*COMPUTES, *MOVES])}; float32, at most {AXES} axes",
+        remedy="end the network before it and compute it in the application",
+    )
+
+
+def _result_types(step: HostStep, types: Mapping[str, TensorType]) -> Sequence[TensorType]:
+    x = types[step.inputs[0]]
+    if step.op in ("QuantizeLinear", "DequantizeLinear"):
+        return [TensorType(x.shape, "int8" if step.op == "QuantizeLinear" else "float32")]
+    if step.op not in MOVES and step.op not in COMPUTES:
+        raise _refused(step, f"the operator {step.op}")
+    node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
+    found = OPS[step.op].infer(node, [TensorType(types[name].shape) for name in step.inputs])
+    return [each if each.dtype != "float32" else TensorType(each.shape, x.dtype) for each in found]
+
+
+def _along(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def _quantisation(step: HostStep, shape: Sequence[int]) -> Operation:
+    name = {"QuantizeLinear": "npuc_quantize", "DequantizeLinear": "npuc_dequantize"}[step.op]
+    scale = {"scale": float(step.attrs["scale"])}
+    return Operation(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=scale)
+
+
+def _normalised(step: HostStep, shape: Sequence[int]) -> Operation:
+    name = {"Softmax": "npuc_softmax", "LogSoftmax": "npuc_log_softmax"}[step.op]
+    return Operation(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
+
+
+def _arg_max(step: HostStep, shape: Sequence[int]) -> Operation:
+    name = "npuc_argmax_last" if step.attrs.get("select_last_index") else "npuc_argmax"
+    return Operation(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
+
+
+def _lrn(step: HostStep, shape: Sequence[int]) -> Operation:
+    attrs, size = step.attrs, step.attrs["size"]
+    numbers = {
+        "before": (size - 1) // 2,
+        "after": size // 2,
+        "factor": attrs.get("alpha", 1e-4) / size,
+        "beta": attrs.get("beta", 0.75),
+        "bias": attrs.get("bias", 1.0),
+    }
+    return Operation(step, "npuc_lrn", step.inputs[0], step.outputs[0], _along(shape, 1), numbers=numbers)
+
+
+COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], Operation]] = {
+    "QuantizeLinear": _quantisation,
+    "DequantizeLinear": _quantisation,
+    "Softmax": _normalised,
+    "LogSoftmax": _normalised,
+    "ArgMax": _arg_max,
+    "LRN": _lrn,
+}
+
+Views = list[tuple[Array, Array]]
+"""Pairs of views of the same shape: parts of the inputs, and where their elements go in the outputs."""
+
+
+def _reshaped(_step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    return [(inputs[0].reshape(-1), outputs[0].reshape(-1))]
+
+
+def _transposed(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    return [(inputs[0].transpose(step.attrs["perm"]), outputs[0])]
+
+
+def _sliced(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    cuts = slice_index(Node(step.op, step.inputs, step.outputs, step.attrs, step.node))
+    return [(inputs[0][tuple(cuts.get(axis, slice(None)) for axis in range(inputs[0].ndim))], outputs[0])]
+
+
+def _parts(whole: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
+    return np.split(whole, np.cumsum(sizes)[:-1], axis=axis)
+
+
+def _concatenated(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    axis = step.attrs["axis"]
+    return list(zip(inputs, _parts(outputs[0], axis, [each.shape[axis] for each in inputs]), strict=True))
+
+
+def _split(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    return list(zip(_parts(inputs[0], step.attrs["axis"], step.attrs["split"]), outputs, strict=True))
+
+
+def _blocks(deep: Array, wide: Array, block: int, *, channels_first: bool) -> tuple[Array, Array]:
+    """(N, b, b, C, H, W) views of (N, b*b*C, H, W) and of (N, C, H*b, W*b).
+
+    channels_first: the channels of `deep` are counted (C, b, b) instead of (b, b, C).
+    """
+    n, c, h, w = wide.shape
+    if channels_first:
+        channels = deep.reshape(n, c, block, block, h // block, w // block).transpose(0, 2, 3, 1, 4, 5)
+    else:
+        channels = deep.reshape(n, block, block, c, h // block, w // block)
+    return channels, wide.reshape(n, c, h // block, block, w // block, block).transpose(0, 3, 5, 1, 2, 4)
+
+
+def _space_to_depth(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    deep, wide = _blocks(outputs[0], inputs[0], step.attrs["blocksize"], channels_first=False)
+    return [(wide, deep)]
+
+
+def _depth_to_space(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
+    channels_first = step.attrs.get("mode", "DCR") == "CRD"
+    return [_blocks(inputs[0], outputs[0], step.attrs["blocksize"], channels_first=channels_first)]
+
+
+MOVES: Mapping[str, Callable[[HostStep, Sequence[Array], Sequence[Array]], Views]] = {
+    "Reshape": _reshaped,
+    "Identity": _reshaped,
+    "Transpose": _transposed,
+    "Slice": _sliced,
+    "Concat": _concatenated,
+    "Split": _split,
+    "SpaceToDepth": _space_to_depth,
+    "DepthToSpace": _depth_to_space,
+}
+
+
+def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
+    """One copy for every pair of an input and an output that share elements."""
+    inputs, outputs = (
+        {name: np.empty(types[name].shape, types[name].dtype) for name in names}
+        for names in (step.inputs, step.outputs)
+    )
+    operands = [inputs[name] for name in step.inputs]
+    pairs = MOVES[step.op](step, operands, list(outputs.values()))
+    found: list[Operation] = []
+    for position, (source, target) in enumerate(pairs):
+        if source.size == 0:
+            continue
+        x = step.inputs[min(position, len(step.inputs) - 1)]
+        y = step.outputs[min(position, len(step.outputs) - 1)]
+        copy = _copy(source, target, _first(source) - _first(inputs[x]), _first(target) - _first(outputs[y]))
+        if len(copy.axes) > AXES:
+            raise _refused(step, f"{len(copy.axes)} axes that cannot be merged", x)
+        found.append(Operation(step, "npuc_copy", x, y, copy=copy))
+    return found
+
+
+def _first(view: Array) -> int:
+    """The address of a view's first element."""
+    return int(view.__array_interface__["data"][0])
+
+
+def _copy(source: Array, target: Array, first: int, place: int) -> Copy:
+    """The copy between two views, as few axes as it takes."""
+    axes: list[Axis] = []
+    piece = source.itemsize
+    for axis in map(Axis, source.shape[::-1], source.strides[::-1], target.strides[::-1]):
+        if axis.extent == 1:
+            continue
+        last = axes[-1] if axes else Axis(piece, 1, 1)
+        if (axis.source, axis.target) != (last.extent * last.source, last.extent * last.target):
+            axes.append(axis)
+        elif axes:
+            axes[-1] = Axis(last.extent * axis.extent, last.source, last.target)
+        else:
+            piece *= axis.extent
+    return Copy(piece, first, place, tuple(reversed(axes)))

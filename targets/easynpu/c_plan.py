@@ -1,0 +1,128 @@
+"""A program as the C driver takes it: its actions in order, and where the tensors of the host lie.
+
+Tensors that are neither input nor output share an arena, each for the actions between its first writer and its
+last reader. A copy that keeps all elements in order is left out where both tensors may share their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from npuc.allocation import Buffer, allocate, peak
+from npuc.errors import UnsupportedOperator
+from npuc.host import HostStep
+from npuc.ir import TensorType
+from npuc.program import Program
+from npuc.targets.easynpu.artefact import Contents, Segment
+from npuc.targets.easynpu.c_host import Copy, Operation, bytes_of, operations
+
+ALIGNMENT = 8
+"""Bytes: what the largest element type likes; the driver needs none."""
+ELEMENTS = ("int8", "int64", "float32")
+"""Element types that cross the driver's border."""
+
+Action = Segment | Operation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver does, and its tensors in order of appearance.
+
+    storage: for every tensor the one whose memory it has, often itself; addresses: of those in the arena;
+    scales: of inputs and outputs that are int8 on the machine.
+    """
+
+    actions: tuple[Action, ...]
+    types: Mapping[str, TensorType]
+    storage: Mapping[str, str]
+    addresses: Mapping[str, int]
+    arena_bytes: int
+    scales: Mapping[str, float]
+
+
+def plan(program: Program) -> Plan:
+    """The plan of a program. Raises UnsupportedOperator (E202) for what the driver does not compute."""
+    types = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
+    border = {*types, *(port.name for port in program.outputs)}
+    actions: list[Action] = []
+    for step in Contents.of(program.manifest).steps:
+        if isinstance(step, HostStep):
+            actions += operations(step, types)
+        else:
+            types.update((move.tensor, TensorType(move.shape, "int8")) for move in step.stores)
+            actions.append(step)
+    for name in sorted(border):
+        if types[name].dtype not in ELEMENTS:
+            reason = f"the C driver has no {types[name].dtype} tensors"
+            raise UnsupportedOperator("E202", reason, tensor=name, limit=", ".join(ELEMENTS))
+    scales = _scales([each for each in actions if isinstance(each, Operation)])
+    actions, storage = _shared(actions, types, border)
+    buffers = _lifetimes(actions, types, storage, border)
+    addresses = allocate(buffers)
+    return Plan(tuple(actions), types, storage, addresses, peak(buffers, addresses), scales)
+
+
+def _shared(
+    actions: Sequence[Action], types: Mapping[str, TensorType], border: set[str]
+) -> tuple[list[Action], dict[str, str]]:
+    """The actions without copies of a whole tensor as it is, and whose memory every tensor has.
+
+    Only a copy from the border to the border is needed.
+    """
+    storage = {name: name for name in types}
+    kept: list[Action] = []
+    for each in actions:
+        if not isinstance(each, Operation) or not _keeps_order(each, types):
+            kept.append(each)
+        elif each.target not in border:
+            storage[each.target] = storage[each.source]
+        elif storage[each.source] not in border:
+            before = storage[each.source]
+            storage |= {name: each.target for name, place in storage.items() if place == before}
+        else:
+            kept.append(each)
+    return kept, storage
+
+
+def _keeps_order(each: Operation, types: Mapping[str, TensorType]) -> bool:
+    """Whether it copies a whole tensor to a whole tensor as it is."""
+    size = bytes_of(types[each.source])
+    return size == bytes_of(types[each.target]) and each.copy == Copy(size, 0, 0, ())
+
+
+def _lifetimes(
+    actions: Sequence[Action], types: Mapping[str, TensorType], storage: Mapping[str, str], border: set[str]
+) -> list[Buffer]:
+    """The tensors of the arena with the actions between which they are alive."""
+    alive: dict[str, list[int]] = {}
+    for number, action in enumerate(actions):
+        for name in _touched(action):
+            alive.setdefault(storage[name], []).append(number)
+    return [
+        Buffer(name, -(-bytes_of(types[name]) // ALIGNMENT) * ALIGNMENT, numbers[0], numbers[-1])
+        for name, numbers in alive.items()
+        if name not in border
+    ]
+
+
+def _touched(action: Action) -> list[str]:
+    if isinstance(action, Operation):
+        return [action.source, action.target]
+    return [move.tensor for move in (*action.loads, *action.stores)]
+
+
+def _scales(found: Sequence[Operation]) -> dict[str, float]:
+    """The scale of the int8 form that a float tensor has; copies hand it on."""
+    scales: dict[str, float] = {}
+    for each in found:
+        if each.name == "npuc_dequantize":
+            scales[each.target] = each.numbers["scale"]
+        elif each.copy is not None and each.source in scales:
+            scales[each.target] = scales[each.source]
+    for each in reversed(found):
+        if each.name == "npuc_quantize":
+            scales[each.source] = each.numbers["scale"]
+        elif each.copy is not None and each.target in scales:
+            scales.setdefault(each.source, scales[each.target])
+    return scales

@@ -1,0 +1,51 @@
+"""Literals and tables of C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def floating(value: float) -> str:
+    """A float32 as the shortest literal that is read back as the same value.
+
+    >>> floating(0.1), floating(1)
+    ('0.1f', '1.0f')
+    """
+    return f"{np.float32(value)!s}f"
+
+
+def string(text: str) -> str:
+    r"""A string literal of the text's UTF-8 bytes; nothing in it is a trigraph.
+
+    >>> print(string('a "b" ??/ é'))
+    "a \042b\042 \077\077/ \303\251"
+    """
+    plain = {ord(each): each for each in map(chr, range(32, 127)) if each not in '"\\?'}
+    return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode()) + '"'
+
+
+def comment(text: str) -> str:
+    """A comment on one line; what could end it, or mean anything to a compiler, becomes a dot.
+
+    >>> comment("a*/b")
+    '/* a./b */'
+    """
+    return f"/* {''.join(each if ' ' <= each <= '~' and each not in '*?' + chr(92) else '.' for each in text)} */"
+
+
+def listed(items: Iterable[object]) -> str:
+    """A braced initialiser of members in order."""
+    return "{" + ", ".join(map(str, items)) + "}"
+
+
+def named(**members: object) -> str:
+    """A braced initialiser of members by name."""
+    return listed(f".{name} = {value}" for name, value in members.items())
+
+
+def array(kind: str, name: str, rows: Iterable[str], *, public: bool = False) -> str:
+    """A constant array, one row a line; nothing where there are no rows, as C has no empty arrays."""
+    lines = "".join(f"    {row},\n" for row in rows)
+    return f"{'' if public else 'static '}const {kind} {name}[] = {{\n{lines}}};\n\n" if lines else ""
