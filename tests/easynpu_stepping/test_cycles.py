@@ -1,0 +1,200 @@
+"""Cycles, bus words and pad entries of small layers, against counts by hand.
+
+A layer takes: 1 cycle to decode each of its words, 5 * zs to load bias and scale, zs to fetch the first weights
+(convolutions), its first sub-ifmap, its steps, and 3 to drain. A step takes its compute cycles, and the words of
+the next sub-ifmap that find no cycle in which nothing is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from npuc.targets.easynpu.isa import EXTENSIONS, Control, Layer, Operand
+from npuc.targets.easynpu.machine import Machine
+from tests.easynpu_stepping.bench import (
+    ADD,
+    BN,
+    CONV,
+    DWCONV,
+    FUSED,
+    MAXPOOL,
+    RELU,
+    STORED,
+    layer,
+    run,
+)
+
+SKIP = 1
+
+
+def operand(role: str, memory: int, base: int, width: int, groups: int) -> Operand:
+    return Operand(opcode=EXTENSIONS[role][0], memory=memory, base=base, row=width * groups, pixel=groups, group=1)
+
+
+def pointwise(opcode: int, like: Layer) -> Layer:
+    return replace(
+        like, opcode=opcode, Hk=1, Wk=1, Ph=0, Pw=0, Hi=like.Ho, Wi=like.Wo, Ci=like.Co, yi=like.y, xi=like.x
+    )
+
+
+def test_the_documents_example_takes_eighteen_passes_for_each_weight_position() -> None:
+    """Easynpu, PE controller: 5x5 ifmap, 3x3 kernel, 9 positions, 2 output channels per PE, one input channel."""
+    (found,) = run([layer(CONV, (5, 5), 3, 0, 1, 32, (3, 3))]).layers
+    assert found.compute_cycles == 9 * 18
+    assert found.cycles == 1 + 10 + 2 + 25 + 9 * 18 + 3
+    assert (found.ifmap_words, found.padding_words, found.ofmap_words) == (25, 0, 18)
+    assert found.weight_words == 10 + 9 * 2
+    assert (found.ifmap_pad_entries, found.psum_entries, found.parameter_pad_entries) == (25, 18, 2)
+
+
+def test_a_fully_connected_layer_with_one_psum_takes_two_cycles_a_product() -> None:
+    """Reference, section 5: 256 -> 10 takes 523 cycles."""
+    word = layer(CONV, (1, 1), 1, 0, 256, 10, (1, 1))
+    (found,) = run([word]).layers
+    assert found.cycles == 1 + 6 + 1 + 2 * 256 + 3 == 523
+    (ideal,) = run([word], machine=Machine(psum_write_first=True)).layers
+    assert ideal.cycles == 1 + 6 + 1 + 256 + 3
+    assert (found.compute_cycles, ideal.compute_cycles) == (512, 256)
+
+
+def test_a_fully_connected_layer_uses_a_new_weight_in_every_cycle() -> None:
+    """32 psums: every weight word serves one cycle, so the FIFO never holds more than at the start: 2 + 1."""
+    (found,) = run([layer(CONV, (1, 1), 1, 0, 64, 32, (1, 1))]).layers
+    assert found.cycles == 1 + 12 + 1 + 64 * 2 + 3
+    assert found.weight_words == 10 + 128
+    assert found.weight_pad_entries == 3
+
+
+def test_weights_run_ahead_until_the_pads_are_full() -> None:
+    (found,) = run([layer(CONV, (4, 4), 3, 1, 16, 16, (4, 4))]).layers
+    assert found.weight_pad_entries == 16
+    (few,) = run([layer(CONV, (4, 4), 1, 0, 3, 16, (4, 4))]).layers
+    assert few.weight_pad_entries == 3
+
+
+def test_the_bus_limits_a_1x1_convolution_of_one_channel() -> None:
+    """Four tiles of 2 x 2: 4 cycles of products, in all of which results are written, then 4 words are loaded."""
+    (found,) = run([layer(CONV, (4, 4), 1, 0, 1, 16, (2, 2))]).layers
+    assert found.cycles == 1 + 6 + 4 + 3 * (4 + 4) + 4 + 3
+    assert found.bus_words == 16 + 16
+    assert found.compute_cycles == 16
+
+
+def test_edge_tiles_load_and_compute_only_what_they_need() -> None:
+    """3 x 3 outputs in tiles of 2 x 2: 2x2, 2x1, 1x2 and 1x1, the last with one psum, at two cycles a product."""
+    (found,) = run([layer(CONV, (5, 5), 3, 0, 1, 16, (2, 2))]).layers
+    assert found.compute_cycles == 9 * (4 + 2 + 2 + 2 * 1)
+    assert found.ifmap_words == 4 * 4 + 4 * 3 + 3 * 4 + 3 * 3
+    # under 36 cycles (4 of them write) 12 words; under 18 (2 write) 12, then 9: no tile waits
+    assert found.cycles == 1 + 6 + 16 + 36 + 18 + 18 + 18 + 3
+    assert found.ifmap_pad_entries == 16
+
+
+def test_a_tile_waits_for_the_next_ones_larger_sub_ifmap() -> None:
+    """2 x 3 outputs of 1x1, tiles of 1 x 2, 8 output groups... one input channel: 16 cycles, all of them write."""
+    (found,) = run([layer(CONV, (2, 3), 1, 0, 1, 128, (1, 2))]).layers
+    steps = [(16, 1), (8, 2), (16, 1), (8, 0)]  # compute cycles, words of the next tile
+    assert found.cycles == 1 + 8 * 6 + 2 + sum(cycles + words for cycles, words in steps) + 3
+
+
+def test_padding_takes_the_bus_and_reads_no_memory() -> None:
+    """Depthwise 3x3 on 2x2 maps of 32 channels: 4 of 16 entries lie in the map, once for each 16 channels."""
+    (found,) = run([layer(DWCONV, (2, 2), 3, 1, 32, 32, (2, 2))]).layers
+    assert (found.ifmap_words, found.padding_words, found.ofmap_words) == (2 * 4, 2 * 12, 2 * 4)
+    # 9 passes of 4 cycles, the last of which writes: 32 free cycles for 16 entries
+    assert found.cycles == 1 + 10 + 16 + 2 * 36 + 3
+
+
+def test_pooling_waits_for_the_bus() -> None:
+    """Reference, section 5: the 2x2 pool of 16x16 maps loads four words for every one that it writes."""
+    word = Layer(
+        opcode=MAXPOOL, Sh=2, Sw=2, Hk=2, Wk=2, Hi=16, Wi=16, Ci=16, Ho=8, Wo=8, Co=16, y=1, x=2, yi=2, xi=4
+    )
+    (found,) = run([word]).layers
+    assert found.bus_words == 256 + 64
+    assert found.cycles == 1 + 5 + 8 + 31 * (8 + 2) + 8 + 3
+    assert found.weight_words == 0
+
+
+def test_a_fused_word_takes_one_pass_and_the_result_leaves_in_it() -> None:
+    head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
+    (found,) = run([head, pointwise(RELU, head)]).layers
+    assert found.cycles == 2 + 6 + 36 + 144 * 16 + 16 + 3
+    assert (found.ofmap_words, found.compute_cycles) == (16, 145 * 16)
+
+
+def test_a_second_operand_in_the_skip_dtcm_is_free() -> None:
+    """Elementwise: one word in and one out for every result, the operand on a path of its own."""
+    word = pointwise(ADD, layer(CONV, (4, 4), 1, 0, 16, 16, (2, 2)))
+    (found,) = run([word]).layers
+    assert found.cycles == 1 + 5 + 4 + 3 * (4 + 4) + 4 + 3
+    assert (found.operand_words, found.bus_words) == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("source", "second", "result", "step", "last"),
+    [
+        (0, 0, 0, 3 * 4, 2 * 4),  # three accesses to one memory
+        (0, 0, 1, 2 * 4, 4),  # the operand blocks the load, the result blocks the bus in the same cycle
+        (1, 0, 0, 2 * 4, 2 * 4),  # operand then result; the load takes the other memory in the operand's cycle
+        (0, 1, 0, 2 * 4, 4),  # the document's case
+        (1, 1, 1, 3 * 4, 2 * 4),
+    ],
+)
+def test_a_memory_serves_one_access_a_cycle(source: int, second: int, result: int, step: int, last: int) -> None:
+    word = pointwise(ADD, layer(CONV, (4, 4), 1, 0, 16, 16, (2, 2)))
+    prefixes = [
+        operand("src", source, 0, 4, 1),
+        operand("opb", second, 100, 4, 1),
+        operand("dst", result, 200, 4, 1),
+    ]
+    (found,) = run([*prefixes, word]).layers
+    assert found.cycles == 4 + 5 + 4 + 3 * step + last + 3
+
+
+def test_a_stored_copy_and_a_kept_operand_share_the_skip_dtcm() -> None:
+    """conv + add.stored: in the add's pass every position reads the skip DTCM and then writes it."""
+    head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
+    (plain,) = run([head, pointwise(ADD, head)]).layers
+    (stored,) = run([head, pointwise(ADD | STORED, head)]).layers
+    assert plain.cycles == 2 + 6 + 5 + 36 + 144 * 16 + 16 + 3
+    assert stored.cycles - plain.cycles == 16
+    assert stored.compute_cycles == plain.compute_cycles
+
+
+def test_kept_psums_take_the_steps_of_both_words_for_every_tile() -> None:
+    """Two words of 16 channels, tiles 4x4 and 4x4: each word's sub-ifmap is loaded under the other's products."""
+    first = layer(CONV | FUSED, (8, 4), 3, 1, 16, 16, (4, 4))
+    keep = Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1)
+    words = [operand("src", SKIP, 0, 4, 1), keep, first, replace(first, opcode=CONV)]
+    (found,) = run(words).layers
+    assert found.compute_cycles == 2 * 2 * 144 * 16
+    assert found.cycles == 4 + 2 * 5 + 1 + 36 + found.compute_cycles + 3
+    assert found.parameter_pad_entries == 1
+
+
+def test_channel_wise_words_that_keep_psums_alternate_for_every_16_channels() -> None:
+    first = layer(DWCONV | FUSED, (4, 4), 3, 1, 32, 32, (4, 4))
+    keep = Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1)
+    (found,) = run([operand("src", SKIP, 0, 4, 2), keep, first, replace(first, opcode=DWCONV)]).layers
+    assert found.compute_cycles == 2 * 2 * 9 * 16
+    assert found.psum_entries == 16
+    assert found.cycles == 4 + 2 * 10 + 36 + found.compute_cycles + 3
+
+
+def test_a_fused_batch_normalisation_streams_its_weights_once_a_tile() -> None:
+    head = layer(CONV | FUSED, (8, 4), 1, 0, 16, 32, (4, 4))
+    (found,) = run([head, pointwise(BN, head)]).layers
+    assert found.weight_words == 10 + 10 + 2 * (16 * 2 + 2)
+    assert found.parameter_pad_entries == 4
+    assert found.cycles == 2 + 10 + 10 + 2 + 16 + 2 * (16 + 1) * 32 + 3
+
+
+def test_every_layer_of_a_program_is_counted() -> None:
+    first = layer(CONV, (4, 4), 3, 1, 16, 16, (4, 4))
+    second = layer(MAXPOOL, (4, 4), 2, 0, 16, 16, (3, 3))
+    found = run([first, second]).layers
+    assert [each.instruction for each in found] == [0, 1]
+    assert found[1].cycles == 1 + 5 + 16 + 4 * 9 + 3
