@@ -19,6 +19,7 @@ from npuc.targets.easynpu.chains import Stage
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES, groups
+from npuc.targets.easynpu.pads import trap
 from npuc.targets.easynpu.timing import is_dense, tile_input
 
 NONE = -1
@@ -95,8 +96,13 @@ class Window:
 
 @lru_cache(maxsize=64)
 def window(layer: Layer, tile: Tile) -> Window:
-    """The sub-ifmap that a tile needs and no more, row by row; the row pitch in the pad is the word's x'."""
+    """The sub-ifmap that a tile needs and no more, row by row; the row pitch in the pad is the word's x'.
+
+    Raises ArtefactError (E503) if the word's y' and x' are smaller.
+    """
     rows, columns = (int(extent) for extent in tile_input(layer, tile.y, tile.x))
+    if rows > layer.yi or columns > layer.xi:
+        raise trap(f"the tile needs {rows} x {columns} entries", f"y' x' are {layer.yi} x {layer.xi}")
     row, column = (axis.ravel() for axis in np.mgrid[:rows, :columns])
     iy, ix = row + layer.Sh * tile.oy - layer.Ph, column + layer.Sw * tile.ox - layer.Pw
     inside = (iy >= 0) & (iy < layer.Hi) & (ix >= 0) & (ix < layer.Wi)
