@@ -26,13 +26,23 @@ from npuc.errors import ArtefactError
 T = TypeVar("T")
 
 
-def read(kind: type[T], value: Any, where: str) -> T:
+def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> T:
     """The value as this type: a dataclass, tuple[..], Mapping[str, ..], a union, int, float, bool, str or Any.
 
     Keys that a dataclass lacks are left out; lists of Any become tuples. Raises ArtefactError (E502), which names
-    the place.
+    the file and the place in it.
     """
-    return _value(kind, value, where)
+    try:
+        return _value(kind, value, where)
+    except _WrongValue as error:
+        reason, limit = error.args
+        raise ArtefactError(
+            "E502", f"{file} is damaged: {reason}", limit=limit, remedy="compile the model again"
+        ) from None
+
+
+class _WrongValue(Exception):
+    """What is wrong with a value, and what it should be."""
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
@@ -51,7 +61,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return float(value)
     if type(value) is kind:
         return value
-    raise _damaged(where, value, kind)
+    raise _wrong(where, value, kind)
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -65,7 +75,7 @@ def _sequence(kinds: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(value)
     if len(kinds) != len(value):
-        raise _damaged(where, value, f"{len(kinds)} values")
+        raise _wrong(where, value, f"{len(kinds)} values")
     pairs = enumerate(zip(kinds, value, strict=True))
     return tuple(_value(kind, each, f"{where}[{index}]") for index, (kind, each) in pairs)
 
@@ -75,18 +85,12 @@ def _record(kind: Any, value: dict[str, Any], where: str) -> Any:
     known: tuple[Field[Any], ...] = fields(kind)
     for each in known:
         if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
-            raise ArtefactError(
-                "E502", f"manifest.json is damaged: {where} lacks '{each.name}'", remedy="compile the model again"
-            )
+            raise _WrongValue(f"{where} lacks '{each.name}'", None)
     present = (each.name for each in known if each.name in value)
     return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
 
 
-def _damaged(where: str, value: Any, kind: Any) -> ArtefactError:
+def _wrong(where: str, value: Any, kind: Any) -> _WrongValue:
     shown = repr(value)
-    return ArtefactError(
-        "E502",
-        f"manifest.json is damaged: {where} is {shown if len(shown) <= 60 else shown[:57] + '...'}",
-        limit=kind.__name__ if isinstance(kind, type) else str(kind),
-        remedy="compile the model again",
-    )
+    wanted = kind.__name__ if isinstance(kind, type) else str(kind)
+    return _WrongValue(f"{where} is {shown if len(shown) <= 60 else shown[:57] + '...'}", wanted)

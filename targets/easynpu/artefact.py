@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from npuc.errors import ArtefactError, DoesNotFit
@@ -123,6 +124,24 @@ class Contents:
             raise ArtefactError("E502", f"manifest.json is damaged: {error.problems[0].reason}") from None
         return cls(
             tuple(step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
-            read(tuple[Produced, ...], manifest.get("instructions"), "instructions"),
+            _table(read(tuple[Produced, ...], manifest.get("instructions"), "instructions")),
             machine,
         )
+
+
+LARGEST = 1 << 28
+"""Elements of a tensor: the field widths of a layer word allow 2^24."""
+
+
+def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
+    """The instruction table. Raises ArtefactError (E502) for a tensor without a shape, with an impossible one or two."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, entry in enumerate(entries):
+        if entry.tensor is None:
+            continue
+        shape = entry.shape or ()
+        possible = 2 <= len(shape) <= 4 and min(shape) > 0 and prod(shape) <= LARGEST
+        if not possible or shapes.setdefault(entry.tensor, shape) != shape:
+            reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
+            raise ArtefactError("E502", reason, tensor=entry.tensor, remedy="compile the model again")
+    return entries
