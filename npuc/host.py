@@ -64,7 +64,9 @@ class HostStep:
         outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
         types = {name: type_of(values[0]) for name, values in zip(names, inputs, strict=True)}
         model = _one_node(Node(self.op, names, outputs, self.attrs, self.node), types)
-        results = [model.run(list(outputs), dict(zip(names, sample, strict=True))) for sample in zip(*inputs, strict=True)]
+        results = [
+            model.run(list(outputs), dict(zip(names, sample, strict=True))) for sample in zip(*inputs, strict=True)
+        ]
         return tuple(np.stack(column) for column in zip(*results, strict=True))
 
 

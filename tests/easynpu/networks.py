@@ -94,4 +94,8 @@ def random_machine(seed: int) -> dict[str, int]:
     """Parameters of a machine that is often too small for whole maps."""
     random = np.random.default_rng(seed)
     words = {key: int(random.choice([120, 300, 700, 1280, 4000])) for key in ("fmap_words", "skip_words")}
-    return {**words, "weight_words": int(random.choice([600, 1536, 6000])), "itcm_words": int(random.choice([24, 256]))}
+    return {
+        **words,
+        "weight_words": int(random.choice([600, 1536, 6000])),
+        "itcm_words": int(random.choice([24, 256])),
+    }
