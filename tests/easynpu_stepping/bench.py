@@ -28,6 +28,8 @@ class Bench:
     hardware: Hardware
     layers: list[LayerCount]
     results: list[Array]
+    before: Array
+    """The Fmap DTCM before the run."""
     vcd: str
 
 
@@ -52,6 +54,7 @@ def run(
     for dtcm in (hardware.fmap, hardware.skip):
         dtcm.values[...] = random.integers(-128, 128, dtcm.values.shape)
         dtcm.written[...] = filled
+    before = hardware.fmap.values.copy()
     images = (
         ImageLoad("itcm", 0, "itcm.bin", 0, len(words)),
         ImageLoad("weight", 0, "weight.bin", 0, len(stream)),
@@ -61,7 +64,7 @@ def run(
         stepper.run(Segment(images, (), len(words), ()), hardware, {}, lambda _, values: results.append(values[0]))
     finally:
         tracer.close()
-    return Bench(hardware, stepper.layers, results, signals.getvalue())
+    return Bench(hardware, stepper.layers, results, before, signals.getvalue())
 
 
 def layer(
