@@ -39,13 +39,13 @@ def test_a_model_that_runs_passes_the_check(digits: Digits) -> None:
     }
 
 
-UNSUPPORTED = """g (float[1,4,8,8] x) => (float[1,4,8,8] y, float[1,4,8,8] z) {
-    p = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x)
+UNSUPPORTED = """g (float[1,4,16,16] x) => (float[1,4,16,16] y, float[1,4,16,16] z) {
+    p = AveragePool <kernel_shape = [9, 9], pads = [4, 4, 4, 4]> (x)
     y = Relu(p)
-    q = AveragePool <kernel_shape = [5, 5], pads = [2, 2, 2, 2]> (x)
+    q = AveragePool <kernel_shape = [11, 11], pads = [5, 5, 5, 5]> (x)
     z = Relu(q)
 }"""
-"""Averages that leave the padding out: the array divides by the whole window."""
+"""Averages that leave the padding out, with too many divisors: the array divides by the whole window."""
 
 
 @pytest.mark.parametrize("flag", [("--json",), ("--format", "json"), ("--format=json",)])

@@ -21,6 +21,8 @@ from npuc.target import Options, target
 from tests.easynpu import naive
 
 EASYNPU = target("easynpu")
+VIEWS = ("Concat", "Slice", "Split", "DepthToSpace", "Reshape")
+"""Address arithmetic: no word computes these layers, so that there is nothing to compare."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def test_a_network_is_bit_exact_or_refused(
         return
     report = _verified(model, directory, data.synthetic(driver.program_inputs(loaded), 2, seed=5))
     assert report["bit_exact"] is True
-    assert all(layer["bit_exact"] for layer in report["layers"])
+    assert all(layer["bit_exact"] or layer["op"] in VIEWS for layer in report["layers"])
     assert report["status"] == "ok"
 
 
