@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu import isa, listing
-from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand
+from npuc.targets.easynpu import isa, listing, rearrangement
+from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand, Reshape
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES, Map, Place, groups, high_end, low_end
 from npuc.targets.easynpu.timing import is_dense, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
 """Words that keep psums for the next word, or continue on kept ones."""
-FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul")
+FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul", "reshape")
 """Words that continue on the int8 result before them, pixel by pixel."""
-POINTWISE = ("relu", "act", "prelu", "add", "mul")
+POINTWISE = ("relu", "act", "prelu", "add", "mul", "reshape")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class Stage:
     layer: Layer
     operands: Mapping[str, Operand]
     control: Control | None
+    reshape: Reshape | None = None
+    """The word, where it is a reshape; `layer` is then the pass over its map."""
+
+    @property
+    def word(self) -> Layer | Reshape:
+        """The instruction."""
+        return self.reshape or self.layer
 
     @property
     def name(self) -> str:
@@ -58,7 +65,9 @@ class Stage:
 
     def ofmap(self, machine: Machine, low: bool) -> Map:
         """Where the result goes; low: to which end without an extension word."""
-        return self._ofmap(self._place("dst") or implicit_end(low, machine, self.layer.Co, self.layer.Wo))
+        word = self.word
+        place = self._place("dst") or implicit_end(low, machine, word.Co, word.Wo)
+        return Map(place, word.Ho, word.Wo, groups(word.Co))
 
     def _ofmap(self, place: Place) -> Map:
         return Map(place, self.layer.Ho, self.layer.Wo, groups(self.layer.Co))
@@ -91,12 +100,24 @@ def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stag
                 if not word.fused:
                     yield chain
                     chain = []
+            case Reshape():
+                yield [*chain, Stage(number, _pass_over(word, chain), operands, control, word)]
+                chain, operands, control = [], {}, None
             case Halt():
                 break
             case _:
                 raise refused(number, "the word is not an instruction", word)
     if chain or operands or control:
         raise refused(first + len(words) - 1, "the program ends within a chain", words[-1])
+
+
+def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
+    """The pass in which a reshape reads its map, or a result tile by tile: that of a word over pixels."""
+    y, x = (before[0].layer.y, before[0].layer.x) if before else (1, 1)
+    return Layer(
+        opcode=word.opcode, y=y, x=x, yi=y, xi=x,
+        Hi=word.Hi, Wi=word.Wi, Ci=word.Ci, Ho=word.Hi, Wo=word.Wi, Co=word.Ci, Zs=groups(word.Ci),
+    )  # fmt: skip
 
 
 def refused(number: int, reason: str, word: isa.Instruction | None) -> ArtefactError:
@@ -118,7 +139,7 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         }
         for reason, wrong in problems.items():
             if wrong:
-                raise refused(stage.number, reason, stage.layer)
+                raise refused(stage.number, reason, stage.word)
     entries = parameter_entries(chain)
     if entries > machine.parameter_pad_entries:
         reason = f"{entries} of {machine.parameter_pad_entries} entries of the bias and scale pads"
@@ -130,7 +151,7 @@ def parameter_entries(chain: Sequence[Stage]) -> int:
     """Entries of the bias and scale pads: words that keep psums share theirs, a table has one per segment."""
     entries = 0
     for before, stage in zip((None, *chain), chain, strict=False):
-        if before is None or not (before.keeps or stage.name == "relu"):
+        if stage.reshape is None and (before is None or not (before.keeps or stage.name == "relu")):
             entries += LANES if stage.name == "act" else groups(stage.layer.Co)
     return entries
 
@@ -152,15 +173,15 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         words, (first, last) = machine.capacity_words(each.place.memory), each.span
         if first < 0 or last >= words:
             reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
-            raise refused(stage.number, reason, stage.layer)
+            raise refused(stage.number, reason, stage.word)
     for position, (stage, each) in enumerate(written):
         others = [other for _, other in (*read, *written[:position])]
         others += [other for _, other in operands if other != each]
         if not each.distinct:
-            raise refused(stage.number, "several pixels are written to one word", stage.layer)
+            raise refused(stage.number, "several pixels are written to one word", stage.word)
         if any(each.meets(other) for other in others):
             reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
-            raise refused(stage.number, reason, stage.layer)
+            raise refused(stage.number, reason, stage.word)
 
 
 def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
@@ -181,8 +202,14 @@ def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
         and layer.Zs > machine.weight_pad_entries,
         "a channel-wise word with Ci != Co": not dense and layer.Ci != layer.Co,
         "a stride of 0": 0 in (layer.Sh, layer.Sw),
+        **_reshape_problem(stage),
         "a window in a word that works pixel by pixel": stage.name in POINTWISE and _has_window(layer),
     }
+
+
+def _reshape_problem(stage: Stage) -> dict[str, bool]:
+    wrong = None if stage.reshape is None else rearrangement.problem(stage.reshape)
+    return {} if wrong is None else {wrong: True}
 
 
 def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:

@@ -75,6 +75,7 @@ OPERATIONS: tuple[Operation, ...] = (
         False,
         block="slopes (4 words per 16 channels)",
     ),
+    Operation("reshape", 0b100_000_00, RESHAPE, False, False, "permutation, split and stack of dimensions"),
 )
 BY_OPCODE: Mapping[int, Operation] = {row.opcode: row for row in OPERATIONS}
 BY_MNEMONIC: Mapping[str, Operation] = {row.mnemonic: row for row in OPERATIONS}
@@ -120,6 +121,50 @@ class Layer:
     def stored(self) -> bool:
         """The result is also written to the skip DTCM."""
         return bool(self.opcode & STORED)
+
+
+@word(WORD_BITS)
+@dataclass(frozen=True, kw_only=True)
+class Reshape:
+    """A map in another order: dimensions permuted, then C, W, H and N in turn split and stacked.
+
+    Alone it reads a map; behind fused words it is the last of the chain and gives their result its place. The
+    document's flags (001_???_??, 01?_???_??) leave bit 7 clear, so it has none of its own. What the fields do:
+    rearrangement.destination.
+    """
+
+    opcode: int = bits(7, 0, "reshape", default=0b100_000_00)
+    perm: int = bits(12, 8, "permutation of N, H, W, C: its place in lexicographic order, 0..23")
+    reserved_low: int = bits(15, 13, "zero")
+    minor_n: int = bits(16, 16, "N: a part is 0 = a block of indices, 1 = every factor-th index")
+    minor_h: int = bits(17, 17, "H: the same")
+    minor_w: int = bits(18, 18, "W: the same")
+    minor_c: int = bits(19, 19, "C: the same")
+    insert_n: int = bits(20, 20, "parts of N are 0 = stacked behind one another, 1 = inserted between the indices")
+    insert_h: int = bits(21, 21, "parts of H: the same")
+    insert_w: int = bits(22, 22, "parts of W: the same")
+    insert_c: int = bits(23, 23, "parts of C: the same")
+    reserved_middle: int = bits(31, 24, "zero")
+    split_n: int = bits(39, 32, "parts that N is split into", minus_one=True)
+    split_h: int = bits(47, 40, "parts that H is split into", minus_one=True)
+    split_w: int = bits(55, 48, "parts that W is split into", minus_one=True)
+    split_c: int = bits(63, 56, "parts that C is split into", minus_one=True)
+    onto_n: int = bits(65, 64, "the dimension that parts of N are stacked on: 0 = N, 1 = H, 2 = W, 3 = C")
+    onto_h: int = bits(67, 66, "the dimension that parts of H are stacked on")
+    onto_w: int = bits(69, 68, "the dimension that parts of W are stacked on")
+    onto_c: int = bits(71, 70, "the dimension that parts of C are stacked on")
+    Ho: int = bits(79, 72, "rows of the output feature map", minus_one=True)
+    Wo: int = bits(87, 80, "columns of the output feature map", minus_one=True)
+    Co: int = bits(95, 88, "output channels", minus_one=True)
+    Ci: int = bits(103, 96, "input channels", minus_one=True)
+    reserved_high: int = bits(111, 104, "zero")
+    Hi: int = bits(119, 112, "rows of the input feature map", minus_one=True)
+    Wi: int = bits(127, 120, "columns of the input feature map", minus_one=True)
+
+    @property
+    def operation(self) -> Operation | None:
+        """The opcode's row."""
+        return BY_OPCODE.get(self.opcode)
 
 
 MEMORIES = ("fmap", "skip")
@@ -174,7 +219,7 @@ class Undefined:
     rest: int = bits(127, 8, "as found")
 
 
-Instruction = Layer | Operand | Control | Halt | Undefined
+Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
 EXTENSIONS: Mapping[str, tuple[int, type[Operand] | type[Control]]] = {
     "src": (0xC0, Operand),
@@ -193,7 +238,12 @@ def word_type(opcode: int) -> type[Instruction]:
         return Halt
     if opcode in ROLES:
         return EXTENSIONS[ROLES[opcode]][1]
-    return Layer if opcode < 0xC0 and opcode & ~FLAGS in BY_OPCODE else Undefined
+    row = BY_OPCODE.get(opcode & ~FLAGS)
+    if row is None or opcode >= 0xC0:
+        return Undefined
+    if row.category == RESHAPE:
+        return Reshape if opcode == row.opcode else Undefined
+    return Layer
 
 
 def decode_word(value: int) -> Instruction:
@@ -231,5 +281,5 @@ def layout() -> dict[str, list[dict[str, str | int]]]:
             }
             for name, place in places(cls).items()
         ]
-        for cls in (Layer, Operand, Control, Halt)
+        for cls in (Layer, Reshape, Operand, Control, Halt)
     }

@@ -18,6 +18,7 @@ from npuc.targets.easynpu.isa import (
     Instruction,
     Layer,
     Operand,
+    Reshape,
     Undefined,
 )
 
@@ -29,6 +30,8 @@ def mnemonic(instruction: Instruction) -> str:
             operation = instruction.operation
             name = operation.mnemonic if operation else "?"
             return name + ".fused" * instruction.fused + ".stored" * instruction.stored
+        case Reshape():
+            return "reshape"
         case Operand() | Control():
             return isa.ROLES[instruction.opcode]
         case Halt():
@@ -95,7 +98,10 @@ def _opcode(name: str, number: int) -> tuple[type[Instruction], int]:
             f"one of {', '.join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])}",
         )
     opcode = isa.BY_MNEMONIC[base].opcode | FUSED * ("fused" in flags) | STORED * ("stored" in flags)
-    return Layer, opcode
+    cls = isa.word_type(opcode)
+    if cls not in (Layer, Reshape):
+        raise _bad(number, f"unknown instruction '{name}'", f"'{base}' has no flags")
+    return cls, opcode
 
 
 def _raw_word(pairs: list[str], number: int) -> Instruction:

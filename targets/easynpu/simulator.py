@@ -17,7 +17,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.easynpu import arithmetic, isa
+from npuc.targets.easynpu import arithmetic, isa, rearrangement
 from npuc.targets.easynpu.artefact import Segment, TensorMove
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
 from npuc.targets.easynpu.machine import Machine
@@ -150,6 +150,8 @@ class Simulator:
     def _stage(self, state: State, stage: Stage, x: Array, psums: Array | None) -> Array:
         """int8 (samples, Ho, Wo, Co) of one stage; raw psums where they are kept."""
         layer, name = stage.layer, stage.name
+        if stage.reshape is not None:
+            return rearrangement.rearranged(x, stage.reshape)
         match name:
             case "maxpool":
                 return arithmetic.max_pool(x, layer)

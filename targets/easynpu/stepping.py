@@ -22,6 +22,7 @@ from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.layer_run import LayerRun, Watcher
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES, groups, pack_feature, unpack_feature
+from npuc.targets.easynpu.reshape_run import run_reshape
 
 Observer = Callable[[int, Array], None]
 """Called with the number of a layer word in the program and its int8 result (1, Ho, Wo, Co)."""
@@ -85,14 +86,21 @@ class Stepper:
 
     def _run_chain(self, state: Hardware, chain: Sequence[Stage], words: int, observe: Observer | None) -> None:
         """words: instruction words of the chain, extension words included."""
-        run = LayerRun(state, chain, self.watcher)
-        run.run(words)
-        self.layers.append(run.count)
+        if chain[-1].reshape is None:
+            run = LayerRun(state, chain, self.watcher)
+            run.run(words)
+            count, results = run.count, run.results
+        elif len(chain) == 1:
+            count, result = run_reshape(state, chain[0], chain[-1].reshape, words)
+            results = [result]
+        else:
+            raise refused(chain[-1].number, "a fused reshape, which is not stepped", chain[-1].word)
+        self.layers.append(count)
         if "dst" not in chain[-1].operands:
             state.low = not state.low
-        for stage, result in zip(chain, run.results, strict=True):
+        for stage, result in zip(chain, results, strict=True):
             if observe is not None and not stage.keeps:
-                observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.layer.Co])
+                observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.word.Co])
 
 
 def _addresses(move: TensorMove) -> Array:

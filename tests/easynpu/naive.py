@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,17 @@ OPERAND = {
     "opcode": (0, 8, 0), "memory": (8, 8, 0), "base": (16, 24, 0), "row": (40, 24, 0), "pixel": (64, 24, 0),
     "group": (88, 24, 0), "reserved": (112, 16, 0),
 }  # fmt: skip
+RESHAPE = {
+    "opcode": (0, 8, 0), "perm": (8, 5, 0), "minor": (16, 4, 0), "insert": (20, 4, 0),
+    "split_n": (32, 8, 1), "split_h": (40, 8, 1), "split_w": (48, 8, 1), "split_c": (56, 8, 1), "onto": (64, 8, 0),
+    "Ho": (72, 8, 1), "Wo": (80, 8, 1), "Co": (88, 8, 1), "Ci": (96, 8, 1), "Hi": (112, 8, 1), "Wi": (120, 8, 1),
+}  # fmt: skip
 CONTROL = {"opcode": (0, 8, 0), "keep": (8, 1, 0), "set": (9, 1, 0), "flags": (10, 6, 0), "weights": (16, 24, 0)}
 
 CONV, CONV_RELU, DWCONV, DWCONV_RELU = 0x00, 0x04, 0x01, 0x05
 BN, RELU, ACT, MAXPOOL, AVGPOOL, ADD, MUL, PRELU = 0x02, 0x06, 0x0A, 0x0E, 0x12, 0x16, 0x1A, 0x1E
 FUSED, STORED = 0x20, 0x40
+RESHAPED = 0x80
 SRC, DST, OPB, STO, CTL, HALT = 0xC0, 0xC1, 0xC2, 0xC3, 0xC4, 0xFF
 
 
@@ -65,6 +71,33 @@ def rounded(total: Array, scale: Array) -> Array:
     right, left = np.maximum(-scale, 0), np.maximum(scale, 0)
     half = np.where(right > 0, 1 << np.maximum(right - 1, 0), 0)
     return np.clip(((total << left) + half) >> right, -128, 127)
+
+
+def permutations_of_four() -> list[tuple[int, ...]]:
+    """In lexicographic order."""
+    return sorted(permutations(range(4)))
+
+
+def restacked(x: Array, word: Mapping[str, int]) -> Array:
+    """A map (H, W, C) as a reshape word orders it: the tiles are carried one pile at a time.
+
+    Every dimension, the last first, is taken apart into its piles, which are put behind one another along the
+    dimension they are stacked on, or dealt out in turn between the slices that lie there.
+    """
+    tiles = x[None].transpose(permutations_of_four()[word["perm"]])
+    for axis in (3, 2, 1, 0):
+        parts, onto = word["split_" + "nhwc"[axis]], word["onto"] >> (2 * axis) & 3
+        if word["minor"] >> axis & 1:
+            piles = [np.take(tiles, range(first, tiles.shape[axis], parts), axis) for first in range(parts)]
+        else:
+            piles = np.split(tiles, parts, axis)
+        if word["insert"] >> axis & 1:
+            slices = [np.split(pile, pile.shape[onto], onto) for pile in piles]
+            tiles = np.concatenate([each for turn in zip(*slices, strict=True) for each in turn], onto)
+        else:
+            tiles = np.concatenate(piles, onto)
+    assert tiles.shape == (1, word["Ho"], word["Wo"], word["Co"])
+    return tiles[0]
 
 
 @dataclass
@@ -127,6 +160,9 @@ class Npu:
                 operands[opcode] = fields(OPERAND, value)
             elif opcode == CTL:
                 control = fields(CONTROL, value)
+            elif opcode == RESHAPED:
+                self._reshape(fields(RESHAPE, value), chain, operands)
+                chain, operands = [], {}
             else:
                 pointer = control["weights"] if control["set"] else None
                 chain.append(Stage(fields(LAYER, value), operands, bool(control["keep"]), pointer))
@@ -134,6 +170,31 @@ class Npu:
                 if not opcode & FUSED:
                     self._chain(chain)
                     chain = []
+
+    def _reshape(self, word: Mapping[str, int], chain: list[Stage], operands: Any) -> None:
+        """Alone: a map from the current end to the other one. Behind words: their result, which is not written."""
+        size = (word["Hi"], word["Wi"], word["Ci"])
+        stage = Stage(word, operands, False, None)
+        if chain:
+            target = self._address(chain[-1], DST, ("fmap", not self.low), (size[1], size[2]))[0]
+            kept = target.copy()
+            low = self.low
+            self._chain(chain)
+            target[:] = kept
+            self.low, x = low, self.results[-1]
+        else:
+            memory, at = self._address(stage, SRC, ("fmap", self.low), (size[1], size[2]))
+            pixels = product(range(size[0]), range(size[1]))
+            depth = -(-size[2] // 16)
+            lanes = [np.concatenate([memory[at(iy, ix, g)] for g in range(depth)]) for iy, ix in pixels]
+            x = np.stack(lanes).reshape(*size[:2], -1)[..., : size[2]]
+        tiles = restacked(x, word)
+        self.results.append(tiles)
+        padded = np.zeros((*tiles.shape[:2], stage.groups * 16), np.int64)
+        padded[..., : tiles.shape[2]] = tiles
+        self._write(stage, DST, ("fmap", not self.low), padded)
+        if DST not in operands:
+            self.low = not self.low
 
     def _chain(self, chain: Sequence[Stage]) -> None:
         for stage in chain:

@@ -544,7 +544,7 @@ MALFORMED: list[tuple[Sequence[int], int, str]] = [
     ([layer_word(opcode=ADD)], 0, "window"),
     ([point_word(opcode=RELU, Ho=3)], 0, "window"),
     ([point_word(opcode=MUL, Sw=2, xi=7)], 0, "window"),
-    ([0x80], 0, "not an instruction"),
+    ([0xA0], 0, "not an instruction"),
     ([layer_word(), 0x03], 1, "not an instruction"),
     ([layer_word(), 0xC5], 1, "not an instruction"),
     ([layer_word(opcode=CONV | FUSED)], 0, "ends within a chain"),
