@@ -18,6 +18,7 @@ from npuc.passes.gemm_to_conv import gemm_to_conv
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.resize_to_copies import resize_to_copies
 from npuc.passes.separate_clips import separate_clips
+from npuc.passes.split_average_pool import split_average_pool
 from npuc.passes.split_average_borders import split_average_borders
 from npuc.passes.split_max_pool import split_max_pool
 from npuc.passes.subtract_by_adding import subtract_by_adding
@@ -145,8 +146,8 @@ class EasyNpu:
 
 
 def _prepared(graph: Graph, options: Options) -> Graph:
-    """The graph in operators that have a word; the document has none for slopes per channel."""
-    return expand_prelu(graph) if options.isa == "documented" else graph
+    """The graph in operators that have a word; the document has none for slopes per channel, and keeps no psums."""
+    return split_average_pool(expand_prelu(graph)) if options.isa == "documented" else graph
 
 
 def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:

@@ -29,11 +29,25 @@ def compiled_and_verified(folder: Path, seed: int) -> dict[str, object]:
     return verify.verify(model, out, replace(loaded), easynpu, samples, tolerance)
 
 
+REFUSALS = ("E202", "E205", "E302", "E303")
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_random_network_on_a_small_machine_is_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
+    code, exact = outcome(tmp_path, seed)
+    assert exact or code in REFUSALS
+
+
+def test_most_random_networks_are_compiled(tmp_path: Path) -> None:
+    folders = [tmp_path / str(seed) for seed in range(20)]
+    for folder in folders:
+        folder.mkdir()
+    assert sum(outcome(folder, seed)[1] for seed, folder in enumerate(folders)) >= 15
+
+
+def outcome(folder: Path, seed: int) -> tuple[str | None, bool]:
+    """(code of the refusal, whether every bit agrees)."""
     try:
-        report = compiled_and_verified(tmp_path, seed)
+        return None, compiled_and_verified(folder, seed)["bit_exact"] is True
     except NpucError as error:
-        assert error.problems[0].code in ("E202", "E205", "E302", "E303"), str(error)
-        return
-    assert report["bit_exact"] is True
+        return error.problems[0].code, False

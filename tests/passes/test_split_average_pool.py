@@ -1,0 +1,45 @@
+"""Large averages in two stages mean what they meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.interpreter import run
+from npuc.ir import Attr, Graph, Node, TensorType
+from npuc.ops import build
+from npuc.passes.split_average_pool import split_average_pool
+
+
+def pool(op: str, shape: tuple[int, ...], **attrs: Attr) -> Graph:
+    return build("pool", [Node(op, ("x",), ("y",), attrs, "n")], {"x": TensorType(shape)}, ["y"], {})
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pool("AveragePool", (1, 3, 25, 5), kernel_shape=(25, 5)),
+        pool("AveragePool", (1, 3, 30, 21), kernel_shape=(9, 8), strides=(3, 2)),
+        pool("GlobalAveragePool", (1, 2, 11, 13)),
+    ],
+    ids=["whole map", "strided", "global"],
+)
+def test_two_stages_give_the_same_average(graph: Graph) -> None:
+    after = split_average_pool(graph)
+    assert [node.op for node in after.nodes] == ["AveragePool", "AveragePool"]
+    x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
+    np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
+    assert split_average_pool(after) is after
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
+        pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
+        pool("AveragePool", (1, 3, 70, 1), kernel_shape=(70, 1)),
+    ],
+    ids=["small", "padded", "one column"],
+)
+def test_other_averages_stay(graph: Graph) -> None:
+    assert split_average_pool(graph) is graph
