@@ -23,6 +23,9 @@ from npuc.quantize.weights import ACCUMULATOR_LIMIT, MOST_SHIFT, average_taps, q
 MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
 
+SELECTION = ("MaxPool", "GlobalMaxPool")
+"""Operators whose every result is one of their elements."""
+
 
 @dataclass(frozen=True)
 class Quantised:
@@ -84,7 +87,7 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
     powers: list[str] = []
     for node in nodes:
         x, y = node.inputs[0], node.output
-        if node.op in MOVEMENT or node.op in ("MaxPool", "GlobalMaxPool") or is_relu(node):
+        if node.op in (*MOVEMENT, *SELECTION, "Neg") or is_relu(node):
             equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             exponent = average_taps(average_kernel(graph, node))[1]
@@ -98,7 +101,19 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         if (node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip":
             ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers))
+    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=_visible(graph))
+
+
+def _visible(graph: Graph) -> frozenset[str]:
+    """The graph's outputs, and what is only moved or averaged on its way to one: a user sees each of their values.
+
+    The values that saturate are the largest of all, which then cannot be told apart.
+    """
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.op in (*MOVEMENT, *SELECTION, "AveragePool") and found.intersection(node.outputs):
+            found.update(node.inputs)
+    return frozenset(found)
 
 
 MOST_GAIN = 5

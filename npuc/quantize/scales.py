@@ -44,6 +44,8 @@ class Ties:
     """Tensors whose scale must be a power of two (factors of a product)."""
     given: Mapping[str, float] = field(default_factory=dict[str, float])
     """Scales fixed from outside."""
+    unsaturated: frozenset[str] = frozenset()
+    """Tensors of which no calibration value may saturate, whatever the method."""
 
 
 def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:
@@ -121,7 +123,7 @@ def _class_cost(
         energy = spread.energy
         if energy > 0:
             cost += spread.error(scales) / energy
-            if method == "minmax":
+            if method == "minmax" or tensor in ties.unsaturated:
                 cost += 1e6 * _octaves_above(spread.largest / 127, scales)
         if tensor in ties.ceilings:
             cost += 1e9 * _octaves_above(scales, ties.ceilings[tensor])
