@@ -106,6 +106,13 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
 
 
+def expect_fields(jobs: Sequence[Job]) -> None:
+    """Raises DoesNotFit (E301) where a layer's geometry exceeds the instruction word, whatever its tile."""
+    for job in jobs:
+        for stage in job.stages:
+            _check_fields(stage.word, job.stages[0])
+
+
 def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
     """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
     results = [place.memory for place in (placed.dst, placed.stored) if place is not None]

@@ -14,7 +14,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.build import MOVEMENT, Quantised
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job
+from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.placement import (
@@ -104,7 +104,9 @@ def placed_runs(
     """
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
     try:
-        yield from placed(run_of(graph, nodes, machine, outputs, documented=documented), machine, documented)
+        run = run_of(graph, nodes, machine, outputs, documented=documented)
+        expect_fields(run.jobs)
+        yield from placed(run, machine, documented)
     except DoesNotFit as error:
         if documented or error.problems[0].code not in ("E302", "E301"):
             raise

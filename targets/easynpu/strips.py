@@ -30,6 +30,8 @@ from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, wh
 
 MOST_TILES = 16
 MOST_NODES = 24
+MOST_EXTENT = 256
+"""Rows or columns of a map that the instruction word can say."""
 MOST_TRIES = 32
 """Grids, cheapest first, of which the first that can really be placed is taken."""
 OBJECTIVES = ("time", "traffic", "cycles")
@@ -145,6 +147,8 @@ def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> b
     windows = max(
         (windows_for(graph, nodes, tile) for tile in tiles), key=lambda w: sum(x.words for x in w.values())
     )
+    if max(max(window.shape[1:]) for window in windows.values()) > MOST_EXTENT:
+        return False
     views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
     buffers, operands = _lifetimes(graph, nodes, views)
     return placeable(buffers, operands, machine)
@@ -225,7 +229,8 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
         kept = np.array([prod(map_shape(graph.shape(tensors[at]))[1:]) * depth[at] for at in stored]).sum()
         resident = weights <= machine.weight_words * parts
         cycles = sums @ work
-        for r, c in np.argwhere(fitting):
+        extents = np.maximum(rows.largest.max(axis=1)[:, None], columns.largest.max(axis=1)[None])
+        for r, c in np.argwhere(fitting & (extents <= MOST_EXTENT)):
             tiles = 1 if resident else rows.counts[r] * columns.counts[c]
             traffic = int(loaded[r, c] + kept + weights * tiles)
             grid = Grid(parts, rows.counts[r], columns.counts[c])
