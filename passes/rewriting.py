@@ -80,9 +80,9 @@ class Draft:
     # changes
 
     def fresh(self, stem: str) -> str:
-        """A tensor name that is not in use: the stem, or the stem with a number."""
+        """A tensor name that is not in use, nor given out before: the stem, or the stem with a number."""
         name, count = stem, 1
-        while name in self.types:
+        while name in self.types or name in self._invented:
             count += 1
             name = f"{stem}_{count}"
         self._invented.add(name)
