@@ -13,6 +13,7 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType, type_of
 from npuc.ops import OPS, build
+from tests.runtime import RUNTIME
 
 Shape = tuple[int, ...]
 
@@ -134,6 +135,8 @@ def test_max_pool_equals_onnxruntime(x: Shape, attrs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("x", "attrs"), POOLS)
 @pytest.mark.parametrize("include", [0, 1])
 def test_average_pool_equals_onnxruntime(x: Shape, attrs: dict[str, Any], include: int) -> None:
+    if RUNTIME < (1, 29) and include and "ceil_mode" in attrs:
+        pytest.skip("this onnxruntime divides windows that reach beyond the padding by another size")
     compare("AveragePool", [noise(*x)], {**attrs, "count_include_pad": include})
 
 

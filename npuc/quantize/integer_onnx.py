@@ -1,21 +1,23 @@
 """How each integer operator is written in standard ONNX operators, so that onnxruntime computes it exactly.
 
 A convolution whose accumulators stay below 2^24 for every possible input is written with float32 Conv, which
-is exact there: all products and partial sums are integers that float32 holds. Beyond, ConvInteger accumulates in
-32 bits and the requantisation is done in double. Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
+is exact there: all products and partial sums are integers that float32 holds. Beyond, the upper and the lower four
+bits of the weights have a float32 Conv each, summed and requantised in double; and where even these sums leave 24
+bits, ConvInteger accumulates in 32 (onnxruntime 1.24 and newer know it for int8). Requantisation is Mul by 2^-n,
+Add 1/2, Floor, Clip.
 Importing this module adds the rules to the exporter; integer_model writes a whole integer graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from npuc.export_onnx import EXPORTERS, Emitter, Exporter, to_onnx
-from npuc.ir import Array, Graph, Node
+from npuc.ir import Array, Attr, Graph, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
 
 FLOAT, DOUBLE, INT8, INT32 = (
@@ -26,7 +28,7 @@ FLOAT, DOUBLE, INT8, INT32 = (
 )
 
 
-def _step(emit: Emitter, op: str, *inputs: str, **attrs: int) -> str:
+def _step(emit: Emitter, op: str, *inputs: str, **attrs: Attr) -> str:
     """Emits a node with one output and names it."""
     output = emit.fresh(op.lower())
     emit.node(op, inputs, [output], **attrs)
@@ -52,21 +54,37 @@ def _conv(node: Node, emit: Emitter) -> None:
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:])
     window = {key: node.integers(key) for key in ("strides", "pads", "dilations")}
     window = {key: value for key, value in window.items() if value}
-    window["kernel_shape"] = w.shape[2:]
+    attrs: dict[str, Attr] = {**window, "kernel_shape": w.shape[2:], "group": node.integer("group", 1)}
     relu, column = bool(node.integer("relu")), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
-    acc = emit.fresh("acc")
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
         weights, offset = emit.constant(w.astype(np.float32), "w"), emit.constant(bias.astype(np.float32), "b")
-        inputs = [_step(emit, "Cast", x, to=FLOAT), weights, offset]
-        emit.node("Conv", inputs, [acc], group=node.integer("group", 1), **window)
+        acc = _step(emit, "Conv", _step(emit, "Cast", x, to=FLOAT), weights, offset, **attrs)
         _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float32)
     else:
-        emit.node("ConvInteger", [x, emit.constant(w, "w")], [acc], group=node.integer("group", 1), **window)
-        total = _step(emit, "Add", acc, emit.constant(bias.reshape(column), "b"))
-        _requantise(
-            emit, _step(emit, "Cast", total, to=DOUBLE), shift.reshape(column), relu, node.output, np.float64
+        offset = emit.constant(bias.reshape(column).astype(np.float64), "b")
+        acc = _step(emit, "Add", _wide_sums(emit, x, w, attrs), offset)
+        _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float64)
+
+
+def _wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+    """The sums of a convolution, without a bias, in double."""
+    upper = np.floor_divide(w.astype(np.int16) + 8, 16)
+    parts = w - 16 * upper, upper
+    none = np.zeros(len(w), np.int32)
+    if max(int(accumulator_bound(part, none).max()) for part in parts) >= EXACT_FLOAT32:
+        return _step(emit, "Cast", _step(emit, "ConvInteger", x, emit.constant(w, "w"), **attrs), to=DOUBLE)
+    values = _step(emit, "Cast", x, to=FLOAT)
+    lower, upper = (
+        _step(
+            emit,
+            "Cast",
+            _step(emit, "Conv", values, emit.constant(part.astype(np.float32), "w"), **attrs),
+            to=DOUBLE,
         )
+        for part in parts
+    )
+    return _step(emit, "Add", lower, _step(emit, "Mul", upper, emit.constant(np.array(16.0), "sixteen")))
 
 
 def _pair(node: Node, emit: Emitter) -> None:

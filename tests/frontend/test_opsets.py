@@ -12,6 +12,7 @@ from onnx import parser
 from npuc.frontend import import_model
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
+from tests.runtime import RUNTIME
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
@@ -165,5 +166,7 @@ def test_form_equals_onnxruntime(
     model = typed(opset, initialisers, node)
     graph = import_model(model)
     assert " ".join(each.op for each in graph.nodes) == ops
+    if RUNTIME < (1, 24) and ("noop_with_empty_axes" in node or "LayerNormalization <axis = 2>" in node):
+        return  # it refuses these
     feeds = feed(graph)
     np.testing.assert_allclose(run(graph, feeds)["y"], onnxruntime_values(model, feeds)["y"], rtol=1e-4, atol=1e-5)

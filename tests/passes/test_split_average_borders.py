@@ -11,6 +11,7 @@ from npuc.ops.windows import window_of
 from npuc.passes.split_average_borders import split_average_borders
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
+from tests.runtime import RUNTIME
 
 
 def pooled(shape: tuple[int, int], **attrs: Attr) -> Graph:
@@ -63,6 +64,8 @@ def test_every_region_has_its_own_kernel(
     assert_divided_by_taps(found)
     assert_same_meaning(graph, found)
     assert split_average_borders(found) is found
+    if RUNTIME < (1, 29) and "count_include_pad" in attrs:
+        return  # it divides windows that reach beyond the padding by another size
     given_values = feeds(graph)
     expected = onnxruntime_values(to_onnx(graph), given_values)
     assert_close(expected["y"], run(found, given_values)["y"], "y")

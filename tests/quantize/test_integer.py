@@ -18,6 +18,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize import integer_onnx as _rules  # noqa: F401  the exporter's rules for integer operators
 from npuc.quantize.integer import accumulator_bound, requantise
+from tests.runtime import RUNTIME
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -107,6 +108,24 @@ def test_a_convolution_means_what_the_loops_compute(seed: int) -> None:
 def test_a_convolution_whose_sums_leave_24_bits_is_exact(seed: int) -> None:
     graph, x = _convolution(seed, size=2)
     assert accumulator_bound(graph.constants["w"], graph.constants["bias"]).max() > 1 << 24
+    assert [node.op_type for node in to_onnx(graph).graph.node].count("Conv") == 2
+    np.testing.assert_array_equal(_under_onnxruntime(graph, {"x": x}), run(graph, {"x": x})["y"])
+
+
+@pytest.mark.skipif(RUNTIME < (1, 24), reason="this onnxruntime has no ConvInteger for int8")
+def test_sums_that_even_four_bits_of_the_weights_take_beyond_24_bits_are_exact() -> None:
+    random = np.random.default_rng(0)
+    w = np.full((2, 20000, 1, 1), 120, np.int8)
+    w[1] = random.integers(-128, 128, (20000, 1, 1))
+    x = random.integers(-128, 128, (1, 20000, 1, 2)).astype(np.int8)
+    constants = {"w": w, "bias": np.array([7, -7], np.int32), "shift": np.array([20, 15], np.int8)}
+    graph = build(
+        "g",
+        [Node("IntConv", ("x", "w", "bias", "shift"), ("y",), {}, "conv")],
+        {"x": TensorType(x.shape, "int8")},
+        ("y",),
+        constants,
+    )
     assert "ConvInteger" in {node.op_type for node in to_onnx(graph).graph.node}
     np.testing.assert_array_equal(_under_onnxruntime(graph, {"x": x}), run(graph, {"x": x})["y"])
 
