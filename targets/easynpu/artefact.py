@@ -134,7 +134,7 @@ LARGEST = 1 << 28
 
 
 def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
-    """The instruction table. Raises ArtefactError (E502) for a tensor without a shape, with an impossible one or two."""
+    """The instruction table. Raises ArtefactError (E502) for a tensor without a possible shape, or with two."""
     shapes: dict[str, tuple[int, ...]] = {}
     for number, entry in enumerate(entries):
         if entry.tensor is None:
