@@ -65,3 +65,13 @@ class Executed:
     """Pad entry and cycle of the fetch of every weight word."""
     touched: Mapping[int, Touched]
     """By word, as a position in the chain."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Words on the bus without computation, one a cycle: reads from one memory, writes to another or the same."""
+
+    writes: Array
+    addresses: Array
+    source: str
+    target: str

@@ -11,7 +11,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import datapath, streams
 from npuc.targets.easynpu.chains import POINTWISE, Stage
-from npuc.targets.easynpu.events import Executed, LayerCount, Touched
+from npuc.targets.easynpu.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.memory import LANES, SLOPE_WORDS, Map, groups
 from npuc.targets.easynpu.schedule import (
@@ -45,6 +45,10 @@ class Watcher(Protocol):
 
     def finished(self, run: LayerRun) -> None:
         """The last result was written."""
+        ...
+
+    def rearranged(self, number: int, words: int, transfers: Transfers) -> None:
+        """A reshape word was executed; words: its instruction words, extension words included."""
         ...
 
 

@@ -6,14 +6,17 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.easynpu.chains import Stage
-from npuc.targets.easynpu.events import LayerCount
+from npuc.targets.easynpu.events import LayerCount, Transfers
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.isa import Reshape
-from npuc.targets.easynpu.memory import Map, to_lanes
-from npuc.targets.easynpu.rearrangement import rearranged, written_words
+from npuc.targets.easynpu.layer_run import Watcher
+from npuc.targets.easynpu.memory import LANES, Map, to_lanes
+from npuc.targets.easynpu.rearrangement import destination, rearranged, written_words
 
 
-def run_reshape(hardware: Hardware, stage: Stage, word: Reshape, words: int) -> tuple[LayerCount, Array]:
+def run_reshape(
+    hardware: Hardware, stage: Stage, word: Reshape, words: int, watcher: Watcher | None = None
+) -> tuple[LayerCount, Array]:
     """What it took, and the result (Ho, Wo, groups, 16); words: its instruction words, extension words included.
 
     A word of the map is read in one cycle, and written with lane enables in a cycle for every word of the result
@@ -27,7 +30,25 @@ def run_reshape(hardware: Hardware, stage: Stage, word: Reshape, words: int) -> 
     hardware.end_layer()
     count = LayerCount(stage.number, ifmap_words=x[..., 0].size, ofmap_words=written_words(word))
     count.cycles = words + count.bus_words
+    if watcher is not None:
+        watcher.rearranged(stage.number, words, _transfers(word, source, target))
     return count, result
+
+
+def _transfers(word: Reshape, source: Map, target: Map) -> Transfers:
+    """The bus, word by word: each word of the map, then the words of the result that it has lanes for."""
+    at = np.indices((word.Hi, word.Wi, word.Ci))
+    row, column, channel = destination(word, (at[0], at[1], at[2]))
+    read = (at[0] * word.Wi + at[1]) * source.groups + at[2] // LANES
+    written = (row * word.Wo + column) * target.groups + channel // LANES
+    results = word.Ho * word.Wo * target.groups
+    reader, result = np.divmod(np.unique(read * results + written), results)
+    first = np.searchsorted(reader, np.arange(word.Hi * word.Wi * source.groups)) + np.arange(read.max() + 1)
+    addresses = np.zeros(len(first) + len(result), np.int64)
+    writes = np.ones(len(addresses), np.bool_)
+    writes[first] = False
+    addresses[first], addresses[writes] = _addresses(source).ravel(), _addresses(target).ravel()[result]
+    return Transfers(writes, addresses, source.place.memory, target.place.memory)
 
 
 def _addresses(where: Map) -> Array:

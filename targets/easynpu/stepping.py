@@ -91,7 +91,7 @@ class Stepper:
             run.run(words)
             count, results = run.count, run.results
         elif len(chain) == 1:
-            count, result = run_reshape(state, chain[0], chain[-1].reshape, words)
+            count, result = run_reshape(state, chain[0], chain[-1].reshape, words, self.watcher)
             results = [result]
         else:
             raise refused(chain[-1].number, "a fused reshape, which is not stepped", chain[-1].word)

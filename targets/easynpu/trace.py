@@ -13,7 +13,7 @@ from typing import TextIO
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.easynpu.events import Executed
+from npuc.targets.easynpu.events import Executed, Transfers
 from npuc.targets.easynpu.layer_run import LayerRun
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.schedule import NONE, Step, Sweep, pad_addresses
@@ -129,6 +129,17 @@ class Tracer:
         chunk.put(0, DRAIN, state=DRAINING, instruction=run.chain[-1].number)
         self._waiting.append(chunk)
         self._flush(run.cycle)
+
+    def rearranged(self, number: int, words: int, transfers: Transfers) -> None:
+        """Decoding, then a word on the bus in every cycle."""
+        cycles = len(transfers.addresses)
+        chunk = Chunk(0, words + cycles)
+        chunk.put(0, words, state=DECODE, instruction=number + 1 - words + np.arange(words))
+        memory = np.where(transfers.writes, transfers.target == "skip", transfers.source == "skip")
+        kind = np.where(transfers.writes, OFMAP, IFMAP)
+        chunk.put(words, cycles, state=RUN, instruction=number, bus_valid=1, bus_kind=kind)
+        chunk.put(words, cycles, bus_memory=memory, bus_addr=transfers.addresses)
+        self.writer.write(chunk.columns, chunk.cycles)
 
     def _sweeps(self, chunk: Chunk, run: LayerRun, step: Executed) -> Array:
         """The signals of every pass; whether a cycle is blocked for loads."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.targets.easynpu.isa import EXTENSIONS, Control, Instruction, Layer, Operand
+from npuc.targets.easynpu.isa import EXTENSIONS, Control, Instruction, Layer, Operand, Reshape
 from npuc.targets.easynpu.machine import Machine
 from tests.easynpu_stepping import vcd
 from tests.easynpu_stepping.bench import (
@@ -64,6 +64,7 @@ PROGRAMS: dict[str, Sequence[Instruction]] = {
     "fused batch normalisation": [HEAD, pointwise(BN, HEAD)],
     "kept psums": [SOURCE, KEEP, HEAD, replace(HEAD, opcode=CONV_RELU)],
     "bus bound": [layer(CONV, (6, 6), 1, 0, 1, 16, (2, 4))],
+    "channels to pixels": [Reshape(Hi=2, Wi=3, Ci=32, Ho=2, Wo=12, Co=8, split_c=4, onto_c=2, insert_c=1)],
 }  # fmt: skip
 
 
@@ -82,7 +83,8 @@ def test_the_cycles_of_a_trace_are_the_counted_ones(name: str) -> None:
     assert waves["weight_valid"].sum() == sum(each.weight_words for each in layers)
     assert waves["operand_valid"].sum() == sum(each.operand_words for each in layers)
     assert (waves["state"] == DECODE).sum() == len(PROGRAMS[name])
-    assert (waves["state"] == DRAIN).sum() == 3 * len(layers)
+    drained = [word for word in PROGRAMS[name] if isinstance(word, Layer) and not word.fused]
+    assert (waves["state"] == DRAIN).sum() == 3 * len(drained)
     assert not waves["pe_en"][waves["state"] != RUN].any()
 
 
@@ -150,6 +152,20 @@ def test_a_fused_word_feeds_psums_back_and_reads_no_pad() -> None:
     assert set(waves["instruction"][back]) == {1, 2}
     assert (waves["instruction"][waves["Pe_maxpool_en"] == 1] == 2).all()
     assert (waves["instruction"][waves["operand_valid"] == 1] == 1).all()
+
+
+def test_a_reshape_reads_a_word_and_writes_every_word_that_it_has_lanes_for() -> None:
+    """8 of 32 channels a pixel: each word of 16 lanes becomes two pixels of 8 channels; 12 words, 24 results."""
+    waves = vcd.read(run(PROGRAMS["channels to pixels"]).vcd)
+    assert waves["bus_kind"][1:].tolist() == [IFMAP, OFMAP, OFMAP] * 12
+    assert waves["bus_addr"][1::3].tolist() == list(range(12))
+    ends = [600 - 1 - pixel for pixel in range(24)]  # the other end of the Fmap DTCM
+    assert waves["bus_addr"][2:8:3].tolist() + waves["bus_addr"][3:9:3].tolist() == [
+        ends[0],
+        ends[2],
+        ends[1],
+        ends[3],
+    ]
 
 
 def test_a_channel_wise_word_multicasts() -> None:
