@@ -46,7 +46,8 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
     after: set[str] = set()
     forward: list[Node] = []
     for node in graph.nodes:
-        moves = node.op in MOVEMENT and all(name in after for name in node.inputs)
+        computed = [name for name in node.inputs if name not in graph.constants]
+        moves = node.op in MOVEMENT and all(name in after for name in computed)
         if moves or accepts(node):
             after.update(node.outputs)
             forward.append(node)
@@ -89,6 +90,8 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         x, y = node.inputs[0], node.output
         if node.op in (*MOVEMENT, *SELECTION, "Neg") or is_relu(node):
             equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
+        elif _selects(graph, node):
+            equal.append((x, y))
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             exponent = average_taps(average_kernel(graph, node))[1]
             ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
@@ -111,9 +114,18 @@ def _visible(graph: Graph) -> frozenset[str]:
     """
     found = set(graph.outputs)
     for node in reversed(graph.nodes):
-        if node.op in (*MOVEMENT, *SELECTION, "AveragePool") and found.intersection(node.outputs):
-            found.update(node.inputs)
+        moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or _selects(graph, node)
+        if moves and found.intersection(node.outputs):
+            found.update(data_inputs(node))
     return frozenset(found)
+
+
+def _selects(graph: Graph, node: Node) -> bool:
+    """Whether a Conv gives elements of its input as they are: with equal scales it is exact."""
+    taps = graph.constant(node.inputs[1]) if node.op == "Conv" and len(node.inputs) == 2 else None
+    if taps is None or not np.isin(taps, (0, 1)).all():
+        return False
+    return bool((np.count_nonzero(taps.reshape(len(taps), -1), axis=1) == 1).all())
 
 
 MOST_GAIN = 5
@@ -301,7 +313,7 @@ class _Builder:
 
 def _window(node: Node) -> dict[str, Attr]:
     """The attributes of a window that an integer operator shares with its float one."""
-    keys = ("strides", "pads", "dilations", "group", "blocks")
+    keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
     return {key: node.attrs[key] for key in keys if key in node.attrs}
 
 
