@@ -26,20 +26,32 @@ class HostStep:
     """It only converts an input or an output of the network."""
     reason: str
 
+    @classmethod
+    def constant(cls, name: str, value: Array) -> HostStep:
+        """The step that gives a constant, of which the manifest holds every element."""
+        attrs = {"value": value.ravel().tolist(), "shape": list(value.shape), "dtype": str(value.dtype)}
+        return cls(name, CONSTANT, (), (name,), attrs, conversion=True, reason="a constant of the network")
+
     def run(self, tensors: dict[str, Array]) -> None:
         """Computes the step for all samples: every tensor has a leading axis of samples.
 
-        Raises ArtefactError (E502) for a step that contradicts itself or the tensors there are.
+        tensors: the network's inputs at least, which say how many samples there are. Raises ArtefactError (E502)
+        for a step that contradicts itself or the tensors there are.
         """
         try:
             inputs = [tensors[name] for name in self.inputs]
             with np.errstate(all="ignore"):
-                outputs = self._compute(inputs)
+                outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
         except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError, NpucError) as error:
             raise ArtefactError(
                 "E502", f"the host step cannot be computed: {error!r}", node=self.node, op=self.op
             ) from None
+
+    def _repeated(self, samples: int) -> Array:
+        """A constant, the same for every sample."""
+        value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
+        return np.broadcast_to(value, (samples, *value.shape))
 
     def _compute(self, inputs: list[Array]) -> tuple[Array, ...]:
         match self.op:
@@ -70,6 +82,7 @@ class HostStep:
         return tuple(np.stack(column) for column in zip(*results, strict=True))
 
 
+CONSTANT = "Constant"
 ROUNDED = ("Softmax", "LogSoftmax", "LRN")
 """Operators with float arithmetic beyond one exact operation."""
 

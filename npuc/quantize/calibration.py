@@ -96,13 +96,14 @@ def spreads(
     from npuc.export_onnx import to_onnx
     from npuc.reference import session
 
-    wanted = [name for name in tensors if name not in graph.inputs]
+    given = {*graph.inputs, *graph.constants}
+    wanted = [name for name in tensors if name not in given]
     run = session(to_onnx(graph, wanted)) if wanted else None
     found = dict.fromkeys(tensors, EMPTY)
     for feeds in samples:
         values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}
         for name in tensors:
-            value = np.asarray(values.get(name, feeds.get(name)))
+            value = np.asarray(values.get(name, feeds.get(name, graph.constant(name))))
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
             if not np.isfinite(value).all():

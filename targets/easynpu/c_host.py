@@ -63,6 +63,8 @@ def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
 
     Raises UnsupportedOperator (E202) for what the C driver does not compute.
     """
+    if step.op not in MOVES and step.op not in COMPUTES:
+        raise _refused(step, f"the operator {step.op}")
     for name, found in zip(step.outputs, _result_types(step, types), strict=True):
         types[name] = found
     if step.op in MOVES:
@@ -95,8 +97,6 @@ def _result_types(step: HostStep, types: Mapping[str, TensorType]) -> Sequence[T
     x = types[step.inputs[0]]
     if step.op in ("QuantizeLinear", "DequantizeLinear"):
         return [TensorType(x.shape, "int8" if step.op == "QuantizeLinear" else "float32")]
-    if step.op not in MOVES and step.op not in COMPUTES:
-        raise _refused(step, f"the operator {step.op}")
     node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
     found = OPS[step.op].infer(node, [TensorType(types[name].shape) for name in step.inputs])
     return [each if each.dtype != "float32" else TensorType(each.shape, x.dtype) for each in found]

@@ -15,10 +15,21 @@ import numpy as np
 from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.ir import Array
-from npuc.targets.easynpu.isa import EXTENSIONS, FUSED, MEMORIES, STORED, Control, Instruction, Operand
+from npuc.targets.easynpu.isa import (
+    EXTENSIONS,
+    FUSED,
+    MEMORIES,
+    STORED,
+    Control,
+    Instruction,
+    Layer,
+    Operand,
+    Reshape,
+)
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import Place
+from npuc.targets.easynpu.memory import Place, feature_words
 from npuc.targets.easynpu.placement import PlacedJob
+from npuc.targets.easynpu.rearrangement import written_words
 from npuc.targets.easynpu.selection import Job, Stage
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.timing import Followers, PortUse, port_use
@@ -83,6 +94,9 @@ def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     """The words of a job. Raises DoesNotFit (E303) without a legal tile, EncodingError (E301) for a field."""
     job = placed.job
+    if isinstance(job.stages[0].word, Reshape):
+        return _emit_reshape(placed, job.stages[0], job.stages[0].word)
+    layers = [stage.word for stage in job.stages if isinstance(stage.word, Layer)]
     parts = [stage for stage in job.stages if stage.source is not None]
     rest = job.stages[len(parts) :]
     followers = Followers(
@@ -91,19 +105,28 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         words=len(rest) + _extra_words(placed),
         ports=_ports(placed, (parts[-1], *rest)),
     )
-    tile, tiling = best_tile([stage.word for stage in parts], machine, followers, job.stages[0].node.name)
+    tile, tiling = best_tile(layers[: len(parts)], machine, followers, job.stages[0].node.name)
     words: list[Instruction] = []
     sources = iter(placed.sources)
-    for position, stage in enumerate(job.stages):
+    for position, (stage, layer) in enumerate(zip(job.stages, layers, strict=True)):
         last = position == len(job.stages) - 1
         flags = (0 if last else FUSED) | (STORED if last and placed.stored else 0)
         place = next(sources) if stage.source is not None else None
         words += _extensions(placed, stage, place, last=last)
-        tiled = with_tile(stage.word, *tile)
+        tiled = with_tile(layer, *tile)
         words.append(replace(tiled, opcode=tiled.opcode | flags))
     for word in words:
         _check_fields(word, job.stages[0])
     return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
+
+
+def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
+    """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
+    words = [*_extensions(placed, stage, placed.sources[0], last=True), word]
+    bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
+    return EmittedJob(
+        placed, tuple(words), stage.block, Tiling(word.Ho, word.Wo, len(words) + bus, 1, None, 0, bus)
+    )
 
 
 def expect_fields(jobs: Sequence[Job]) -> None:

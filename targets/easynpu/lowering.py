@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
@@ -17,6 +18,7 @@ from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.movement import with_reshape_words
 from npuc.targets.easynpu.placement import (
     Crossing,
     Placement,
@@ -26,6 +28,7 @@ from npuc.targets.easynpu.placement import (
     fits_implicitly,
     implicit,
     implicit_refusal,
+    placeable,
 )
 from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.selection import Job
@@ -54,7 +57,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small.
     """
-    graph = quantised.graph
+    graph = with_reshape_words(quantised.graph, lambda graph, node: _holds(graph, node, machine, documented))
     regions = regions_of(graph)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
@@ -77,6 +80,14 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
 
 class _WeightImage:
     """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
+def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
+    """Whether there is room for a node's map and its result, which are not computed in tiles."""
+    maps = [Buffer(name, whole(graph, name).words, 0, 0) for name in (node.inputs[0], node.output)]
+    if documented:
+        return sum(each.size for each in maps) <= machine.fmap_words
+    return placeable(maps, set(), machine)
+
+
 
     def __init__(self) -> None:
         self.image = bytearray()

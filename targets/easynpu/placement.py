@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate, lower_bound, peak
 from npuc.errors import DoesNotFit
+from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words, high_end, low_end
 from npuc.targets.easynpu.selection import Job
@@ -110,6 +111,8 @@ def _order_refusal(run: Run) -> str | None:
         previous = result
         later = {each.operand.buffer for each in run.jobs[position + 1 :] if each.operand is not None}
         if result in later:
+            if isinstance(job.stages[-1].word, Reshape):
+                return f"'{result}' would be kept, and a reshape word has no stored form"
             if kept in later:
                 return f"'{result}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
             kept = result

@@ -13,7 +13,7 @@ from npuc.quantize.build import Quantised
 from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.artefact import Segment, TensorMove, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob
-from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.isa import Layer, Reshape
 from npuc.targets.easynpu.lowering import Lowered
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.windows import whole
@@ -78,7 +78,7 @@ def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str
         stages = iter(job.placed.job.stages)
         sources = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
         for word in job.words:
-            stage = next(stages) if isinstance(word, Layer) else None
+            stage = next(stages) if isinstance(word, (Layer, Reshape)) else None
             table.append(
                 {
                     "index": len(table),
@@ -182,7 +182,7 @@ def manifest(
 
 def _is_documented(word: isa.Instruction) -> bool:
     """Whether the document defines the word."""
-    return isinstance(word, Layer) and word.operation is not None and word.operation.documented
+    return isinstance(word, (Layer, Reshape)) and word.operation is not None and word.operation.documented
 
 
 def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer, Reshape
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import (
     BS_WORDS,
@@ -32,6 +32,7 @@ from npuc.targets.easynpu.memory import (
     pack_table,
     pack_weights,
 )
+from npuc.targets.easynpu.movement import WORD_OP, word_of
 from npuc.targets.easynpu.tiling import FIELD_MOST
 from npuc.targets.easynpu.views import (
     View,
@@ -52,7 +53,7 @@ FIELD_CHANNELS = 256
 class Stage:
     """One layer word without tile and flags, its block of the weight stream, and what it computes."""
 
-    word: Layer
+    word: Layer | Reshape
     block: Array
     node: Node
     tensor: str | None = None
@@ -215,6 +216,9 @@ class _Selection:
                 yield from self._max_pool(head)
             case op if op in POINTWISE:
                 yield from self._pointwise(head, followers)
+            case op if op == WORD_OP:
+                stage = Stage(word_of(head), _no_words(), head, head.output, self.views.tensors[head.inputs[0]])
+                yield Job((stage,), self.views.tensors[head.output])
             case "Concat" if head.output in self.views.copies and concat_offsets(self.graph, head) is None:
                 yield from self._selecting(head)
             case "Concat" | "DepthToSpace":
@@ -486,7 +490,7 @@ class _Selection:
 
 POINTWISE = ("IntRelu", "IntTable", "IntPRelu")
 """Functions of one element: they continue on any result but a pool's."""
-ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "MaxPool", *POINTWISE)
+ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
 
 
 def _group_words(node: Node) -> int:

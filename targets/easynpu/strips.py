@@ -300,7 +300,8 @@ def _asked(
         first = np.clip(low * stride - padding, 0, extent - 1)
         last = np.where(high == extents[node.output], extent, (high - 1) * stride - padding + max(reach, stride))
         return first, np.maximum(np.minimum(last, extent), first + 1)
-    if extent == 1 or node.op in ("Slice", "Split", "Reshape", "DepthToSpace") or extent != extents[node.output]:
+    moves = node.op in ("Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
+    if extent == 1 or moves or extent != extents[node.output]:
         return np.zeros_like(low), np.full_like(high, extent)
     return low, high
 

@@ -135,7 +135,7 @@ HOST: Mapping[str, str] = {
     "LogSoftmax": "the machine has no exponential and no logarithm",
     "ArgMax": "the machine has no index arithmetic",
     "LRN": "the machine has no power function",
-    **dict.fromkeys(MOVEMENT, "the machine moves data only between layers of equal layout"),
+    **dict.fromkeys(MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
 }
 
 

@@ -32,6 +32,7 @@ from npuc.targets.easynpu import images, isa, lowering, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.movement import MOVES
 from npuc.targets.easynpu.running import Runner, SteppingRunner
 from npuc.targets.easynpu.tables import best_table
 
@@ -135,7 +136,14 @@ class EasyNpu:
             }
             for op, row in support.ARRAY.items()
         ]
-        host = [{"op": op, "runs as": "host step", "constraints": f"{why}."} for op, why in support.HOST.items()]
+        host = [
+            {
+                "op": op,
+                "runs as": "reshape, or host step" if op in MOVES else "host step",
+                "constraints": f"{'On the host: ' if op in MOVES else ''}{why}.",
+            }
+            for op, why in support.HOST.items()
+        ]
         return array + host
 
     def _integer(self, graph: Graph, machine: Machine) -> tuple[Node, ...]:

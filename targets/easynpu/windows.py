@@ -58,7 +58,7 @@ def whole(graph: Graph, tensor: str) -> Window:
 def is_channelwise(graph: Graph, node: Node) -> bool:
     """Whether each output channel depends on the same input channel only."""
     if node.op != "IntConv":
-        return node.op not in ("Concat", "Slice", "Split", "Reshape", "DepthToSpace")
+        return node.op not in ("Concat", "Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
     group = node.integer("group", 1)
     return group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
 
@@ -92,7 +92,7 @@ def needed(graph: Graph, node: Node, out: Window) -> Iterator[tuple[str, Window]
     elif node.op == "Concat" and node.integer("axis") == 1:
         for name in node.inputs:
             yield name, Window((0, graph.shape(name)[1]), out.rows, out.columns)
-    elif node.op in ("Concat", "Slice", "Split", "DepthToSpace") or is_alias(graph, node):
+    elif node.op in ("Concat", "Slice", "Split", "DepthToSpace", "IntReshape") or is_alias(graph, node):
         for name in node.inputs:
             yield name, whole(graph, name)
     else:
@@ -123,7 +123,7 @@ def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Windo
         if not wanted:
             continue
         out = reduce(Window.joined, wanted)
-        if node.op in ("Slice", "Split", "DepthToSpace") or is_alias(graph, node):
+        if node.op in ("Slice", "Split", "DepthToSpace", "IntReshape") or is_alias(graph, node):
             for name in node.outputs:
                 found[name] = whole(graph, name)
         for name, window in needed(graph, node, out):
@@ -134,7 +134,7 @@ def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Windo
 def is_tileable(nodes: Iterable[Node]) -> bool:
     """Whether a range can be computed in spatial tiles: no node in it needs its inputs whole."""
     return not any(
-        node.op in ("Slice", "Split", "Reshape", "DepthToSpace")
+        node.op in ("Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
         or (node.op == "Concat" and node.integer("axis") != 1)
         for node in nodes
     )

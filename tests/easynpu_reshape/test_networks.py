@@ -1,0 +1,187 @@
+"""Networks with data movement between layers: compiled, bit-exact, on the array where one word does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from npuc import data, driver
+from npuc.ir import Graph, Node, TensorType
+from npuc.targets.easynpu.movement import WORD_OP, with_reshape_words
+from npuc.targets.easynpu.running import SteppingRunner
+from npuc.targets.easynpu.windows import is_tileable
+from tests.easynpu_tables.test_networks import EASYNPU, Outcome, conv, model, outcome, weights
+
+CHANNELS = 20
+
+
+def between(
+    path: Path, nodes: Sequence[onnx.NodeProto], shape: tuple[int, int, int], reshaped: tuple[int, int, int]
+) -> Path:
+    """conv, ReLU, the nodes from `r` to `m`, conv; shapes (C, H, W) of `r` and of `m`."""
+    constants = {"w1": weights(shape[0], 3, 3, 3), "w2": weights(8, reshaped[0], 3, 3)}
+    chain = [conv("x", "w1", "a"), helper.make_node("Relu", ["a"], ["r"], name="r"), *nodes]
+    return model(path, [*chain, conv("m", "w2", "y")], constants, (1, 3, *shape[1:]), (1, 8, *reshaped[1:]))
+
+
+def node(op: str, x: str, y: str, **attrs: Any) -> onnx.NodeProto:
+    return helper.make_node(op, [x], [y], name=op, **attrs)
+
+
+MOVEMENTS = [
+    ("Transpose", {"perm": (0, 1, 3, 2)}, (20, 12, 8)),
+    ("Transpose", {"perm": (0, 2, 3, 1)}, (8, 12, 20)),
+    ("Transpose", {"perm": (0, 3, 1, 2)}, (12, 20, 8)),
+    ("Transpose", {"perm": (0, 2, 1, 3)}, (8, 20, 12)),
+    ("SpaceToDepth", {"blocksize": 2}, (80, 4, 6)),
+    ("DepthToSpace", {"blocksize": 2}, (5, 16, 24)),
+    ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}, (5, 16, 24)),
+]
+
+
+@pytest.mark.parametrize(("op", "attrs", "reshaped"), MOVEMENTS)
+@pytest.mark.parametrize("isa", ["extended", "documented"])
+def test_movement_between_layers_is_one_word(
+    op: str, attrs: dict[str, Any], reshaped: tuple[int, int, int], isa: str, tmp_path: Path
+) -> None:
+    shape = (CHANNELS, 8, 12)
+    path = between(tmp_path / "m.onnx", [node(op, "r", "m", **attrs)], shape, reshaped)
+    machine = "large" if isa == "documented" else "default"
+    found = outcome(path, isa=isa, machine=machine)
+    assert found.layers == ["conv_relu", "reshape", "conv"]
+    assert host_steps(found) == []
+    assert found.program.manifest["isa"] in ("documented", isa)
+
+
+def host_steps(found: Outcome) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = found.program.manifest["report"]["host_steps"]
+    return steps
+
+
+def through(*steps: tuple[str, Any]) -> list[onnx.NodeProto]:
+    """Reshapes (to a shape) and transposes (by a permutation), from `r` to `m`."""
+    names = ["r", *(f"t{position}" for position in range(len(steps) - 1)), "m"]
+    found: list[onnx.NodeProto] = []
+    for (op, value), x, y in zip(steps, names, names[1:], strict=False):
+        if op == "Transpose":
+            found.append(helper.make_node("Transpose", [x], [y], name=y, perm=value))
+        else:
+            shape = onnx.numpy_helper.from_array(np.array(value, np.int64), f"{y}/shape")
+            found.append(helper.make_node("Constant", [], [f"{y}/shape"], value=shape))
+            found.append(helper.make_node("Reshape", [x, f"{y}/shape"], [y], name=y))
+    return found
+
+
+CHAINS = {
+    "rows become channels": ([("Reshape", (1, 40, 4, 12))], (40, 4, 12)),
+    "rows and columns are joined": ([("Reshape", (1, 20, 1, 96))], (20, 1, 96)),
+    "pixels become channels": ([("Reshape", (1, 20, 96, 1)), ("Transpose", (0, 2, 1, 3))], (96, 20, 1)),
+    "blocks of columns become rows": (
+        [
+            ("Reshape", (1, 20, 8, 3, 4)),
+            ("Transpose", (0, 1, 3, 2, 4)),
+            ("Reshape", (1, 20, 24, 4)),
+        ],
+        (20, 24, 4),
+    ),
+    "space to depth by hand": (
+        [
+            ("Reshape", (1, 20, 4, 2, 6, 2)),
+            ("Transpose", (0, 3, 5, 1, 2, 4)),
+            ("Reshape", (1, 80, 4, 6)),
+        ],
+        (80, 4, 6),
+    ),
+    "rows are shuffled": (
+        [
+            ("Reshape", (1, 20, 4, 2, 12)),
+            ("Transpose", (0, 1, 3, 2, 4)),
+            ("Reshape", (1, 20, 8, 12)),
+        ],
+        (20, 8, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_of_reshapes_and_transposes_is_one_word(name: str, tmp_path: Path) -> None:
+    steps, reshaped = CHAINS[name]
+    found = outcome(between(tmp_path / "m.onnx", through(*steps), (CHANNELS, 8, 12), reshaped))
+    assert found.layers == ["conv_relu", "reshape", "conv"]
+    assert host_steps(found) == []
+
+
+def test_what_no_word_expresses_runs_on_the_host(tmp_path: Path) -> None:
+    """Every dimension gives a part to the next one, which takes three splits."""
+    steps = through(("Reshape", (1, 32, 6, 9)))
+    found = outcome(between(tmp_path / "m.onnx", steps, (18, 8, 12), (32, 6, 9)))
+    assert [step["op"] for step in host_steps(found)] == ["Reshape"]
+    assert "reshape" not in found.layers
+
+
+def test_a_tensor_with_two_readers_is_not_inside_a_word(tmp_path: Path) -> None:
+    steps = [node("Transpose", "r", "t", perm=(0, 1, 3, 2)), node("SpaceToDepth", "t", "m", blocksize=2)]
+    path = tmp_path / "m.onnx"
+    constants = {"w1": weights(20, 3, 3, 3), "w2": weights(20, 80, 3, 3), "w3": weights(20, 20, 3, 3)}
+    nodes = [conv("x", "w1", "r"), *steps, conv("m", "w2", "b"), conv("t", "w3", "c", strides=[2, 2])]
+    nodes.append(helper.make_node("Add", ["b", "c"], ["y"], name="y"))
+    found = outcome(model(path, nodes, constants, (1, 3, 8, 12), (1, 20, 6, 4)))
+    assert sum(layer == "reshape" for layer in found.layers) == 2
+    assert host_steps(found) == []
+
+
+@pytest.mark.parametrize(("op", "attrs", "reshaped"), MOVEMENTS)
+def test_a_reshape_steps_in_the_cycles_that_are_reported(
+    op: str, attrs: dict[str, Any], reshaped: tuple[int, int, int], tmp_path: Path
+) -> None:
+    path = between(tmp_path / "m.onnx", [node(op, "r", "m", **attrs)], (CHANNELS, 8, 12), reshaped)
+    program = outcome(path).program
+    inputs = data.synthetic(driver.program_inputs(program), 1, seed=3).inputs
+    expected = EASYNPU.runner(program)(inputs)
+    runner = SteppingRunner(program)
+    np.testing.assert_array_equal(runner(inputs)["y"], expected["y"])
+    rows = program.manifest["report"]["layers"]
+    assert [row["op"] for row in rows] == ["conv_relu", "reshape", "conv"]
+    for row, count in zip(rows, runner.layers, strict=True):
+        assert (row["cycles"], row["bus_words"]) == (count.cycles, count.bus_words)
+
+
+def test_exchanging_rows_and_columns_takes_two_cycles_for_a_word(tmp_path: Path) -> None:
+    path = between(
+        tmp_path / "m.onnx", [node("Transpose", "r", "m", perm=(0, 1, 3, 2))], (CHANNELS, 8, 12), (20, 12, 8)
+    )
+    row = outcome(path).program.manifest["report"]["layers"][1]
+    assert row["bus_words"] == 2 * 8 * 12 * 2  # two groups of channels, each read and written
+    assert row["cycles"] == row["bus_words"] + 1  # implicit addresses: one instruction word
+
+
+def graph_of(*nodes: Node, shapes: dict[str, tuple[int, ...]]) -> Graph:
+    types = {name: TensorType(shape, "int8") for name, shape in shapes.items()}
+    return Graph("g", nodes, ("x",), (nodes[-1].output,), {}, types)
+
+
+def test_the_longest_chain_that_one_word_does_is_replaced_and_keeps_its_sources() -> None:
+    first = Node("Transpose", ("x",), ("t",), {"perm": (0, 1, 3, 2)}, "first", ("a",))
+    second = Node("SpaceToDepth", ("t",), ("y",), {"blocksize": 2}, "second", ("b",))
+    graph = graph_of(first, second, shapes={"x": (1, 4, 6, 8), "t": (1, 4, 8, 6), "y": (1, 16, 4, 3)})
+    (merged,) = with_reshape_words(graph, lambda _graph, _node: True).nodes
+    assert (merged.op, merged.inputs, merged.outputs, merged.sources) == (WORD_OP, ("x",), ("y",), ("a", "b"))
+    assert not is_tileable([merged])
+
+
+def test_nothing_is_replaced_where_the_machine_has_no_room() -> None:
+    only = Node("Transpose", ("x",), ("y",), {"perm": (0, 1, 3, 2)}, "only", ("a",))
+    graph = graph_of(only, shapes={"x": (1, 4, 6, 8), "y": (1, 4, 8, 6)})
+    assert with_reshape_words(graph, lambda _graph, _node: False).nodes == (only,)
+
+
+def test_an_alias_stays_address_arithmetic() -> None:
+    only = Node("Reshape", ("x",), ("y",), {"shape": (1, 24)}, "only", ("a",))
+    graph = graph_of(only, shapes={"x": (1, 24, 1, 1), "y": (1, 24)})
+    assert with_reshape_words(graph, lambda _graph, _node: True).nodes == (only,)
