@@ -64,7 +64,9 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     weights = _WeightImage()
     jobs: list[EmittedJob] = []
     usage: list[Mapping[str, Usage]] = []
+    read: set[str] = set()
     for region in regions:
+        steps += _constants(graph, region.host, read)
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
@@ -78,8 +80,6 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), _usage(usage, steps))
 
 
-class _WeightImage:
-    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
     """Whether there is room for a node's map and its result, which are not computed in tiles."""
     maps = [Buffer(name, whole(graph, name).words, 0, 0) for name in (node.inputs[0], node.output)]
@@ -88,6 +88,8 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
     return placeable(maps, set(), machine)
 
 
+class _WeightImage:
+    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
 
     def __init__(self) -> None:
         self.image = bytearray()
@@ -204,6 +206,15 @@ def _segment(
         )
 
     return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
+
+
+def _constants(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[HostStep]:
+    """The constants that host nodes read and none before them did; those are added to `read`."""
+    for node in nodes:
+        for name in node.inputs[:1] if node.op in BORDER else node.inputs:
+            if name in graph.constants and name not in read:
+                read.add(name)
+                yield HostStep.constant(name, graph.constants[name])
 
 
 def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
