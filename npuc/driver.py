@@ -11,7 +11,7 @@ import numpy as np
 
 from npuc.data import Samples, synthetic
 from npuc.data import load as load_samples
-from npuc.errors import NpucError, Problem
+from npuc.errors import NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, TensorType
 from npuc.passes import FLOAT_PASSES
@@ -31,8 +31,16 @@ def passes_of(target: Target) -> tuple[Pass, ...]:
 
 
 def optimised(model: Path, target: Target, shapes: Shapes, hook: Hook | None = None) -> Graph:
-    """The float graph of a model after the shared passes and the target's own."""
-    return run_passes(load_model(model, shapes), passes_of(target), hook)
+    """The float graph of a model after the shared passes and the target's own.
+
+    Raises UnsupportedOperator (E202) for outputs that depend on no input.
+    """
+    graph = run_passes(load_model(model, shapes), passes_of(target), hook)
+    constant = [name for name in graph.outputs if name in graph.constants]
+    if constant:
+        reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
+        raise UnsupportedOperator.of(Problem("E202", reason, tensor=name, remedy=remedy) for name in constant)
+    return graph
 
 
 def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> list[Problem]:

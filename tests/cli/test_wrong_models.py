@@ -122,6 +122,14 @@ def test_every_byte_that_flips_gives_a_clear_refusal_or_a_program(
         assert outcome.code == 0 or outcome.err.startswith("error[E"), outcome.err
 
 
+def test_an_output_that_depends_on_no_input_gives_one_clear_block(write: WriteModel, tmp_path: Path) -> None:
+    body = "a = Constant <value = float[1,3] {1, 2, 3}> ()\n y = Relu(a)"
+    alone = f"g () => (float[1,3] y) {{ {body} }}"
+    beside = f"g (float[1,3] x) => (float[1,3] z, float[1,3] y) {{ z = Relu(x)\n {body} }}"
+    for text in (alone, beside):
+        expect_refusal(write(text), "E202", ["'y'", "constant"], tmp_path / "o")
+
+
 def test_a_model_of_two_inputs_takes_data_by_name(write: WriteModel, tmp_path: Path) -> None:
     path = write("g (float[1,3,4,4] a, float[1,3,4,4] b) => (float[1,3,4,4] y) { y = Add(a, b) }")
     values = np.ones((2, 3, 4, 4), np.float32)
