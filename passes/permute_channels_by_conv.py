@@ -136,7 +136,7 @@ def _selecting(draft: Draft, output: str, found: Selection) -> Node:
         return replace(giver, inputs=inputs, outputs=(output,), name=name, sources=sources)
     taps = np.eye(draft.shape(found.image)[1], dtype=np.float32)[channels][..., None, None]
     weight = draft.constant(taps, f"{output}/weight")
-    return Node("Conv", (found.image, weight), (output,), {"kernel_shape": (1, 1)}, name, sources)
+    return Node("Conv", (found.image, weight), (output,), {"kernel_shape": (1, 1), "selects": 1}, name, sources)
 
 
 def _giver(draft: Draft, found: Selection) -> Node | None:

@@ -63,9 +63,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
 def macs(graph: Graph, node: Node) -> int:
     """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for anything else.
 
-    Zeros that make a grouped convolution dense do not count.
+    Zeros that make a grouped convolution dense do not count, nor do convolutions that only move channels.
     """
-    if node.op != "IntConv" or node.integer("average"):
+    if node.op != "IntConv" or node.integer("average") or node.integer("selects"):
         return 0
     kernel = prod(graph.shape(node.inputs[1])[1:])
     return prod(graph.shape(node.output)) * kernel // node.integer("blocks", 1)

@@ -46,6 +46,7 @@ class EasyNpu:
     passes: tuple[Pass, ...] = (
         subtract_by_adding,
         batch_norm_to_conv,
+        expand_groups,
         permute_channels_by_conv,
         conv_transpose_to_convs,
         resize_to_copies,
@@ -54,7 +55,6 @@ class EasyNpu:
         fuse_again,
         separate_clips,
         gemm_to_conv,
-        expand_groups,
     )
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
