@@ -25,7 +25,7 @@ from npuc.targets.easynpu.memory import BS_WORDS, LANES, feature_words, groups
 from npuc.targets.easynpu.placement import placeable
 from npuc.targets.easynpu.regions import inputs_of, outputs_of
 from npuc.targets.easynpu.selection import fused_behind
-from npuc.targets.easynpu.views import Views, map_shape, views_of
+from npuc.targets.easynpu.views import Views, interleaved, map_shape, views_of
 from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, whole, windows_for
 
 MOST_TILES = 16
@@ -113,6 +113,8 @@ def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:
 
 def best_grid(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: float) -> Strip | None:
     """The cheapest grid with which a range fits the memories; None if there is none. weight: cycles a word."""
+    if _divides_interleaving(graph, nodes):
+        return None
     outputs = outputs_of(graph, nodes)
     shapes = {map_shape(graph.shape(name))[1:] for name in outputs}
     if not outputs or (len(shapes) > 1 and min(min(shape) for shape in shapes) < 2):
@@ -128,6 +130,13 @@ def best_grid(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: flo
         key=lambda strip: strip.compute_cycles + strip.traffic_words * weight,
     )
     return next((strip for strip in strips[:MOST_TRIES] if fits(graph, nodes, strip.grid, machine)), None)
+
+
+def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:
+    """Whether a DepthToSpace and the concatenation that it interleaves are not both in the range."""
+    inside = {id(node) for node in nodes}
+    pairs = ((node, interleaved(graph, node)) for node in graph.nodes)
+    return any(concat is not None and (id(node) in inside) != (id(concat) in inside) for node, concat in pairs)
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
