@@ -149,7 +149,12 @@ def _giver(draft: Draft, found: Selection) -> Node | None:
 
 
 def _is_dense(draft: Draft, node: Node) -> bool:
-    """Whether a node is a convolution of one group whose parameters are constants."""
+    """Whether a node is a convolution of one group whose parameters are constants.
+
+    One in blocks, which another order of channels would fill, only if it has few taps anyway.
+    """
     if node.op != "Conv" or node.integer("group", 1) != 1:
+        return False
+    if node.integer("blocks", 1) > 1 and any(extent > 1 for extent in draft.shape(node.inputs[1])[2:]):
         return False
     return all(name in draft.constants for name in node.inputs[1:] if name)

@@ -18,8 +18,8 @@ from npuc.passes.gemm_to_conv import gemm_to_conv
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.resize_to_copies import resize_to_copies
 from npuc.passes.separate_clips import separate_clips
-from npuc.passes.split_average_pool import split_average_pool
 from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.split_average_pool import split_average_pool
 from npuc.passes.split_max_pool import split_max_pool
 from npuc.passes.subtract_by_adding import subtract_by_adding
 from npuc.pipeline import Pass
@@ -46,9 +46,9 @@ class EasyNpu:
     passes: tuple[Pass, ...] = (
         subtract_by_adding,
         batch_norm_to_conv,
+        conv_transpose_to_convs,
         expand_groups,
         permute_channels_by_conv,
-        conv_transpose_to_convs,
         resize_to_copies,
         split_average_borders,
         split_max_pool,
@@ -154,7 +154,7 @@ class EasyNpu:
 
 
 def _prepared(graph: Graph, options: Options) -> Graph:
-    """The graph in operators that have a word; the document has none for slopes per channel, and keeps no psums."""
+    """The graph in operators that have a word; the document has no slopes per channel, and keeps no psums."""
     return split_average_pool(expand_prelu(graph)) if options.isa == "documented" else graph
 
 

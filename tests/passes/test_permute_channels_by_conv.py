@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
+from npuc.passes.expand_groups import expand_groups
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
@@ -61,6 +62,26 @@ def test_depthwise_and_grouped_convolutions_do_not_take_a_shuffle() -> None:
     after = node("Conv", "b v", "y", group=4)
     graph = network((1, 4, 3, 4), "y", before, *shuffle("a", "b", 2, 4), after, w=(4, 2, 1, 1), v=(4, 1, 1, 1))
     assert_rewritten(graph, "Conv", "Conv", "Conv")
+
+
+@pytest.mark.parametrize(("kernel", "convs"), [(1, 2), (3, 3)])
+def test_a_convolution_in_blocks_takes_a_shuffle_only_with_one_tap(kernel: int, convs: int) -> None:
+    """Another order fills the blocks: with 9 taps that costs more than a convolution that permutes."""
+    conv = node("Conv", "x w", "a", group=2)
+    after = node("Conv", "b v", "y", group=4)
+    height, width = 4 - kernel, 5 - kernel
+    graph = network(
+        (1, 4, 3, 4),
+        "y",
+        conv,
+        *shuffle("a", "b", 2, 4, height, width),
+        after,
+        w=(4, 2, kernel, kernel),
+        v=(4, 1, 1, 1),
+    )
+    found = permute_channels_by_conv(expand_groups(graph))
+    assert operators(found) == ["Conv"] * convs
+    assert_same_meaning(graph, found)
 
 
 def test_a_shuffle_before_an_aligned_split_is_two_selections() -> None:

@@ -1,0 +1,71 @@
+"""Networks with operators that EasyNPU has no word for, compiled and compared in every bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from npuc import data, driver, program, verify
+from npuc.frontend import import_model
+from npuc.models import MODELS
+from npuc.passes import FLOAT_PASSES
+from npuc.pipeline import run_passes
+from npuc.target import Options, target
+from tests.easynpu_rewrites.nets import NETS
+from tests.passes.networks import assert_same_meaning
+from tests.passes.random_graphs import random_graph
+
+EASYNPU = target("easynpu")
+
+
+def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[program.Program, dict[str, Any]]:
+    path = folder / "m.onnx"
+    onnx.save(model, path)
+    compiled, _ = driver.compile_model(path, EASYNPU, Options(machine=machine), {})
+    program.save(compiled, folder / "m.npu")
+    loaded = program.load(folder / "m.npu")
+    samples = data.synthetic(driver.program_inputs(loaded), 3, seed=5)
+    return loaded, verify.verify(path, folder / "m.npu", loaded, EASYNPU, samples, verify.Tolerance())
+
+
+@pytest.mark.parametrize("machine", ["default", "large"])
+@pytest.mark.parametrize("name", NETS)
+def test_a_network_runs_on_the_array_alone_in_every_bit(name: str, machine: str, tmp_path: Path) -> None:
+    loaded, report = verified(NETS[name].model(), machine, tmp_path)
+    assert loaded.manifest["report"]["host_steps"] == []
+    assert report["bit_exact"] is True
+    assert report["status"] == "ok"
+    assert all(output["sqnr_db"] is None or output["sqnr_db"] > 24 for output in report["outputs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [("unet_small", "large"), ("unet_small", "default"), ("bc_resnet", "large"), ("bc_resnet", "default")],
+)
+def test_networks_of_the_package_run_on_the_array_alone(name: str, machine: str, tmp_path: Path) -> None:
+    loaded, report = verified(MODELS[name](), machine, tmp_path)
+    assert loaded.manifest["report"]["host_steps"] == []
+    assert report["bit_exact"] is True
+    assert report["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", [*NETS, *MODELS])
+def test_the_passes_keep_the_meaning_and_change_nothing_more_the_second_time(name: str) -> None:
+    model = NETS[name].model() if name in NETS else MODELS[name]()
+    graph = run_passes(import_model(model), FLOAT_PASSES)
+    for each in EASYNPU.passes:
+        after = each(graph)
+        if after is not graph:
+            assert_same_meaning(graph, after)
+        assert each(after).nodes == after.nodes, each.__name__
+        graph = after
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_passes_keep_the_meaning_of_random_networks(seed: int) -> None:
+    graph = run_passes(random_graph(seed), FLOAT_PASSES)
+    found = run_passes(graph, EASYNPU.passes)
+    assert_same_meaning(graph, found)
