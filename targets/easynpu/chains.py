@@ -13,7 +13,7 @@ from npuc.targets.easynpu import isa, listing, rearrangement
 from npuc.targets.easynpu.isa import Control, Halt, Layer, Operand, Reshape
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES, Map, Place, groups, high_end, low_end
-from npuc.targets.easynpu.timing import is_dense, tile_input
+from npuc.targets.easynpu.timing import is_dense, of_a_row, tile_input
 
 KEEPING = ("conv", "dwconv", "avgpool")
 """Words that keep psums for the next word, or continue on kept ones."""
@@ -189,7 +189,7 @@ def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
     layer = stage.layer
     dense = is_dense(layer)
     rows, columns = tile_input(layer, layer.y, layer.x)
-    entries, psums = rows * columns, layer.y * layer.x * (layer.Zs if dense else 1)
+    entries, psums = rows * columns, of_a_row(layer.y * layer.x, machine) * (layer.Zs if dense else 1)
     return {
         f"y' x' are {layer.yi} x {layer.xi}, the tile needs {rows} x {columns}": (layer.yi, layer.xi)
         != (rows, columns),

@@ -37,7 +37,7 @@ class Hardware:
             Dtcm("weight", machine.weight_words),
             IfmapPads(machine.ifmap_pad_entries),
             WeightPads(machine.weight_pad_entries),
-            PsumFile(machine.psum_entries),
+            PsumFile(machine.psum_entries, machine.pe_rows),
             ParameterPads(machine.parameter_pad_entries),
         )
 

@@ -295,12 +295,11 @@ class LayerRun:
         return np.repeat(bias[:, None], step.tile.positions, axis=1)
 
     def _psums(self, step: Step) -> Array:
-        zs = self.parts[0].Zs if self.dense else 1
-        return self.hardware.psums.read(0, zs * step.tile.positions).reshape(zs, -1, LANES)
+        return self.hardware.psums.read(self.parts[0].Zs if self.dense else 1, step.tile.positions)
 
     def _write_psums(self, psums: Array) -> None:
         datapath.expect_32_bits(psums)
-        self.hardware.psums.write(0, psums.reshape(-1, LANES))
+        self.hardware.psums.write(psums)
 
     def _finish(self) -> None:
         hardware, count = self.hardware, self.count

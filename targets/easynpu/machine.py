@@ -14,6 +14,7 @@ from npuc.errors import DoesNotFit
 from npuc.text import closest
 
 MACHINES = Path(__file__).parent / "machines"
+ROWS_MOST = 64
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,11 @@ class Machine:
 
     name: str = "default"
     pes: int = 16
+    pe_rows: int = 1
+    """Rows of 16 PEs that share weights and ifmap pads (a read port each) and divide the positions of a tile."""
     ifmap_pad_entries: int = 64
     psum_entries: int = 64
+    """Of every row."""
     weight_pad_entries: int = 16
     parameter_pad_entries: int = 64
     """Entries of 32 + 8 bits per PE: bias and scale of a layer and of the words fused behind it (the author's RTL
@@ -36,6 +40,11 @@ class Machine:
     """What the host moves to or from the DTCMs in a cycle: weighs transfers against computation in plans."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """Multiply-accumulates of all PEs."""
+        return self.pes * self.pe_rows
 
     @property
     def word_bytes(self) -> int:
@@ -69,6 +78,8 @@ class Machine:
             raise _bad(
                 origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"
             )
+        if machine.pe_rows > ROWS_MOST:
+            raise _bad(origin, f"pe_rows = {machine.pe_rows}", f"1..{ROWS_MOST}")
         if machine.weight_pad_entries > 256:
             raise _bad(origin, f"weight_pad_entries = {machine.weight_pad_entries}", "1..256 (Zs has 8 bits)")
         return machine

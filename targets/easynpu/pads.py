@@ -132,30 +132,33 @@ class WeightPads:
 
 
 class PsumFile:
-    """The psums of the 16 PEs: `values` is (entries, 16) int64, within 32 bits."""
+    """The psums of all PEs, within 32 bits: row r holds those of positions r, r + rows, r + 2 rows and so on."""
 
-    def __init__(self, entries: int) -> None:
-        self.values = np.zeros((entries, LANES), np.int64)
-        self.written = np.zeros(entries, np.bool_)
+    def __init__(self, entries: int, rows: int = 1) -> None:
+        self.entries = entries
+        self.rows = rows
+        self.values = np.zeros((entries * rows, LANES), np.int64)
+        self.written = np.zeros(entries * rows, np.bool_)
         self.most = 0
 
     def clear(self) -> None:
         """A new tile: what was accumulated is no longer valid."""
         self.written[:] = False
 
-    def write(self, first: int, psums: Array) -> None:
-        """Psums (n, 16) from an entry on."""
-        last = first + len(psums)
-        if last > len(self.values):
-            raise trap(f"psum {last - 1} is written", f"0..{len(self.values) - 1}")
-        self.values[first:last], self.written[first:last] = psums, True
-        self.most = max(self.most, last)
+    def write(self, psums: Array) -> None:
+        """All psums (zs, positions, 16) of a tile."""
+        zs, positions, _ = psums.shape
+        needed = zs * -(-positions // self.rows)
+        if needed > self.entries:
+            raise trap(f"psum {needed - 1} is written", f"0..{self.entries - 1}")
+        self.values[: zs * positions], self.written[: zs * positions] = psums.reshape(-1, LANES), True
+        self.most = max(self.most, needed)
 
-    def read(self, first: int, count: int) -> Array:
-        """Psums (count, 16) from an entry on."""
-        if first + count > len(self.values) or not self.written[first : first + count].all():
+    def read(self, zs: int, positions: int) -> Array:
+        """All psums (zs, positions, 16) of a tile."""
+        if zs * positions > len(self.values) or not self.written[: zs * positions].all():
             raise trap("a psum is read before it is written")
-        return self.values[first : first + count]
+        return self.values[: zs * positions].reshape(zs, positions, LANES)
 
 
 class ParameterPads:

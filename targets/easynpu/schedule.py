@@ -129,8 +129,10 @@ class Sweep:
     """Weight words of a pass: one per ozi, or none."""
     compute: int
     """Cycles of one ozi in which the PEs compute, the bubble after a single psum included."""
+    position: Array
+    """In each cycle: the position of row 0; the other rows have the next ones."""
     issue: Array
-    """The position that enters the PEs in a cycle, or NONE."""
+    """Whether the positions enter the PEs."""
     operand: Array
     """The position whose operand is read, or NONE."""
     result: Array
@@ -157,23 +159,17 @@ class Sweep:
     ) -> Sweep:
         """The cycles of passes over these positions; source: the memory that sub-ifmaps come from.
 
-        A position takes a cycle; two where its operand is read from a memory that its result is written to. Two
-        operations on one psum are two cycles apart, unless the psum port writes first.
+        The rows of PEs take as many positions a cycle. Operands and results pass one a cycle, results after
+        operands where they meet in a memory. Two operations on one psum are two cycles apart, unless the psum
+        port writes first.
         """
-        apart = access.operand in access.results
-        bubble = positions * ozis == 1 and not machine.psum_write_first
-        length = max(1 + apart, 1 + bubble)
-        at = np.full((positions, length), NONE)
-        issue, operand, result = at.copy(), at.copy(), at.copy()
-        every = np.arange(positions)
-        issue[:, int(apart)] = every
-        if access.operand is not None:
-            operand[:, 0] = every
-        if access.results:
-            result[:, int(apart)] = every
+        firsts = range(0, positions, machine.pe_rows)
+        bubble = len(firsts) * ozis == 1 and not machine.psum_write_first
+        cycles = [access.cycles(range(at, min(at + machine.pe_rows, positions)), 1 + bubble) for at in firsts]
+        position, issue, operand, result = (np.concatenate(each) for each in zip(*cycles, strict=True))
         blocked = (result != NONE) | ((operand != NONE) & (access.operand == source))
-        flat = (each.ravel() for each in (issue, operand, result, blocked))
-        return cls(stage, passes, ozis, words, positions * (1 + bubble), *flat)
+        compute = len(firsts) * (1 + bubble)
+        return cls(stage, passes, ozis, words, compute, position, issue == 1, operand, result, blocked)
 
 
 @dataclass(frozen=True)
@@ -182,6 +178,22 @@ class Access:
 
     operand: str | None = None
     results: frozenset[str] = frozenset()
+
+    def cycles(self, positions: range, least: int) -> tuple[Array, Array, Array, Array]:
+        """In each cycle of positions that enter the PEs together: the first, and whether they enter; then the one
+        whose operand is read and the one whose result is written, or NONE.
+        """
+        apart = self.operand in self.results
+        accesses = len(positions) * ((1 + apart) if self.operand is not None or self.results else 0)
+        first = np.full(max(accesses, least), positions[0])
+        issue, operand, result = np.zeros_like(first), np.full_like(first, NONE), np.full_like(first, NONE)
+        begin = len(positions) if apart else 0
+        issue[begin] = 1
+        if self.operand is not None:
+            operand[: len(positions)] = positions
+        if self.results:
+            result[begin : begin + len(positions)] = positions
+        return first, issue, operand, result
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,14 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import groups
-from npuc.targets.easynpu.timing import Followers, chain_cost, is_dense, kernel_extent, tile_input
+from npuc.targets.easynpu.timing import (
+    Followers,
+    chain_cost,
+    is_dense,
+    kernel_extent,
+    of_a_row,
+    tile_input,
+)
 
 FIELD_MOST = 64
 """y, x, y' and x' have 6 bits, stored minus one."""
@@ -67,7 +74,7 @@ def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.n
     rows, columns = tile_input(layer, y, x)
     per_pe = layer.Zs if is_dense(layer) else 1
     return (
-        (y * x * per_pe <= machine.psum_entries)
+        (of_a_row(y * x, machine) * per_pe <= machine.psum_entries)
         & (rows * columns <= machine.ifmap_pad_entries)
         & (rows <= FIELD_MOST)
         & (columns <= FIELD_MOST)

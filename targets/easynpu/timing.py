@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from npuc.targets.easynpu.isa import CONV, Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 
+Extent = TypeVar("Extent", int, Array)
 DRAIN = 3
 """Cycles from the last MAC to its result in the DTCM: the registers of the PE."""
 
@@ -91,6 +93,11 @@ def tile_input(layer: Layer, y: Array | int, x: Array | int) -> tuple[Array | in
     rows = (y - 1) * layer.Sh + kernel_extent(layer.Hk, layer.Dh)
     columns = (x - 1) * layer.Sw + kernel_extent(layer.Wk, layer.Dw)
     return rows, columns
+
+
+def of_a_row(positions: Extent, machine: Machine) -> Extent:
+    """Positions of a tile that the fullest row of PEs has: its psums per ozi, and its cycles of a pass."""
+    return -(-positions // machine.pe_rows)
 
 
 def is_dense(layer: Layer) -> bool:
@@ -189,9 +196,10 @@ class _Tile:
         """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn."""
         dense = is_dense(parts[0])
         rounds = 1 if dense else groups(parts[0].Co)
-        positions = y * x * (parts[0].Zs if dense else 1)
-        bubble = np.logical_and(positions == 1, not machine.psum_write_first)
-        sweep = positions * (1 + bubble)
+        zs = parts[0].Zs if dense else 1
+        positions, cycles = y * x * zs, of_a_row(y * x, machine) * zs
+        bubble = np.logical_and(cycles == 1, not machine.psum_write_first)
+        sweep = cycles * (1 + bubble)
         inner = step = words = np.zeros_like(y)
         passes = followers.stages
         loads = [np.multiply(*tile_input(part, y, x)) for part in parts]

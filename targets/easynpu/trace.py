@@ -181,17 +181,18 @@ class Tracer:
 
 def _pass_columns(run: LayerRun, step: Step, sweep: Sweep, before: int) -> dict[str, Array | int]:
     """The controller's signals in the passes of a sweep; before: passes of the same word before it."""
-    length, positions = len(sweep.issue), step.tile.positions
+    rows = run.hardware.machine.pe_rows
     cycle = np.arange(sweep.cycles)
-    block, within = cycle // length, cycle % length
+    block, within = cycle // len(sweep.issue), cycle % len(sweep.issue)
     ozi, number = block % sweep.ozis, before + block // sweep.ozis
-    position = within // (length // positions)
+    position = sweep.position[within]
+    of_a_row = -(-step.tile.positions // rows)
     stage = run.chain[sweep.stage]
     name, own = stage.name, sweep.stage == step.part
     columns: dict[str, Array | int] = {
         "instruction": stage.number,
-        "pe_en": sweep.issue[within] != NONE,
-        "Pe_ps_addr": ozi * positions + position,
+        "pe_en": sweep.issue[within],
+        "Pe_ps_addr": ozi * of_a_row + position // rows,
         "Pe_ps_back_en": int(not own),
         "Pe_ps_outer_en": int(name != "mul") * ((number == 0) & (step.first or not own)),
         "Pe_maxpool_en": int(name in ("maxpool", "relu")),

@@ -90,7 +90,7 @@ def _legal(layer: Layer, y: int, x: int, machine: Machine) -> bool:
     rows = layer.Sh * (y - 1) + (layer.Dh + 1) * (layer.Hk - 1) + 1
     columns = layer.Sw * (x - 1) + (layer.Dw + 1) * (layer.Wk - 1) + 1
     return (
-        zs * y * x <= machine.psum_entries
+        zs * -(-y * x // machine.pe_rows) <= machine.psum_entries
         and rows * columns <= machine.ifmap_pad_entries
         and max(rows, columns, y, x) <= 64
         and y <= layer.Ho
@@ -107,23 +107,23 @@ def _cycles(parts: list[Layer], tile_y: int, tile_x: int, machine: Machine, foll
     for oy in range(0, head.Ho, tile_y):
         for ox in range(0, head.Wo, tile_x):
             y, x = min(tile_y, head.Ho - oy), min(tile_x, head.Wo - ox)
-            positions = x * y * zs
-            bubble = 2 if positions == 1 and not machine.psum_write_first else 1
+            positions, of_a_row = x * y * zs, -(-x * y // machine.pe_rows) * zs
+            sweep = of_a_row * (2 if of_a_row == 1 and not machine.psum_write_first else 1)
             for _ in range(1 if dense else output_groups):
                 for part in parts:
                     rows = part.Sh * (y - 1) + (part.Dh + 1) * (part.Hk - 1) + 1
                     columns = part.Sw * (x - 1) + (part.Dw + 1) * (part.Wk - 1) + 1
                     for channel in range(0, part.Ci if dense else 1, 16):
                         depth = min(16, part.Ci - channel) if dense else 1
-                        cycles = depth * part.Hk * part.Wk * positions * bubble
+                        cycles = depth * part.Hk * part.Wk * sweep
                         steps.append((cycles, cycles, rows * columns))
                 compute, _, load = steps.pop()
-                compute -= positions * bubble
+                compute -= sweep
                 uses = followers.ports or ((PortUse(),) * followers.stages + (PortUse(1, 1, 1),))
                 free = compute
                 for use in uses:
-                    compute += max(positions * bubble, positions * use.cycles)
-                    free += max(positions * bubble, positions * use.cycles) - positions * use.blocked
+                    compute += max(sweep, positions * use.cycles)
+                    free += max(sweep, positions * use.cycles) - positions * use.blocked
                 steps.append((compute, free, load))
     total = sum(
         compute + max(0, load - free)
@@ -148,7 +148,13 @@ def layers(draw: st.DrawFn) -> Layer:
     return Layer(opcode=opcode, Ci=Ci, Co=Co, Ho=Ho, Wo=Wo, Zs=-(-Co // 16), **window)
 
 
-MACHINES = [DEFAULT, Machine(psum_write_first=True), Machine(psum_entries=128, ifmap_pad_entries=128)]
+MACHINES = [
+    DEFAULT,
+    Machine(psum_write_first=True),
+    Machine(psum_entries=128, ifmap_pad_entries=128),
+    Machine(pe_rows=4),
+    Machine(pe_rows=3, psum_entries=16),
+]
 FUSED_ADD = (PortUse(), port_use("fmap", (), "fmap"), port_use(None, ("fmap", "skip"), "fmap"))
 IN_ONE_MEMORY = (port_use("fmap", ("fmap",), "fmap"),)
 FOLLOWERS = [Followers(), Followers(2, 5, 4), Followers(2, 5, 4, FUSED_ADD), Followers(0, 0, 3, IN_ONE_MEMORY)]

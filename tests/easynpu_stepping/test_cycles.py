@@ -192,6 +192,32 @@ def test_a_fused_batch_normalisation_streams_its_weights_once_a_tile() -> None:
     assert found.cycles == 2 + 10 + 10 + 2 + 16 + 2 * (16 + 1) * 32 + 3
 
 
+def test_four_rows_of_pes_take_four_positions_a_cycle_and_write_one() -> None:
+    """4x4 outputs: 4 cycles a pass, 16 in the last one, whose 16 results leave over one bus."""
+    machine = Machine(fmap_words=600, skip_words=600, pe_rows=4)
+    (found,) = run([layer(CONV, (4, 4), 3, 1, 16, 16, (4, 4))], machine=machine).layers
+    assert found.compute_cycles == 144 * 4
+    assert found.cycles == 1 + 6 + 36 + 143 * 4 + 16 + 3
+    assert found.psum_entries == 4
+
+
+def test_rows_of_pes_with_a_rest_take_the_cycles_of_the_fullest() -> None:
+    """3x3 outputs and 2 output groups on 4 rows: 3 cycles for each group of 9 positions."""
+    machine = Machine(fmap_words=600, skip_words=600, pe_rows=4)
+    (found,) = run([layer(CONV, (5, 5), 3, 0, 1, 32, (3, 3))], machine=machine).layers
+    assert found.compute_cycles == 9 * 2 * 3
+    assert found.cycles == 1 + 10 + 2 + 25 + 8 * 6 + 18 + 3
+    assert found.psum_entries == 6
+
+
+def test_a_tile_whose_psums_lie_in_different_rows_has_bubbles() -> None:
+    """2x2 outputs on 4 rows: every PE has one psum."""
+    machine = Machine(fmap_words=600, skip_words=600, pe_rows=4)
+    (found,) = run([layer(CONV, (2, 2), 1, 0, 16, 16, (2, 2))], machine=machine).layers
+    assert found.compute_cycles == 16 * 2
+    assert found.cycles == 1 + 6 + 4 + 15 * 2 + 4 + 3
+
+
 def test_every_layer_of_a_program_is_counted() -> None:
     first = layer(CONV, (4, 4), 3, 1, 16, 16, (4, 4))
     second = layer(MAXPOOL, (4, 4), 2, 0, 16, 16, (3, 3))

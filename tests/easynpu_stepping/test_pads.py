@@ -77,8 +77,9 @@ TRAPS: dict[str, tuple[Callable[[], object], str]] = {
     "read before write": (lambda: Dtcm("fmap", 4).read(np.array([2])), "word 2 of the fmap DTCM is read before"),
     "pad too small": (lambda: IfmapPads(4).load(0, np.array([4]), WORD), "entry 4 of an ifmap pad"),
     "pad not loaded": (lambda: IfmapPads(4).read(0, np.array([[1]])), "ifmap pad entry is read before"),
-    "psums too few": (lambda: PsumFile(4).write(4, np.zeros((1, 16), np.int64)), "psum 4 is written"),
-    "psum not written": (lambda: PsumFile(4).read(0, 1), "psum is read before it is written"),
+    "psums too few": (lambda: PsumFile(4).write(np.zeros((1, 5, 16), np.int64)), "psum 4 is written"),
+    "psums too few in a row": (lambda: PsumFile(4, 2).write(np.zeros((2, 5, 16), np.int64)), "psum 5 is written"),
+    "psum not written": (lambda: PsumFile(4).read(1, 1), "psum is read before it is written"),
     "parameters": (
         lambda: ParameterPads(1).load(np.zeros((2, 5, 16), np.int8)),
         "2 entries of the bias and scale",
@@ -117,11 +118,11 @@ def test_loading_a_set_of_pads_forgets_what_it_held_and_leaves_the_other_set_alo
 
 def test_psums_of_the_last_tile_are_not_valid_in_the_next() -> None:
     psums = PsumFile(4)
-    psums.write(0, np.ones((2, 16), np.int64))
-    psums.read(0, 2)
+    psums.write(np.ones((2, 1, 16), np.int64))
+    psums.read(2, 1)
     psums.clear()
     with pytest.raises(ArtefactError, match="psum is read before it is written"):
-        psums.read(0, 1)
+        psums.read(1, 1)
 
 
 # x, scale and the int8 result; source: reference, RTL rows 2, 3, 6 and 7 (half up), saturated.

@@ -7,7 +7,7 @@ code with npuc. Here every layer's cycles, compute cycles and bus words must als
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -115,6 +115,17 @@ def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(40))
 def test_explicit_operands_lie_where_their_pitches_say(seed: int) -> None:
+    programs.test_explicit_operands_lie_where_their_pitches_say(seed)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 16])
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_of_pes_divide_the_positions_and_change_no_result(
+    seed: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "MACHINE", replace(programs.MACHINE, pe_rows=rows))
+    programs.test_a_single_word_computes_what_the_loop_nest_computes(programs.HEADS[seed], seed)
+    programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed)
     programs.test_explicit_operands_lie_where_their_pitches_say(seed)
 
 

@@ -140,6 +140,18 @@ def test_the_passes_of_the_documents_example() -> None:
     assert waves["cast_mode"][passes].all()
 
 
+def test_row_0_of_four_has_every_fourth_position() -> None:
+    """The document's example on 4 rows: positions 0, 4 and 8 of 9, for each of the two output groups."""
+    machine = Machine(fmap_words=600, skip_words=600, pe_rows=4)
+    waves = vcd.read(run([CONV_5X5], machine=machine).vcd)
+    first = np.nonzero(waves["pe_en"])[0][:6]
+    assert waves["Pe_ps_addr"][first].tolist() == [0, 1, 2, 3, 4, 5]
+    assert waves["if_hw_addr"][first].tolist() == [0, 6, 12, 0, 6, 12]
+    results = (waves["bus_valid"] == 1) & (waves["bus_kind"] == OFMAP)
+    assert results.sum() == 18
+    assert waves["pe_en"].sum() == 9 * 6
+
+
 def test_a_fused_word_feeds_psums_back_and_reads_no_pad() -> None:
     """conv + add + ReLU: two passes with Pe_ps_back_en, the multiplier bypassed; the comparison only in ReLU."""
     bench = run(PROGRAMS["fused"])
