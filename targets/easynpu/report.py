@@ -49,7 +49,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "compute_cycles": compute,
         "bus_words": bus,
         "bound": "bus" if bus > compute else "compute",
-        "ideal_cycles": multiplied / machine.pes,
+        "ideal_cycles": multiplied / machine.macs_per_cycle,
         "instruction": first,
         "jobs": len(parts),
         "tile": [job.tiling.y, job.tiling.x],
