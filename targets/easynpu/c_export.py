@@ -243,15 +243,9 @@ def _figures(program: Program, found: Plan) -> dict[str, str]:
 
 def _rows(ports: Sequence[Port], found: Plan) -> str:
     """The rows of a table of tensors."""
-    cells = (
-        (
-            number,
-            port.name,
-            port.dtype,
-            list(port.shape),
-            bytes_of(found.types[port.name]),
-            found.scales.get(port.name),
-        )
-        for number, port in enumerate(ports)
-    )
-    return "\n".join(f"| {' | '.join('-' if cell is None else str(cell) for cell in row)} |" for row in cells)
+    rows: list[str] = []
+    for number, port in enumerate(ports):
+        name = " ".join(port.name.split()).replace("|", "\\|")
+        size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, "-")
+        rows.append(f"| {number} | {name} | {port.dtype} | {list(port.shape)} | {size} | {scale} |")
+    return "\n".join(rows)

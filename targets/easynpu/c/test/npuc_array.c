@@ -283,7 +283,7 @@ static int8_t combined(const struct stage *stage, int32_t ozi, int32_t pe, int32
     return requantised(stage->op == ADD ? value + other : value * other, parameter(at + BIAS_SCALE_WORDS - 1, pe));
 }
 
-/* relu, act, prelu, add, mul of one pixel's word. */
+/* relu, act, prelu, add, mul of one pixel's word; a reshape passes it on. */
 static void pointwise(const struct stage *stage, int32_t ozi, const int8_t *other, int8_t *lanes)
 {
     int32_t pe;
@@ -299,6 +299,8 @@ static void pointwise(const struct stage *stage, int32_t ozi, const int8_t *othe
             break;
         case PRELU:
             lanes[pe] = sloped(stage, ozi, pe, value);
+            break;
+        case RESHAPE:
             break;
         default:
             lanes[pe] = combined(stage, ozi, pe, value, other[pe]);
@@ -344,6 +346,37 @@ static void write_results(const struct stage *stage, const struct npuc_place *pl
     }
 }
 
+/* An element to its place in the rearranged map; the first of a group clears the lanes that have no channel. */
+static void write_element(const struct stage *stage, const struct npuc_place *place, int32_t row, int32_t column,
+                          int32_t channel, int8_t value)
+{
+    struct npuc_word *word;
+
+    model_rearranged(stage, &row, &column, &channel);
+    word = model_words_at(place->memory, pixel_address(place, row, column, channel / PES), 1);
+    if (word != NULL) {
+        const int32_t left = stage->reshape.Co - channel;
+        if (channel % PES == 0 && left < PES) {
+            memset(&word->lane[left], 0, (size_t)(PES - left));
+        }
+        word->lane[channel % PES] = (uint8_t)value;
+    }
+}
+
+static void write_rearranged(const struct stage *stage, const struct npuc_place *place, struct tile tile)
+{
+    int32_t channel, oyi, oxi;
+
+    for (oyi = 0; oyi < tile.rows; oyi++) {
+        for (oxi = 0; oxi < tile.columns; oxi++) {
+            for (channel = 0; channel < stage->Co; channel++) {
+                write_element(stage, place, tile.oy + oyi, tile.ox + oxi, channel,
+                              results[channel / PES][oyi * stage->x + oxi][channel % PES]);
+            }
+        }
+    }
+}
+
 /* The place an extension word gives, or the implicit one. */
 static const struct npuc_place *place_of(const struct stage *stage, int role, const struct npuc_place *otherwise)
 {
@@ -353,7 +386,8 @@ static const struct npuc_place *place_of(const struct stage *stage, int role, co
 void model_run_tile(const struct stage *chain, int stages, int low, struct tile tile)
 {
     const struct stage *last = &chain[stages - 1], *stage;
-    const struct npuc_place ofmap = implicit(NPUC_FMAP, !low, last->Co, last->Wo);
+    const struct npuc_place ofmap = implicit(NPUC_FMAP, !low, last->op == RESHAPE ? last->reshape.Co : last->Co,
+                                             last->op == RESHAPE ? last->reshape.Wo : last->Wo);
     const struct npuc_place kept = implicit(NPUC_SKIP, 1, last->Co, last->Wo);
 
     for (stage = chain; stage <= last; stage++) {
@@ -369,5 +403,9 @@ void model_run_tile(const struct stage *chain, int stages, int low, struct tile 
             write_results(stage, place_of(stage, STO, &kept), tile);
         }
     }
-    write_results(last, place_of(last, DST, &ofmap), tile);
+    if (last->op == RESHAPE) {
+        write_rearranged(last, place_of(last, DST, &ofmap), tile);
+    } else {
+        write_results(last, place_of(last, DST, &ofmap), tile);
+    }
 }

@@ -20,10 +20,16 @@ enum operation {
     AVGPOOL = 0x12,
     ADD = 0x16,
     MUL = 0x1A,
-    PRELU = 0x1E
+    PRELU = 0x1E,
+    RESHAPE = 0x80
 };
 
 enum { FUSED = 0x20, STORED = 0x40, SRC = 0xC0, DST = 0xC1, OPB = 0xC2, STO = 0xC3, CTL = 0xC4, HALT = 0xFF };
+
+/* How a map is rearranged: per dimension N, H, W, C; a bit of minor and insert each. */
+struct reshape {
+    int32_t perm, minor, insert, parts[4], onto[4], Ho, Wo, Co;
+};
 
 /* A layer word, and what the extension words before it say. */
 struct stage {
@@ -34,6 +40,7 @@ struct stage {
     int keeps;      /* its psums go to the next word as they are */
     int continues;  /* on the psums of the word before */
     uint32_t block; /* its first word in the weight DTCM */
+    struct reshape reshape;
 };
 
 /* Rows and columns of the ofmap that are computed together. */
@@ -50,6 +57,10 @@ struct npuc_word *model_words_at(enum npuc_memory memory, int64_t address, uint3
 /* Whether a layer word sums over its input channels; whether it sweeps a window with weights. */
 int model_is_dense(const struct stage *stage);
 int model_multiplies(const struct stage *stage);
+
+/* Whether a reshape word says what it does; where an element of its map goes. */
+void model_check_reshape(const struct stage *stage);
+void model_rearranged(const struct stage *stage, int32_t *row, int32_t *column, int32_t *channel);
 
 /* Computes one tile; low: the current map lies at the low end of the Fmap DTCM. */
 void model_run_tile(const struct stage *chain, int stages, int low, struct tile tile);

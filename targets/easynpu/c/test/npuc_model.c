@@ -102,7 +102,8 @@ static int32_t field(const struct npuc_word *word, uint32_t low, uint32_t width)
 
 static void decode_layer(const struct npuc_word *word, struct stage *stage)
 {
-    stage->op = word->lane[0] & ~(uint32_t)(FUSED | STORED);
+    /* the flags are those of 0xx_xxx_xx */
+    stage->op = word->lane[0] < RESHAPE ? word->lane[0] & ~(uint32_t)(FUSED | STORED) : word->lane[0];
     stage->fused = word->lane[0] & FUSED;
     stage->stored = word->lane[0] & STORED;
     stage->Sh = field(word, 8, 4);
@@ -124,6 +125,32 @@ static void decode_layer(const struct npuc_word *word, struct stage *stage)
     stage->Zs = field(word, 104, 8) + 1;
     stage->Hi = field(word, 112, 8) + 1;
     stage->Wi = field(word, 120, 8) + 1;
+}
+
+/* A reshape word as a pass over the pixels of its map, on the tile of the words that it stands behind. */
+static void decode_reshape(const struct npuc_word *word, const struct stage *head, struct stage *stage)
+{
+    struct reshape *reshape = &stage->reshape;
+    uint32_t dimension;
+
+    stage->op = RESHAPE;
+    stage->Hk = stage->Wk = stage->Sh = stage->Sw = 1;
+    stage->y = stage->yi = head == stage ? 1 : head->y;
+    stage->x = stage->xi = head == stage ? 1 : head->x;
+    stage->Ci = stage->Co = field(word, 96, 8) + 1;
+    stage->Hi = stage->Ho = field(word, 112, 8) + 1;
+    stage->Wi = stage->Wo = field(word, 120, 8) + 1;
+    stage->Zs = (stage->Co + PES - 1) / PES;
+    reshape->perm = field(word, 8, 5);
+    reshape->minor = field(word, 16, 4);
+    reshape->insert = field(word, 20, 4);
+    for (dimension = 0; dimension < 4; dimension++) {
+        reshape->parts[dimension] = field(word, 32 + 8 * dimension, 8) + 1;
+        reshape->onto[dimension] = field(word, 64 + 2 * dimension, 2);
+    }
+    reshape->Ho = field(word, 72, 8) + 1;
+    reshape->Wo = field(word, 80, 8) + 1;
+    reshape->Co = field(word, 88, 8) + 1;
 }
 
 static void decode_operand(const struct npuc_word *word, struct stage *stage)
@@ -158,6 +185,7 @@ static int32_t block_words(const struct stage *stage)
     switch (stage->op) {
     case RELU:
     case MAXPOOL:
+    case RESHAPE:
         return 0;
     case ACT:
         return TABLE_WORDS;
@@ -211,11 +239,14 @@ static void check_order(const struct stage *stage, const struct stage *head)
 
 static void check(const struct stage *stage, const struct stage *head)
 {
-    const int defined = stage->op <= PRELU && (stage->op % 4 == 2 || model_multiplies(stage));
+    const int channel_wise = stage->op <= PRELU && stage->op % 4 == 2;
 
-    model_expect(defined, "an opcode is not defined");
+    model_expect(channel_wise || model_multiplies(stage) || stage->op == RESHAPE, "an opcode is not defined");
     check_geometry(stage);
     check_order(stage, head);
+    if (stage->op == RESHAPE) {
+        model_check_reshape(stage);
+    }
 }
 
 /* Decodes the next chain into `chain`; gives its stages, 0 at the end of the program. */
@@ -237,7 +268,11 @@ static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
             stage->keeps = field(word, 8, 1);
             *weights = field(word, 9, 1) ? (uint32_t)field(word, 16, 24) : *weights;
         } else {
-            decode_layer(word, stage);
+            if (word->lane[0] == RESHAPE) {
+                decode_reshape(word, &chain[0], stage);
+            } else {
+                decode_layer(word, stage);
+            }
             stage->continues = keeps;
             stage->block = *weights;
             *weights += (uint32_t)block_words(stage);

@@ -1,0 +1,114 @@
+"""`npuc export --format c`: its files, their bytes, and names that C could stumble over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc import data, driver, program
+from npuc.models.digits import FOLDER
+from npuc.program import Program
+from npuc.target import Options
+from npuc.targets.easynpu.isa import WORD_BYTES
+from tests.cli.process import npuc
+from tests.easynpu_c import compiling
+from tests.easynpu_c.compiling import EASYNPU
+
+FILES = {
+    "Makefile", "README.md", "map.json", "npuc_driver.c", "npuc_driver.h", "npuc_host.c", "npuc_program.c",
+    "npuc_program.h", "test/main.c", "test/npuc_array.c", "test/npuc_array.h", "test/npuc_model.c",
+    "test/npuc_model.h", "test/npuc_reshape.c",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    model, calibration = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
+    program.save(driver.compile_model(model, EASYNPU, Options(), {}, [calibration])[0], folder / "digits.npu")
+    return folder / "digits.npu"
+
+
+def test_the_command_writes_program_driver_model_and_map(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    report = npuc("export", digits, "--format", "c", "-o", folder, "--json").json
+    assert report == {"status": "ok", "files": sorted(FILES), "output": str(folder)}
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == FILES
+    described = json.loads((folder / "map.json").read_bytes())
+    assert described["files"] == {"itcm": "npuc_program.c", "weight": "npuc_program.c"}
+    assert described["steps"] == json.loads((digits / "manifest.json").read_bytes())["steps"]
+
+
+def test_equal_programs_give_equal_bytes_wherever_they_lie(digits: Path, tmp_path: Path) -> None:
+    first = EASYNPU.exported(program.load(digits), "c")
+    digits.rename(moved := tmp_path / "elsewhere.npu")
+    try:
+        assert EASYNPU.exported(program.load(moved), "c") == first
+    finally:
+        moved.rename(digits)
+    assert not any(str(tmp_path).encode() in text or b"digits.npu" in text for text in first.values())
+
+
+def test_every_word_of_the_images_stands_in_the_source(digits: Path) -> None:
+    loaded = program.load(digits)
+    text = EASYNPU.exported(loaded, "c")["npuc_program.c"].decode()
+    for name, array in (("itcm.bin", "npuc_itcm"), ("weight.bin", "npuc_weight")):
+        body = text.split(f"const struct npuc_word {array}[] = {{\n")[1].split("};\n")[0]
+        written = bytes(
+            int(each, 16) for each in body.replace("{", "").replace("}", "").split(",") if each.strip()
+        )
+        assert written == loaded.files[name]
+        assert len(body.splitlines()) == len(loaded.files[name]) // WORD_BYTES
+
+
+def test_what_firmware_must_provide_is_in_the_header_and_the_readme(digits: Path) -> None:
+    files = EASYNPU.exported(program.load(digits), "c")
+    header, readme = files["npuc_program.h"].decode(), files["README.md"].decode()
+    for line in ("NPUC_INPUT_BYTES 256", "NPUC_OUTPUT_BYTES 40", "NPUC_FMAP_WORDS 1280", "NPUC_PSUM_ENTRIES 64"):
+        assert f"#define {line}\n" in header
+    assert "$" not in readme
+    assert "| 0 | input | float32 | [1, 1, 8, 8] | 256 |" in readme
+
+
+def renamed(loaded: Program, names: dict[str, str]) -> Program:
+    """The program with other tensor names."""
+    text = json.dumps(loaded.manifest)
+    for old, new in names.items():
+        text = text.replace(json.dumps(old), json.dumps(new))
+    return Program(json.loads(text), loaded.files)
+
+
+def test_names_that_c_could_stumble_over_stay_names(digits: Path, tmp_path: Path) -> None:
+    names = {"input": '*/ "in" \\ ??/ é\n%s', "n11_Gemm": "//out*/\\", "input/int8": "a */ int x; /*"}
+    found = renamed(program.load(digits), names)
+    binary = compiling.exported(found, tmp_path / "c")
+    samples = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(found)).first(4)
+    expected = EASYNPU.runner(found)(samples.inputs)["//out*/\\"]
+    np.testing.assert_array_equal(compiling.run(binary, found, samples.inputs)["//out*/\\"], expected)
+
+
+@pytest.fixture(scope="module")
+def broken(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test executable of a program whose first word is not an instruction."""
+    loaded = program.load(digits)
+    changed = Program(loaded.manifest, {**loaded.files, "itcm.bin": b"\x03" + loaded.files["itcm.bin"][1:]})
+    return compiling.exported(changed, tmp_path_factory.mktemp("broken") / "c")
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (256, "the machine model stopped: an opcode is not defined\n"),
+        (100, "the last sample has 100 of 256 bytes\n"),
+    ],
+)
+def test_the_test_ends_with_a_reason(size: int, reason: str, broken: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.bin").write_bytes(bytes(size))
+    command = [broken, tmp_path / "in.bin", tmp_path / "out.bin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, reason)
+    assert (tmp_path / "out.bin").read_bytes() == b""
