@@ -55,7 +55,7 @@ class Network:
     def grow(self) -> None:
         x = self.maps[-self.number(1, min(3, len(self.maps)))]
         _, channels, height, width = self.types[x].shape
-        match self.number(0, 9):
+        match self.number(0, 12):
             case 0 if min(height, width) >= 3:
                 k = self.one_of(2, 3)
                 y = self.node("MaxPool", x, kernel_shape=(k, k), strides=(2, 2), pads=(0, 0, k // 2, k // 2))
@@ -70,6 +70,22 @@ class Network:
                 y = self.node("Concat", x, self.same(self.conv(x), x), axis=1)
             case 5:
                 y = self.node(("Relu", "HardSwish", "Tanh")[self.number(0, 2)], x)
+            case 6 if max(height, width) < 30:
+                w = self.normal(channels, outputs := self.number(1, 20), k := self.one_of(2, 3, 4), k)
+                y = self.node("ConvTranspose", x, w, self.normal(outputs), strides=(2, 2), pads=(0, 0, 0, 0))
+            case 7 if max(height, width) < 30:
+                size = (1, channels, 2 * height, 2 * width)
+                y = self.node(
+                    "Resize",
+                    x,
+                    mode="nearest",
+                    scales=(1.0, 1.0, 2.0, 2.0),
+                    sizes=size,
+                    coordinate_transformation_mode="asymmetric",
+                    nearest_mode="floor",
+                )
+            case 8 if height > 4 and channels > 20:
+                y = self.node("Slice", x, axes=(1, 2), starts=(16, 1), ends=(channels, height - 1), steps=(1, 1))
             case _:
                 y = self.conv(x)
                 if self.number(0, 1):
