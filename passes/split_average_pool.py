@@ -12,8 +12,8 @@ MOST_POSITIONS = 64
 def split_average_pool(graph: Graph) -> Graph:
     """An average over more than 64 positions becomes its columns' averages, then the average of those along rows.
 
-    Exact in real numbers: the mean of means over equal windows. On int8 the map between is rounded once more, which
-    moves a result by at most 1 LSB. Averages that leave padding out of the count stay as they are.
+    Exact in real numbers: the mean of means over equal windows. On int8 the map between is rounded once more,
+    which moves a result by at most 1 LSB. Averages that leave padding out of the count stay as they are.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
