@@ -32,7 +32,7 @@ from npuc.targets.easynpu.placement import PlacedJob
 from npuc.targets.easynpu.rearrangement import written_words
 from npuc.targets.easynpu.selection import Job, Stage
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
-from npuc.targets.easynpu.timing import Followers, PortUse, port_use
+from npuc.targets.easynpu.timing import Followers, PortUse, parameter_words, port_use
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,12 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         return _emit_reshape(placed, job.stages[0], job.stages[0].word)
     layers = [stage.word for stage in job.stages if isinstance(stage.word, Layer)]
     parts = [stage for stage in job.stages if stage.source is not None]
-    rest = job.stages[len(parts) :]
+    rest, behind = job.stages[len(parts) :], layers[len(parts) :]
     followers = Followers(
         stages=len(rest),
-        bs_words=sum(len(stage.block) for stage in rest),
+        bs_words=sum(
+            min(len(stage.block), parameter_words(layer)) for stage, layer in zip(rest, behind, strict=True)
+        ),
         words=len(rest) + _extra_words(placed),
         ports=_ports(placed, (parts[-1], *rest)),
     )

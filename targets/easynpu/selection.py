@@ -133,6 +133,18 @@ def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
     return "dwconv" if group == channels == outputs and group > 1 else "conv"
 
 
+def is_batch_norm(graph: Graph, node: Node) -> bool:
+    """Whether an integer convolution is w * x + b per channel: depthwise, 1x1, stride 1, no padding."""
+    if node.op != "IntConv" or node.integer("average"):
+        return False
+    shape, outputs = graph.shape(node.inputs[0]), graph.shape(node.inputs[1])[0]
+    if conv_mnemonic(node.integer("group", 1), shape[1], outputs) != "dwconv":
+        return False
+    window = window_of(node, (1, 1))
+    taps = graph.shape(node.inputs[1])[2:]
+    return taps == (1, 1) and window.strides == (1, 1) and not any((*window.begins, *window.ends))
+
+
 def select(
     graph: Graph,
     nodes: Sequence[Node],
@@ -157,21 +169,24 @@ def fused_behind(graph: Graph, nodes: Sequence[Node]) -> Mapping[int, Node]:
     present = {id(node) for node in nodes}
     found: dict[int, Node] = {}
     for node in nodes:
-        producer = graph.producers.get(_continued(node))
+        producer = graph.producers.get(_continued(graph, node))
         if producer is None or id(producer) not in present or producer.integer("average"):
             continue
-        heads = ("IntConv",) if node.op == "IntAdd" else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
+        adds = node.op == "IntAdd"
+        heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
         same = graph.shape(producer.output) == graph.shape(node.output)
+        if adds and id(producer) in found:  # a chain has one operand, which a sum before it may have taken
+            continue
         if producer.op in heads and same and graph.only_reader(producer.output) is node:
             found[id(node)] = producer
     return found
 
 
-def _continued(node: Node) -> str:
+def _continued(graph: Graph, node: Node) -> str:
     """The input whose producer the node may be fused behind; none if empty."""
     if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
         return node.inputs[node.integer("fused_input")]
-    return node.inputs[0] if node.op in POINTWISE else ""
+    return node.inputs[0] if node.op in POINTWISE or is_batch_norm(graph, node) else ""
 
 
 class _Selection:
@@ -234,6 +249,8 @@ class _Selection:
         added = next((each for each in followers if each.op == "IntAdd"), None)
         name = conv_mnemonic(node.integer("group", 1), self.graph.shape(node.inputs[0])[1], len(w))
         name = "avgpool" if node.integer("average") else name
+        if is_batch_norm(self.graph, node) and (self.documented or not node.integer("relu")):
+            name = "bn"
         result, first = self.views.tensors[last.output], self.windows[last.output].channels[0]
         size = self._chunk(node, name, followers)
         if node.integer("blocks", 1) > 1 and not self.documented:
@@ -306,7 +323,7 @@ class _Selection:
                 remedy="compile with --isa extended",
             )
         relu = bool(node.integer("relu"))
-        merged = relu and not (self.documented and name == "dwconv")
+        merged = relu and name != "bn" and not (self.documented and name == "dwconv")
         stages: list[Stage] = []
         for part in parts:
             first, last = part is parts[0], part is parts[-1]
@@ -383,8 +400,21 @@ class _Selection:
         for node in followers:
             if node.op in POINTWISE:
                 yield self._pointwise_stage(node, chunk)
+            elif node.op == "IntConv":
+                yield from self._normalising_stages(node, chunk)
             else:
                 yield from self._combining_stages(node, chunk)
+
+    def _normalising_stages(self, node: Node, chunk: slice) -> Iterator[Stage]:
+        """Batch normalisation of a result, and the ReLU behind it."""
+        _, height, width = self.windows[node.output].shape
+        first, relu = self.windows[node.output].channels[0], bool(node.integer("relu"))
+        channels = slice(first + chunk.start, first + chunk.stop)
+        block = _conv_block("bn", *(self.graph.constants[name][channels] for name in node.inputs[1:]))
+        word = _pointwise("bn", chunk.stop - chunk.start, height, width)
+        yield Stage(word, block, node, None if relu else node.output)
+        if relu:
+            yield self._relu_stage(node, chunk)
 
     def _pointwise_stage(self, node: Node, chunk: slice) -> Stage:
         """A ReLU, a table, or slopes per channel."""
@@ -495,7 +525,8 @@ ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
 
 def _group_words(node: Node) -> int:
     """Weight words per 16 channels of a word behind a convolution."""
-    return {"IntAdd": BS_WORDS, "IntMul": BS_WORDS, "IntPRelu": SLOPE_WORDS}.get(node.op, 0)
+    words = {"IntAdd": BS_WORDS, "IntMul": BS_WORDS, "IntPRelu": SLOPE_WORDS, "IntConv": BS_WORDS + 1}
+    return words.get(node.op, 0)
 
 
 def _table_words(chain: Sequence[Node]) -> int:
