@@ -49,7 +49,8 @@ def test_the_schema_is_a_schema() -> None:
     ],
 )
 def test_manifests_follow_the_schema(name: str, options: Options, tmp_path: Path) -> None:
-    jsonschema.validate(_manifest(name, tmp_path, options), SCHEMA)
+    errors = jsonschema.Draft202012Validator(SCHEMA).iter_errors(_manifest(name, tmp_path, options))
+    assert [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors] == []
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
