@@ -10,17 +10,22 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
+from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.artefact import Contents, ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.c_host import Copy, Operation, bytes_of
 from npuc.targets.easynpu.c_plan import Plan, plan
 from npuc.targets.easynpu.c_text import array, comment, floating, listed, named, string
 from npuc.targets.easynpu.isa import WORD_BYTES
+from npuc.targets.easynpu.memory import LANES
 
 SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
 """Image files and the arrays that hold their words."""
-LIMITS = ("fmap_words", "skip_words", "weight_words", "itcm_words", "ifmap_pad_entries", "psum_entries")
+C_TYPES = {"int8": "int8_t", "int64": "int64_t", "float32": "float"}
+LIMITS = ("fmap_words", "skip_words", "weight_words", "itcm_words", "ifmap_pad_entries", "psum_entries", "pe_rows")
 """The machine's numbers that firmware or the machine model may need."""
 
 
@@ -99,10 +104,11 @@ def source(program: Program, found: Plan) -> str:
     members |= {"buffers": "buffers", "steps": "steps", "step_count": len(steps)}
     return "".join(
         [
-            f'{_title(program)}\n#include "npuc_program.h"\n\n',
+            f'{_title(program)}\n#include "npuc_program.h"\n\n#include <math.h>\n\n',
             *images,
             _border("input", program.inputs, found),
             _border("output", program.outputs, found),
+            *(_constant(tensors[name], value) for name, value in found.constants.items()),
             array("struct npuc_buffer", "buffers", _buffers(program, found)),
             *actions,
             array("struct npuc_step", "steps", steps),
@@ -162,12 +168,22 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
     return "".join(shapes) + array("struct npuc_tensor", f"{role}s", rows)
 
 
+def _constant(number: int, value: Array) -> str:
+    """The elements of a constant tensor, some in a line."""
+    texts = [floating(each) if value.dtype == np.float32 else str(each) for each in value.ravel()]
+    rows = (", ".join(texts[start : start + LANES]) for start in range(0, len(texts), LANES))
+    return array(C_TYPES[str(value.dtype)], f"constant_{number}", rows)
+
+
 def _buffers(program: Program, found: Plan) -> list[str]:
     """Where every tensor lies, by its number."""
-    places = {name: ("NPUC_ARENA", address) for name, address in found.addresses.items()}
+    places = {name: ("NPUC_ARENA", address, 0) for name, address in found.addresses.items()}
     for where, ports in (("NPUC_INPUT", program.inputs), ("NPUC_OUTPUT", program.outputs)):
-        places |= {port.name: (where, number) for number, port in enumerate(ports)}
-    return [f"{listed(places[found.storage[name]])} {comment(name)}" for name in found.types]
+        places |= {port.name: (where, number, 0) for number, port in enumerate(ports)}
+    numbers = {name: number for number, name in enumerate(found.types)}
+    rows = {name: listed(place) for name, place in places.items()}
+    rows |= {name: listed(["NPUC_CONSTANT", 0, f"constant_{numbers[name]}"]) for name in found.constants}
+    return [f"{rows[found.storage[name]]} {comment(name)}" for name in found.types]
 
 
 def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:

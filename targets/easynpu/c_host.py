@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from npuc.errors import UnsupportedOperator
-from npuc.host import HostStep
+from npuc.host import CONSTANT, HostStep
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import OPS
 from npuc.ops.movement import slice_index
@@ -63,6 +63,8 @@ def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
 
     Raises UnsupportedOperator (E202) for what the C driver does not compute.
     """
+    if step.op == CONSTANT:
+        return [_given(step, types)]
     if step.op not in MOVES and step.op not in COMPUTES:
         raise _refused(step, f"the operator {step.op}")
     for name, found in zip(step.outputs, _result_types(step, types), strict=True):
@@ -74,6 +76,14 @@ def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
         raise _refused(step, f"an element type of {x.dtype}", step.inputs[0])
     rule = COMPUTES[step.op]
     return [rule(step, x.shape)]
+
+
+def _given(step: HostStep, types: dict[str, TensorType]) -> Operation:
+    """The copy of a constant, a tensor by the name of the step, to the step's output."""
+    (name,) = step.outputs
+    source = f"{name}/{CONSTANT}"
+    types[source] = types[name] = TensorType(tuple(step.attrs["shape"]), step.attrs["dtype"])
+    return Operation(step, "npuc_copy", source, name, copy=Copy(bytes_of(types[name]), 0, 0, ()))
 
 
 def bytes_of(found: TensorType) -> int:
@@ -88,7 +98,7 @@ def _refused(step: HostStep, reason: str, tensor: str | None = None) -> Unsuppor
         node=step.node,
         op=step.op,
         tensor=tensor,
-        limit=f"{', '.join([*COMPUTES, *MOVES])}; float32, at most {AXES} axes",
+        limit=f"{', '.join([*COMPUTES, *MOVES, CONSTANT])}; float32, at most {AXES} axes",
         remedy="end the network before it and compute it in the application",
     )
 

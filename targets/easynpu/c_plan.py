@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from npuc.allocation import Buffer, allocate, peak
 from npuc.errors import UnsupportedOperator
-from npuc.host import HostStep
-from npuc.ir import TensorType
+from npuc.host import CONSTANT, HostStep
+from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.targets.easynpu.artefact import Contents, Segment
 from npuc.targets.easynpu.c_host import Copy, Operation, bytes_of, operations
@@ -20,7 +22,7 @@ from npuc.targets.easynpu.c_host import Copy, Operation, bytes_of, operations
 ALIGNMENT = 8
 """Bytes: what the largest element type likes; the driver needs none."""
 ELEMENTS = ("int8", "int64", "float32")
-"""Element types that cross the driver's border."""
+"""Element types of inputs, outputs and constants."""
 
 Action = Segment | Operation
 
@@ -30,13 +32,14 @@ class Plan:
     """What the driver does, and its tensors in order of appearance.
 
     storage: for every tensor the one whose memory it has, often itself; addresses: of those in the arena;
-    scales: of inputs and outputs that are int8 on the machine.
+    constants: of those that the program holds; scales: of inputs and outputs that are int8 on the machine.
     """
 
     actions: tuple[Action, ...]
     types: Mapping[str, TensorType]
     storage: Mapping[str, str]
     addresses: Mapping[str, int]
+    constants: Mapping[str, Array]
     arena_bytes: int
     scales: Mapping[str, float]
 
@@ -52,32 +55,39 @@ def plan(program: Program) -> Plan:
         else:
             types.update((move.tensor, TensorType(move.shape, "int8")) for move in step.stores)
             actions.append(step)
-    for name in sorted(border):
+    operations_only = [each for each in actions if isinstance(each, Operation)]
+    constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
+    outside = border | constants.keys()
+    for name in sorted(outside):
         if types[name].dtype not in ELEMENTS:
             reason = f"the C driver has no {types[name].dtype} tensors"
             raise UnsupportedOperator("E202", reason, tensor=name, limit=", ".join(ELEMENTS))
-    scales = _scales([each for each in actions if isinstance(each, Operation)])
-    actions, storage = _shared(actions, types, border)
-    buffers = _lifetimes(actions, types, storage, border)
+    kept, storage = _shared(actions, types, outside)
+    buffers = _lifetimes(kept, types, storage, outside)
     addresses = allocate(buffers)
-    return Plan(tuple(actions), types, storage, addresses, peak(buffers, addresses), scales)
+    arena, scales = peak(buffers, addresses), _scales(operations_only)
+    return Plan(tuple(kept), types, storage, addresses, constants, arena, scales)
+
+
+def _value(step: HostStep) -> Array:
+    return np.array(step.attrs["value"], step.attrs["dtype"])
 
 
 def _shared(
-    actions: Sequence[Action], types: Mapping[str, TensorType], border: set[str]
+    actions: Sequence[Action], types: Mapping[str, TensorType], outside: set[str]
 ) -> tuple[list[Action], dict[str, str]]:
     """The actions without copies of a whole tensor as it is, and whose memory every tensor has.
 
-    Only a copy from the border to the border is needed.
+    outside: the tensors that lie outside the arena. Only a copy from one of them to another is needed.
     """
     storage = {name: name for name in types}
     kept: list[Action] = []
     for each in actions:
         if not isinstance(each, Operation) or not _keeps_order(each, types):
             kept.append(each)
-        elif each.target not in border:
+        elif each.target not in outside:
             storage[each.target] = storage[each.source]
-        elif storage[each.source] not in border:
+        elif storage[each.source] not in outside:
             before = storage[each.source]
             storage |= {name: each.target for name, place in storage.items() if place == before}
         else:
@@ -92,7 +102,7 @@ def _keeps_order(each: Operation, types: Mapping[str, TensorType]) -> bool:
 
 
 def _lifetimes(
-    actions: Sequence[Action], types: Mapping[str, TensorType], storage: Mapping[str, str], border: set[str]
+    actions: Sequence[Action], types: Mapping[str, TensorType], storage: Mapping[str, str], outside: set[str]
 ) -> list[Buffer]:
     """The tensors of the arena with the actions between which they are alive."""
     alive: dict[str, list[int]] = {}
@@ -102,7 +112,7 @@ def _lifetimes(
     return [
         Buffer(name, -(-bytes_of(types[name]) // ALIGNMENT) * ALIGNMENT, numbers[0], numbers[-1])
         for name, numbers in alive.items()
-        if name not in border
+        if name not in outside
     ]
 
 

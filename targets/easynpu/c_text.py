@@ -8,12 +8,13 @@ import numpy as np
 
 
 def floating(value: float) -> str:
-    """A float32 as the shortest literal that is read back as the same value.
+    """A float32 as the shortest literal that is read back as the same value, or a name of math.h.
 
-    >>> floating(0.1), floating(1)
-    ('0.1f', '1.0f')
+    >>> floating(0.1), floating(1), floating(float("-inf"))
+    ('0.1f', '1.0f', '-INFINITY')
     """
-    return f"{np.float32(value)!s}f"
+    text = str(np.float32(value))
+    return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(text, f"{text}f")
 
 
 def string(text: str) -> str:

@@ -162,6 +162,25 @@ def test_an_output_that_is_an_input_is_copied(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
+def test_constants_are_read_where_they_lie_and_copied_to_outputs(tmp_path: Path) -> None:
+    x = RANDOM.standard_normal((1, 2)).astype(np.float32)
+    given = np.array([[0.1, -np.inf, 3e-39]], np.float32)
+    steps = [
+        HostStep.constant("c", given),
+        step("Concat", ["x", "c"], ["joined"], axis=1),
+        HostStep.constant("q", np.array([[-128, 127]], np.int8)),
+        HostStep.constant("many", np.arange(40, dtype=np.int64) << 30),
+    ]
+    expected = {
+        "joined": np.concatenate([x, given], axis=1),
+        "c": given,
+        "q": np.array([[-128, 127]], np.int8),
+        "many": np.arange(40) << 30,
+    }
+    for name, values in computed(steps, {"x": x}, expected, tmp_path / "c").items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
+
+
 def test_a_reshape_between_two_steps_takes_no_step_and_no_memory() -> None:
     steps = [
         step("Softmax", ["x"], ["a"], axis=1),

@@ -164,8 +164,10 @@ def test_activation_tables_slopes_and_the_hosts_outputs_agree(tmp_path: Path) ->
     agree(found, tmp_path / "c", normal(found, 8), floats=("p", "log"), flags=compiling.careful_flags())
 
 
-def test_squeeze_excite_with_a_repeated_operand_agrees_to_the_bit(tmp_path: Path) -> None:
-    found = compiled(network(SQUEEZE_EXCITE, SQUEEZE_EXCITE_WEIGHTS), tmp_path)
+def test_squeeze_excite_on_four_rows_of_pes_agrees_to_the_bit(tmp_path: Path) -> None:
+    machine = tmp_path / "rows.toml"
+    machine.write_text("pe_rows = 4\n", encoding="utf-8")
+    found = compiled(network(SQUEEZE_EXCITE, SQUEEZE_EXCITE_WEIGHTS), tmp_path, machine=str(machine))
     assert any(entry["mnemonic"].startswith("mul") for entry in found.manifest["instructions"])
     agree(found, tmp_path / "c", normal(found))
 

@@ -47,6 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "SKIP_WORDS": MACHINE.skip_words,
         "IFMAP_PAD_ENTRIES": MACHINE.ifmap_pad_entries,
         "PSUM_ENTRIES": MACHINE.psum_entries,
+        "PE_ROWS": MACHINE.pe_rows,
     }
     header = "".join(f"#define NPUC_{name} {value}\n" for name, value in numbers.items())
     (folder / "npuc_program.h").write_text(header, encoding="ascii")

@@ -152,6 +152,9 @@ static const void *from(const struct tensors *all, uint32_t number)
 {
     const struct npuc_buffer *buffer = &all->buffers[number];
 
+    if (buffer->where == NPUC_CONSTANT) {
+        return buffer->constant;
+    }
     return buffer->where == NPUC_INPUT ? all->inputs[buffer->at] : to(all, number);
 }
 

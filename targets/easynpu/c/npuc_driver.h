@@ -28,12 +28,13 @@ int npuc_write(enum npuc_memory memory, uint32_t address, const struct npuc_word
 int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words, uint32_t count);
 int npuc_run(uint32_t count);
 
-/* A tensor of the host: in one of the caller's buffers (`at` is its number), or in the arena (at byte `at`). */
-enum npuc_where { NPUC_INPUT, NPUC_OUTPUT, NPUC_ARENA };
+/* A tensor of the host: a buffer of the caller (its number is `at`), in the arena (at byte `at`), or constant. */
+enum npuc_where { NPUC_INPUT, NPUC_OUTPUT, NPUC_ARENA, NPUC_CONSTANT };
 
 struct npuc_buffer {
     enum npuc_where where;
     uint32_t at;
+    const void *constant;
 };
 
 /* Words to a memory as they stand in the program. */

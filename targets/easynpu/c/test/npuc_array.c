@@ -8,10 +8,13 @@
 #include <stddef.h>
 #include <string.h>
 
+/* Pixels of the largest tile: those of all rows of PEs, as far as the fields x and y go. */
+enum { POSITIONS = NPUC_PSUM_ENTRIES * NPUC_PE_ROWS < 64 * 64 ? NPUC_PSUM_ENTRIES * NPUC_PE_ROWS : 64 * 64 };
+
 /* Entry, input channel; then group of 16 output channels, pixel of the tile, PE: psums, and int8 between words. */
 static int8_t pads[NPUC_IFMAP_PAD_ENTRIES][PES];
-static int32_t psums[256 / PES][NPUC_PSUM_ENTRIES][PES];
-static int8_t results[256 / PES][NPUC_PSUM_ENTRIES][PES];
+static int32_t psums[256 / PES][POSITIONS][PES];
+static int8_t results[256 / PES][POSITIONS][PES];
 
 static int32_t signed_byte(uint8_t byte)
 {

@@ -210,13 +210,14 @@ static void check_geometry(const struct stage *stage)
 {
     const int32_t rows = (stage->y - 1) * stage->Sh + (stage->Hk - 1) * (stage->Dh + 1) + 1;
     const int32_t columns = (stage->x - 1) * stage->Sw + (stage->Wk - 1) * (stage->Dw + 1) + 1;
-    const int32_t psum_entries = stage->y * stage->x * (model_is_dense(stage) ? stage->Zs : 1);
+    const int32_t positions = (stage->y * stage->x + NPUC_PE_ROWS - 1) / NPUC_PE_ROWS; /* of a row of PEs */
 
     model_expect(stage->Zs == (stage->Co + PES - 1) / PES, "Zs is not the groups of 16 output channels");
     model_expect(model_is_dense(stage) || stage->Ci == stage->Co, "a channel-wise word has Ci != Co");
     model_expect(stage->yi == rows && stage->xi == columns, "y' x' contradict the tile");
     model_expect(rows * columns <= NPUC_IFMAP_PAD_ENTRIES, "a sub-ifmap exceeds the pads");
-    model_expect(psum_entries <= NPUC_PSUM_ENTRIES, "a tile exceeds the psums");
+    model_expect(positions * (model_is_dense(stage) ? stage->Zs : 1) <= NPUC_PSUM_ENTRIES,
+                 "a tile exceeds the psums");
 }
 
 /* What a word may stand behind, and how. */

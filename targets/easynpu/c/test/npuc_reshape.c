@@ -1,6 +1,7 @@
 /*
- * The order in which a reshape word writes its map: the dimensions N, H, W, C are permuted; then C, W, H and N in
- * turn are split into parts, which are stacked on a dimension, one behind the other or inserted between its indices.
+ * The order in which a reshape word writes its map: the dimensions N, H, W, C are permuted; then C, W, H and N
+ * in turn are split into parts, which are stacked on a dimension, one behind the other or inserted between its
+ * indices.
  */
 #include "npuc_array.h"
 
