@@ -51,7 +51,7 @@ def test_every_phase_of_the_output_is_a_convolution(
     group: int,
     onnxruntime_values: Reference,
 ) -> None:
-    graph = transposed((2, 4, 4, 5), (4, 4 // group, *kernel), group=group, **attrs)
+    graph = transposed((2, 4, 4, 5), (4, 16 if group == 1 else 4 // group, *kernel), group=group, **attrs)
     found = conv_transpose_to_convs(graph)
     assert operators(found) == ["Conv"] * convs + ["Concat", "DepthToSpace"] + ["Slice"] * sliced
     assert_same_meaning(graph, found)
@@ -80,6 +80,42 @@ def test_with_stride_one_it_is_one_convolution(
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "attrs", "window"),
+    [
+        ((2, 2), {"strides": (2, 2)}, (1, 1)),
+        ((4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}, (3, 3)),
+        ((9, 9), {"strides": (3, 3), "pads": (4, 4, 4, 4), "output_padding": (2, 2)}, (4, 4)),
+        ((3, 4), {"strides": (2, 1), "pads": (1, 0, 0, 2)}, (2, 5)),
+    ],
+)
+def test_few_channels_are_given_by_one_convolution(
+    kernel: tuple[int, int], attrs: dict[str, Attr], window: tuple[int, int]
+) -> None:
+    graph = transposed((1, 24, 6, 6), (24, 1, *kernel), activation="Relu", **attrs)
+    found = conv_transpose_to_convs(graph)
+    assert operators(found)[:2] == ["Conv+Relu", "DepthToSpace"]
+    assert found.nodes[0].integers("kernel_shape") == window
+    assert_same_meaning(graph, found)
+    assert conv_transpose_to_convs(found) is found
+
+
+def test_channels_that_fill_words_are_given_phase_by_phase() -> None:
+    for channels, convs in ((4, 1), (12, 4), (16, 4)):
+        found = conv_transpose_to_convs(transposed((1, 24, 6, 6), (24, channels, 4, 4), strides=(2, 2)))
+        assert operators(found).count("Conv") == convs
+
+
+def test_a_computed_bias_is_read_by_every_phase() -> None:
+    bias = node("Reshape", "s", "b", shape=(2,))
+    mean = node("ReduceMean", "x", "s", axes=(2, 3), keepdims=1)
+    transpose = node("ConvTranspose", "x w b", "y", strides=(2, 2))
+    graph = network((1, 2, 3, 3), "y", mean, bias, transpose, w=(2, 2, 2, 2))
+    found = conv_transpose_to_convs(graph)
+    assert operators(found).count("Conv") == 4
+    assert_same_meaning(graph, found)
+
+
 def test_more_padding_than_kernel_becomes_taps_that_are_zero() -> None:
     graph = transposed((1, 1, 6, 6), (1, 1, 2, 2), pads=(2, 2, 3, 1))
     (conv,) = conv_transpose_to_convs(graph).nodes
@@ -90,14 +126,16 @@ def test_more_padding_than_kernel_becomes_taps_that_are_zero() -> None:
 
 def test_taps_are_those_of_the_phase_in_reverse() -> None:
     w = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
-    graph = network((1, 1, 2, 2), "y", node("ConvTranspose", "x w", "y", strides=(2, 2)), w=w)
+    graph = network(
+        (1, 2, 2, 2), "y", node("ConvTranspose", "x w", "y", strides=(2, 2), group=2), w=w.repeat(2, axis=0)
+    )
     found = conv_transpose_to_convs(graph)
     weights = [found.constants[each.inputs[1]][0, 0].tolist() for each in found.nodes if each.op == "Conv"]
     assert weights == [[[8, 6], [2, 0]], [[7], [1]], [[5, 3]], [[4]]]
 
 
 def test_the_activation_goes_with_the_phases() -> None:
-    graph = transposed((1, 2, 3, 3), (2, 2, 2, 2), strides=(2, 2), activation="Clip", min=0.0, max=0.5)
+    graph = transposed((1, 2, 3, 3), (2, 16, 2, 2), strides=(2, 2), activation="Clip", min=0.0, max=0.5)
     found = conv_transpose_to_convs(graph)
     assert operators(found) == ["Conv+Clip"] * 4 + ["Concat", "DepthToSpace"]
     assert_same_meaning(graph, found)
@@ -128,7 +166,8 @@ def test_any_geometry_keeps_its_meaning(data: st.DataObject) -> None:
     begins = tuple(data.draw(st.integers(0, min(length, 6))) for length in lengths)
     ends = tuple(data.draw(st.integers(0, min(n - b, 6))) for n, b in zip(lengths, begins, strict=True))
     attrs: dict[str, Attr] = {"strides": strides, "dilations": dilations, "output_padding": extra}
-    graph = transposed((1, 2, *x), (2, 1, *kernel), pads=(*begins, *ends), **attrs)
+    channels = data.draw(st.sampled_from((1, 16)))
+    graph = transposed((1, 9, *x), (9, channels, *kernel), pads=(*begins, *ends), **attrs)
     found = conv_transpose_to_convs(graph)
     assert "ConvTranspose" not in operators(found)
     assert_same_meaning(graph, found)
