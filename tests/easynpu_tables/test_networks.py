@@ -176,7 +176,7 @@ def test_activations_stand_at_the_input_behind_pools_and_on_rows(tmp_path: Path)
 
 def test_more_than_256_channels_are_several_words_with_one_table_each(tmp_path: Path) -> None:
     nodes = [conv("x", "w", "a"), helper.make_node("HardSwish", ["a"], ["y"])]
-    path = model(tmp_path / "m.onnx", nodes, {"w": weights(300, 2, 3, 3)}, (1, 2, 3, 3), (1, 300, 3, 3))
+    path = model(tmp_path / "m.onnx", nodes, {"w": weights(300, 2, 3, 3)}, (1, 2, 12, 12), (1, 300, 12, 12))
     assert set(outcome(path).layers) == {"conv+act"}
 
 
