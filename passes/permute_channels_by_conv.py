@@ -22,8 +22,8 @@ def permute_channels_by_conv(graph: Graph) -> Graph:
     Reshape, Transpose, Slice, Gather and Split in a row that give some channels of an image (1, C, H, W) in some
     order become a Slice where they are successive channels from a multiple of 16 on. Else the dense Conv behind
     the image gives them in that order, if nothing else reads it; or the dense Conv that reads them reads the
-    image, with its weights scattered, where that is less work; or a 1x1 Conv selects them. Where only data
-    movement follows, as before an output, nothing is done.
+    image, with its weights scattered, where that is less work; or a 1x1 Conv selects them. It does not select
+    channels of an input, nor where only data movement follows, as before an output.
     """
     draft = Draft(graph)
     for key in reversed(draft.order()):
@@ -112,7 +112,8 @@ def _replaced(draft: Draft, node: Node) -> bool:
     used = [name for name, found in readers.items() if found or name in draft.outputs]
     found = {name: each for name in used if (each := selection(draft, name)) is not None}
     windows = all(each.is_window and len(each.nodes) == 1 for each in found.values())
-    if len(found) < len(used) or (windows and len(used) == len(node.outputs)):
+    of_input = all(each.image in draft.graph.inputs for each in found.values())
+    if len(found) < len(used) or of_input or (windows and len(used) == len(node.outputs)):
         return False
     draft.replace(node, *(_selecting(draft, name, each) for name, each in found.items()))
     return True

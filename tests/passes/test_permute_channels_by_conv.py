@@ -169,3 +169,8 @@ def test_moved_pixels_stay(moves: tuple[Node, ...]) -> None:
 def test_movement_before_an_output_stays() -> None:
     graph = network((1, 6, 3, 4), "y", node("Relu", "x", "a"), *shuffle("a", "y", 2, 6))
     assert permute_channels_by_conv(graph) is graph
+
+
+def test_channels_of_an_input_are_not_selected_by_a_convolution() -> None:
+    graph = network((1, 24, 3, 4), "y", cut("x", "b", 3, 11), node("Abs", "b", "y"))
+    assert permute_channels_by_conv(graph) is graph
