@@ -6,6 +6,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
+from npuc.passes.images import sides
 
 MOST_CHANNELS = 256
 MOST_POSITIONS = 64
@@ -69,11 +70,5 @@ def folded(elements: int) -> tuple[int, int, int]:
         for positions in range(2, MOST_POSITIONS + 1):
             channels = elements // positions
             if elements % positions == 0 and channels <= MOST_CHANNELS and channels % multiple == 0:
-                return channels, *_sides(positions)
+                return channels, *sides(positions)
     return elements, 1, 1
-
-
-def _sides(positions: int) -> tuple[int, int]:
-    """The factors of a number that are nearest to a square, the smaller first."""
-    height = next(side for side in range(int(positions**0.5), 0, -1) if positions % side == 0)
-    return height, positions // height

@@ -1,0 +1,111 @@
+"""split_batch, batch_to_channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from npuc.passes.batch_to_channels import batch_to_channels
+from npuc.passes.split_batch import split_batch
+from tests.passes.networks import assert_same_meaning, network, node, operators
+
+IMAGES = (2, 3, 8, 8)
+
+
+def test_a_convolution_on_a_batch_is_one_per_image() -> None:
+    graph = network(IMAGES, "y", node("Conv", "x w", "y", pads=(1, 1, 1, 1)), w=(4, 3, 3, 3))
+    found = split_batch(graph)
+    assert operators(found) == ["Slice", "Slice", "Conv", "Conv", "Concat"]
+    assert_same_meaning(graph, found)
+    assert split_batch(found) is found
+
+
+def test_slices_and_concat_stand_at_the_border_of_the_network() -> None:
+    graph = network(
+        IMAGES,
+        "y",
+        node("Relu", "x", "a"),
+        node("Conv", "a w", "b", pads=(1, 1, 1, 1), activation="Relu"),
+        node("Add", "b a", "c"),
+        node("MaxPool", "c", "d", kernel_shape=(2, 2), strides=(2, 2)),
+        node("Reshape", "d", "e", shape=(2, 48)),
+        node("Gemm", "e v", "f"),
+        node("Softmax", "f", "y", axis=1),
+        w=(3, 3, 3, 3),
+        v=(5, 48),
+    )
+    found = split_batch(graph)
+    once = ["Relu", "Conv+Relu", "Add", "MaxPool", "Reshape", "Gemm"]
+    assert operators(found) == ["Slice", "Slice", *(op for op in once for _ in range(2)), "Concat", "Softmax"]
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("op", "attrs", "shape"), [
+    ("Resize", {"mode": "nearest", "sizes": (2, 3, 16, 16), "scales": (1.0, 1.0, 2.0, 2.0)}, (2, 3, 16, 16)),
+    ("Slice", {"axes": (1,), "starts": (1,), "ends": (3,), "steps": (1,)}, (2, 2, 8, 8)),
+    ("Transpose", {"perm": (0, 1, 3, 2)}, IMAGES),
+    ("Pad", {"pads": (0, 0, 1, 1, 0, 0, 1, 1)}, (2, 3, 10, 10)),
+    ("DepthToSpace", {"blocksize": 1}, IMAGES),
+])  # fmt: skip
+def test_operators_that_treat_samples_apart_are_in_the_region(
+    op: str, attrs: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    graph = network(IMAGES, "y", node(op, "x", "a", **attrs), node("Conv", "a w", "y"), w=(2, shape[1], 3, 3))
+    found = split_batch(graph)
+    assert operators(found) == ["Slice", "Slice", op, op, "Conv", "Conv", "Concat"]
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(("op", "attrs"), [
+    ("Slice", {"axes": (0,), "starts": (1,), "ends": (3,), "steps": (1,)}),
+    ("Transpose", {"perm": (1, 0, 2, 3)}),
+    ("Concat", {"axis": 0}),
+])  # fmt: skip
+def test_operators_that_mix_samples_end_the_region(op: str, attrs: dict[str, Any]) -> None:
+    graph = network((3, 3, 8, 8), "y", node("Conv", "x w", "a"), node(op, "a", "y", **attrs), w=(4, 3, 3, 3))
+    found = split_batch(graph)
+    assert operators(found)[-2:] == ["Concat", op]
+    assert_same_meaning(graph, found)
+
+
+def test_a_tensor_that_is_read_outside_too_is_put_together() -> None:
+    graph = network(
+        IMAGES, "y a", node("Conv", "x w", "a"), node("ReduceMax", "a", "y", axes=(0,)), w=(4, 3, 3, 3)
+    )
+    found = split_batch(graph)
+    assert operators(found).count("Concat") == 1
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 8), (65, 3, 4, 4)])
+def test_one_image_and_a_large_batch_stay(shape: tuple[int, ...]) -> None:
+    graph = network(shape, "y", node("Conv", "x w", "y"), w=(4, 3, 3, 3))
+    assert split_batch(graph) is graph
+
+
+@pytest.mark.parametrize("layer", [
+    node("MaxPool", "x", "y", kernel_shape=(2, 2)),
+    node("AveragePool", "x", "y", kernel_shape=(2, 2), pads=(1, 1, 0, 0)),
+    node("GlobalAveragePool", "x", "y"),
+    node("Conv", "x w b", "y", group=3),
+])  # fmt: skip
+def test_what_treats_channels_apart_takes_samples_as_channels(layer: Any) -> None:
+    graph = network(IMAGES, "y", layer, w=(3, 1, 2, 2), b=(3,))
+    assert split_batch(graph) is graph
+    found = batch_to_channels(graph)
+    assert operators(found) == ["Reshape", layer.op, "Reshape"]
+    assert found.shape(found.nodes[1].output)[:2] == (1, 6)
+    assert_same_meaning(graph, found)
+    assert batch_to_channels(found).nodes == found.nodes
+
+
+def test_pooling_in_a_row_shares_the_image() -> None:
+    pools = [node("MaxPool", x, y, kernel_shape=(2, 2)) for x, y in ("xa", "ay")]
+    found = batch_to_channels(network(IMAGES, "y", *pools))
+    assert operators(found) == ["Reshape", "MaxPool", "MaxPool", "Reshape"]
+
+
+def test_a_dense_convolution_does_not_take_samples_as_channels() -> None:
+    graph = network(IMAGES, "y", node("Conv", "x w", "y"), w=(3, 3, 2, 2))
+    assert batch_to_channels(graph) is graph
