@@ -9,20 +9,8 @@ from typing import Any
 from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
-from npuc.passes.expand_groups import expand_groups
 from npuc.passes.expand_prelu import expand_prelu
-from npuc.passes.fuse_again import fuse_again
-from npuc.passes.gemm_to_conv import gemm_to_conv
-from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
-from npuc.passes.resize_to_copies import resize_to_copies
-from npuc.passes.separate_clips import separate_clips
-from npuc.passes.split_average_borders import split_average_borders
 from npuc.passes.split_average_pool import split_average_pool
-from npuc.passes.split_max_pool import split_max_pool
-from npuc.passes.subtract_by_adding import subtract_by_adding
-from npuc.pipeline import Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
@@ -33,6 +21,7 @@ from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.movement import MOVES
+from npuc.targets.easynpu.passes import PASSES
 from npuc.targets.easynpu.running import Runner, SteppingRunner
 from npuc.targets.easynpu.tables import best_table
 
@@ -43,19 +32,7 @@ class EasyNpu:
     name = "easynpu"
     summary = "16-PE int8 array, one 128-bit instruction per layer"
     memories = ("fmap", "skip", "weight", "itcm")
-    passes: tuple[Pass, ...] = (
-        subtract_by_adding,
-        batch_norm_to_conv,
-        conv_transpose_to_convs,
-        expand_groups,
-        permute_channels_by_conv,
-        resize_to_copies,
-        split_average_borders,
-        split_max_pool,
-        fuse_again,
-        separate_clips,
-        gemm_to_conv,
-    )
+    passes = PASSES
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""

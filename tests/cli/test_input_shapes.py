@@ -59,9 +59,14 @@ def test_a_shape_that_contradicts_the_model_is_refused(dynamic: Path, shape: str
     npuc("check", dynamic, "--target", "easynpu", "--input-shape", shape).refused("E109")
 
 
-def test_a_batch_of_two_is_refused_by_the_target(dynamic: Path) -> None:
-    outcome = npuc("check", dynamic, "--target", "easynpu", "--input-shape", "input=2,1,8,8")
-    assert outcome.code == 1 and "[2, 1, 8, 8]" in outcome.err and "batch is 1" in outcome.err
+def test_a_batch_of_two_is_two_networks_of_one_image(dynamic: Path, tmp_path: Path) -> None:
+    compiled(dynamic, tmp_path / "o", "--input-shape", "input=2,1,8,8").done()
+    npuc("verify", dynamic, tmp_path / "o").done()
+
+
+def test_a_large_batch_is_refused_by_the_target(dynamic: Path) -> None:
+    outcome = npuc("check", dynamic, "--target", "easynpu", "--input-shape", "input=65,1,8,8")
+    assert outcome.code == 1 and "[65, 1, 8, 8]" in outcome.err and "batch is 1" in outcome.err
 
 
 @pytest.mark.parametrize(

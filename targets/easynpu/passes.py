@@ -1,0 +1,62 @@
+"""The float passes of EasyNPU, in order: what the array has no word for becomes what it has.
+
+1. Forms. Volumes become images, a batch of images several networks of one image; reductions, interpolation,
+   maxima, padding and matrix products become pooling and convolutions over images. Products may come from
+   interpolation, so they are last.
+2. Weights. Differences, batch normalisation, groups, shuffled channels and transposed convolutions become dense
+   and depthwise convolutions (permutations of channels before other Gathers become many slices); windows that the
+   array does not average or compare are split. Then activations are fused again, as new convolutions have arisen.
+3. Shapes. What is elementwise and still on a tensor that is no image computes on one. This follows everything
+   that moves functions across a Reshape. Copies and rows are last: any pass before may leave some.
+"""
+
+from npuc.passes.as_images import as_images
+from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.batch_to_channels import batch_to_channels
+from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.copies_to_concats import copies_to_concats
+from npuc.passes.expand_groups import expand_groups
+from npuc.passes.fuse_again import fuse_again
+from npuc.passes.gathers_to_slices import gathers_to_slices
+from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.maxima_to_pools import maxima_to_pools
+from npuc.passes.pads_to_convs import pads_to_convs
+from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.products_to_convs import products_to_convs
+from npuc.passes.reductions_to_pools import reductions_to_pools
+from npuc.passes.resize_to_copies import resize_to_copies
+from npuc.passes.resize_to_products import resize_to_products
+from npuc.passes.separate_clips import separate_clips
+from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.split_batch import split_batch
+from npuc.passes.split_max_pool import split_max_pool
+from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.subtract_by_adding import subtract_by_adding
+from npuc.passes.volumes_to_images import volumes_to_images
+from npuc.pipeline import Pass
+
+PASSES: tuple[Pass, ...] = (
+    volumes_to_images,
+    split_batch,
+    resize_to_copies,
+    reductions_to_pools,
+    resize_to_products,
+    maxima_to_pools,
+    pads_to_convs,
+    products_to_convs,
+    subtract_by_adding,
+    batch_norm_to_conv,
+    conv_transpose_to_convs,
+    expand_groups,
+    permute_channels_by_conv,
+    gathers_to_slices,
+    strided_slices_to_convs,
+    split_average_borders,
+    split_max_pool,
+    fuse_again,
+    separate_clips,
+    batch_to_channels,
+    as_images,
+    copies_to_concats,
+    gemm_to_conv,
+)
