@@ -78,6 +78,12 @@ NETS: Mapping[str, Net] = {
            y = Conv (c, w)""",
         {"w": (6, 12, 1, 1), "k": (8, 6, 4, 3)},
     ),
+    "transposed to one channel": Net(
+        (1, 24, 6, 6),
+        (1, 1, 12, 12),
+        """a = Relu (x) c = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1]> (a, k) y = Tanh (c)""",
+        {"k": (24, 1, 4, 4)},
+    ),
     "transposed, stride 1": Net(
         (1, 4, 6, 6), (1, 3, 8, 8), "a = Relu (x) y = ConvTranspose (a, k)", {"k": (4, 3, 3, 3)}
     ),
@@ -174,6 +180,22 @@ NETS: Mapping[str, Net] = {
         {
             "w": (6, 6, 1, 1), "v": (6, 6, 1, 1), "halves": np.array([6, 6]),
             "five": np.array([1, 2, 6, 6, 6]), "four": np.array([1, 12, 6, 6]),
+        },
+    ),
+    "channels gathered": Net(
+        (1, 20, 6, 6),
+        (1, 20, 6, 6),
+        "a = Sigmoid (x) b = Gather <axis = 1> (a, order) c = Conv <group = 20> (b, w) y = Tanh (c)",
+        {"w": (20, 1, 1, 1), "order": np.random.default_rng(0).permutation(20)},
+    ),
+    "every second row and column": Net(
+        (1, 8, 7, 8),
+        (1, 8, 4, 4),
+        """a = Conv (x, w) s = Slice (a, from, to, axes, steps) t = Slice (a, zero, to, axes, steps)
+           d = Sub (s, t) y = Tanh (d)""",
+        {
+            "w": (8, 8, 1, 1), "from": np.array([0, 1]), "zero": np.array([0, 0]), "to": np.array([7, 8]),
+            "axes": np.array([2, 3]), "steps": np.array([2, 2]),
         },
     ),
     "an unaligned slice": Net(
