@@ -130,6 +130,24 @@ ARRAY: Mapping[str, Row] = {
     "PRelu": Row("prelu, act (one slope)", (one_image, slope_per_channel), "share the slope between pixels"),
 }
 
+REWRITTEN: Mapping[str, tuple[str, str]] = {
+    "ConvTranspose": ("conv", "The weights are constants, and the image grows at most 16 times each way."),
+    "BatchNormalization": ("conv, dwconv", "The parameters are constants."),
+    "Sub": ("add", "As of Add; the sign goes into weights."),
+    "Max": ("maxpool, relu", "Two operands, of which at least one is computed at run time."),
+    "Min": ("maxpool, relu", "Two operands, of which at least one is computed at run time."),
+    "Resize": ("maxpool, conv", "Repeated pixels are copies, other interpolation is two products."),
+    "MatMul": ("conv", "One factor is a constant."),
+    "ReduceMean": ("avgpool, conv", "Any axes."),
+    "ReduceSum": ("dwconv, conv", "Any axes."),
+    "ReduceMax": ("maxpool", "Any axes."),
+    "ReduceMin": ("maxpool", "Any axes."),
+    "Pad": ("dwconv", "Any mode; zeros before a convolution become its padding."),
+    "Gather": ("conv", "The indices are constants; channels become weights, other axes slices."),
+    "Expand": ("maxpool", "Copies."),
+}
+"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+
 HOST: Mapping[str, str] = {
     "Softmax": "the machine has no exponential and no division",
     "LogSoftmax": "the machine has no exponential and no logarithm",
@@ -143,8 +161,11 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
     """Why the array cannot run the node (a node of the optimised float graph), or None if it can."""
     row = ARRAY.get(node.op)
     where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    if row is None and node.op in REWRITTEN:
+        limit = REWRITTEN[node.op][1]
+        return Problem("E202", "no rewriting applies to it", limit=limit, remedy="npuc operators", **where)
     if row is None:
-        known = ", ".join([*ARRAY, *HOST])
+        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
         return Problem("E202", "the machine has no such operator", limit=known, remedy="npuc operators", **where)
     for constraint in row.constraints:
         found = constraint(graph, node)

@@ -121,7 +121,11 @@ class EasyNpu:
             }
             for op, why in support.HOST.items()
         ]
-        return array + host
+        rewritten = [
+            {"op": op, "runs as": f"{place} (rewritten)", "constraints": when}
+            for op, (place, when) in support.REWRITTEN.items()
+        ]
+        return array + rewritten + host
 
     def _integer(self, graph: Graph, machine: Machine) -> tuple[Node, ...]:
         def accepted(node: Node) -> bool:
