@@ -12,11 +12,15 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from npuc.errors import ArtefactError, DoesNotFit
 from npuc.host import HostStep
+from npuc.ir import Array
 from npuc.records import read
+from npuc.targets.easynpu.isa import MEMORIES, WORD_BYTES
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import Place
+from npuc.targets.easynpu.memory import Map, Place, groups
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,16 @@ class ImageLoad:
     file: str
     start: int
     words: int
+
+    def data(self, files: Mapping[str, bytes], machine: Machine) -> bytes:
+        """The words. Raises ArtefactError: E502 where the entry makes no sense, E503 where they do not fit."""
+        first, last = WORD_BYTES * self.start, WORD_BYTES * (self.start + self.words)
+        if self.memory not in ("itcm", "weight") or min(self.start, self.words, self.address) < 0:
+            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
+        found = files.get(self.file, b"")[first:last]
+        if len(found) != last - first or self.address + self.words > machine.capacity_words(self.memory):
+            raise ArtefactError("E503", f"{self.words} words of {self.file} do not fit the {self.memory} memory")
+        return found
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,30 @@ class TensorMove:
         size = zip(self.start, (self.channels, self.height, self.width), strict=True)
         channels, rows, columns = (slice(first, first + extent) for first, extent in size)
         return slice(None), channels, rows, columns
+
+    @property
+    def map(self) -> Map:
+        """The words that it comes from or goes to. Raises ArtefactError (E502) where the entry makes no sense."""
+        extents = (*self.shape, self.channels, self.height, self.width)
+        if self.place.memory not in MEMORIES or not 2 <= len(self.shape) <= 4 or min(extents) < 1:
+            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
+        return Map(self.place, self.height, self.width, groups(self.channels))
+
+    def whole(self, tensors: Mapping[str, Array]) -> Array:
+        """The host tensor of which the map is a window: a view (samples, C, H, W).
+
+        Raises ArtefactError (E502) where there is no such tensor.
+        """
+        found = tensors.get(self.tensor)
+        inside = all(
+            0 <= part.start < part.stop <= extent
+            for part, extent in zip(self.window[1:], self.map_shape, strict=True)
+        )
+        if found is None or found.dtype != np.int8 or found[0].size != prod(self.shape) or not inside:
+            raise ArtefactError(
+                "E502", f"manifest.json is damaged: no tensor for {self}", remedy="compile the model again"
+            )
+        return found.reshape(len(found), *self.map_shape)
 
 
 @dataclass(frozen=True)

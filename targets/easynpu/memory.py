@@ -83,11 +83,16 @@ class Map:
         return at.base + sum(min(each, 0) for each in reach), at.base + sum(max(each, 0) for each in reach)
 
     @property
+    def grid(self) -> Array:
+        """The address of every word: (height, width, groups)."""
+        at = self.place
+        row, pixel, group = np.ogrid[: self.height, : self.width, : self.groups]
+        return at.base + row * at.row + pixel * at.pixel + group * at.group
+
+    @property
     def addresses(self) -> Array:
         """Every word's address once, in ascending order."""
-        at = self.place
-        rows, pixels = np.arange(self.height) * at.row, np.arange(self.width) * at.pixel
-        return np.unique(at.base + rows[:, None, None] + pixels[:, None] + np.arange(self.groups) * at.group)
+        return np.unique(self.grid)
 
     @property
     def distinct(self) -> bool:

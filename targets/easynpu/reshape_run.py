@@ -24,9 +24,9 @@ def run_reshape(
     """
     hardware.begin_layer()
     source, target = stage.ifmap(hardware.machine, hardware.low), stage.ofmap(hardware.machine, not hardware.low)
-    x = hardware.dtcm(source.place.memory).read(_addresses(source))
+    x = hardware.dtcm(source.place.memory).read(source.grid)
     result = to_lanes(rearranged(x.reshape(1, word.Hi, word.Wi, -1)[..., : word.Ci], word))[0]
-    hardware.dtcm(target.place.memory).write(_addresses(target), result)
+    hardware.dtcm(target.place.memory).write(target.grid, result)
     hardware.end_layer()
     count = LayerCount(stage.number, ifmap_words=x[..., 0].size, ofmap_words=written_words(word))
     count.cycles = words + count.bus_words
@@ -47,11 +47,5 @@ def _transfers(word: Reshape, source: Map, target: Map) -> Transfers:
     addresses = np.zeros(len(first) + len(result), np.int64)
     writes = np.ones(len(addresses), np.bool_)
     writes[first] = False
-    addresses[first], addresses[writes] = _addresses(source).ravel(), _addresses(target).ravel()[result]
+    addresses[first], addresses[writes] = source.grid.ravel(), target.grid.ravel()[result]
     return Transfers(writes, addresses, source.place.memory, target.place.memory)
-
-
-def _addresses(where: Map) -> Array:
-    """(height, width, groups)"""
-    row, pixel, group = np.ogrid[: where.height, : where.width, : where.groups]
-    return where.place.base + row * where.place.row + pixel * where.place.pixel + group * where.place.group

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import arithmetic, isa, rearrangement
-from npuc.targets.easynpu.artefact import Segment, TensorMove
+from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import (
@@ -80,29 +79,21 @@ class Simulator:
         """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
         first = self._load_images(segment, state)
         for move in segment.loads:
-            _moved(state, move)[...] = pack_feature(_whole(move, tensors)[move.window])
+            _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window])
         if not 0 <= segment.count <= len(state.itcm):
             raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            words = _moved(state, move)
+            words = _view(state, move.map)
             if move.tensor not in tensors:
                 tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
-            _whole(move, tensors)[move.window] = unpack_feature(words, move.channels)
+            move.whole(tensors)[move.window] = unpack_feature(words, move.channels)
 
     def _load_images(self, segment: Segment, state: State) -> int:
         """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
         first = 0
         for image in segment.images:
-            words = isa.WORD_BYTES * image.start, isa.WORD_BYTES * (image.start + image.words)
-            data = self.files.get(image.file, b"")[slice(*words)]
-            if image.memory not in ("itcm", "weight") or min(image.start, image.words, image.address) < 0:
-                raise ArtefactError("E502", f"manifest.json is damaged: {image}", remedy="compile the model again")
-            capacity = self.machine.capacity_words(image.memory)
-            if len(data) != words[1] - words[0] or image.address + image.words > capacity:
-                raise ArtefactError(
-                    "E503", f"{image.words} words of {image.file} do not fit the {image.memory} memory"
-                )
+            data = image.data(self.files, self.machine)
             if image.memory == "itcm":
                 first, state.itcm = image.start, isa.bytes_to_words(data)
             else:
@@ -199,24 +190,3 @@ def _read(state: State, each: Map, channels: int) -> Array:
     """(samples, height, width, channels) int8."""
     words = _view(state, each)
     return words.reshape(*words.shape[:3], -1)[..., :channels]
-
-
-def _moved(state: State, move: TensorMove) -> Array:
-    """The words of a map that goes to or from the host."""
-    extents = (*move.shape, move.channels, move.height, move.width)
-    if move.place.memory not in isa.MEMORIES or not 2 <= len(move.shape) <= 4 or min(extents) < 1:
-        raise ArtefactError("E502", f"manifest.json is damaged: {move}", remedy="compile the model again")
-    return _view(state, Map(move.place, move.height, move.width, groups(move.channels)))
-
-
-def _whole(move: TensorMove, tensors: Mapping[str, Array]) -> Array:
-    """The host tensor of which a map is a window: a view (samples, C, H, W)."""
-    found = tensors.get(move.tensor)
-    inside = all(
-        0 <= part.start < part.stop <= extent for part, extent in zip(move.window[1:], move.map_shape, strict=True)
-    )
-    if found is None or found.dtype != np.int8 or found[0].size != prod(move.shape) or not inside:
-        raise ArtefactError(
-            "E502", f"manifest.json is damaged: no tensor for {move}", remedy="compile the model again"
-        )
-    return found.reshape(len(found), *move.map_shape)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import Segment, TensorMove
@@ -21,7 +20,7 @@ from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.layer_run import LayerRun, Watcher
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES, groups, pack_feature, unpack_feature
+from npuc.targets.easynpu.memory import LANES, pack_feature, unpack_feature
 from npuc.targets.easynpu.reshape_run import run_reshape
 
 Observer = Callable[[int, Array], None]
@@ -50,9 +49,9 @@ class Stepper:
         """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
         first = self._load_images(segment, state)
         for move in segment.loads:
-            words = pack_feature(tensors[move.tensor].reshape(-1, *move.map_shape)[move.window])
-            state.dtcm(move.place.memory).load(_addresses(move), words[0])
-        if segment.count > len(state.itcm):
+            words = pack_feature(move.whole(tensors)[move.window])
+            state.dtcm(move.place.memory).load(move.map.grid, words[0])
+        if not 0 <= segment.count <= len(state.itcm):
             raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
@@ -62,13 +61,7 @@ class Stepper:
         """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
         first = 0
         for image in segment.images:
-            start, size = image.start * isa.WORD_BYTES, image.words * isa.WORD_BYTES
-            data = self.files[image.file][start : start + size]
-            capacity = self.machine.capacity_words(image.memory)
-            if len(data) != size or image.address + image.words > capacity:
-                raise ArtefactError(
-                    "E503", f"{image.words} words of {image.file} do not fit the {image.memory} memory"
-                )
+            data = image.data(self.files, self.machine)
             if image.memory == "itcm":
                 first, state.itcm = image.start, isa.bytes_to_words(data)
             else:
@@ -103,16 +96,9 @@ class Stepper:
                 observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.word.Co])
 
 
-def _addresses(move: TensorMove) -> Array:
-    """(height, width, groups) of a map that the host moves."""
-    row, pixel, group = np.ogrid[: move.height, : move.width, : groups(move.channels)]
-    return move.place.base + row * move.place.row + pixel * move.place.pixel + group * move.place.group
-
-
 def _store(state: Hardware, move: TensorMove, tensors: dict[str, Array]) -> None:
     """Copies a map to its window of a host tensor, which is made when its first window arrives."""
-    words = state.dtcm(move.place.memory).read(_addresses(move))
+    words = state.dtcm(move.place.memory).read(move.map.grid)
     if move.tensor not in tensors:
         tensors[move.tensor] = np.zeros((1, *move.shape), np.int8)
-    whole = tensors[move.tensor].reshape(1, *move.map_shape)
-    whole[move.window] = unpack_feature(words[None], move.channels)
+    move.whole(tensors)[move.window] = unpack_feature(words[None], move.channels)

@@ -106,14 +106,6 @@ def is_dense(layer: Layer) -> bool:
     return operation is not None and operation.category == CONV
 
 
-def macs(layer: Layer) -> int:
-    """Multiply-accumulates of a convolution or fully connected layer; 0 for anything else."""
-    operation = layer.operation
-    if operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
-        return 0
-    return layer.Ho * layer.Wo * layer.Co * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
-
-
 def parameter_words(layer: Layer) -> int:
     """Words of the weight stream that are loaded before the first MAC: bias-scale block, table or slopes."""
     name = layer.operation.mnemonic if layer.operation else ""
@@ -217,8 +209,3 @@ class _Tile:
         inner = rounds * inner + (rounds - 1) * (last + np.maximum(loads[0] - free, 0))
         words = words + positions * sum(use.ofmap for use in uses)
         return cls(inner, last, free, loads[0], rounds * passes * sweep, rounds * words)
-
-
-def ideal_cycles(layer: Layer) -> float:
-    """Cycles if every PE did one MAC of the layer in every cycle."""
-    return macs(layer) / LANES

@@ -13,7 +13,7 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.tiling import best_tile, with_tile
-from npuc.targets.easynpu.timing import Followers, PortUse, chain_cost, ideal_cycles, macs, port_use
+from npuc.targets.easynpu.timing import Followers, PortUse, chain_cost, port_use
 
 DEFAULT = Machine()
 CONV, DEPTHWISE, MAXPOOL, AVGPOOL, ADD = 0x00, 0x01, 0x0E, 0x12, 0x16
@@ -258,19 +258,3 @@ def test_the_remedy_of_a_layer_without_a_tile_is_a_machine_that_has_one() -> Non
             best_tile([layer], machine, Followers())
         assert " = ".join(map(str, *values.items())) in str(caught.value.problems[0].remedy)
         best_tile([layer], replace(machine, **values), Followers())
-
-
-@pytest.mark.parametrize(("opcode", "expected"), [(CONV, 8 * 8 * 20 * 9 * 10), (0x04, 8 * 8 * 20 * 9 * 10)])
-def test_the_macs_of_a_convolution_count_every_input_channel(opcode: int, expected: int) -> None:
-    layer = square(opcode, 8, 3, 1, 1, 10, 20)
-    assert macs(layer) == expected
-    assert ideal_cycles(layer) == expected / 16
-
-
-def test_the_macs_of_a_depthwise_convolution_count_one_input_channel() -> None:
-    assert macs(square(DEPTHWISE, 8, 3, 1, 1, 20, 20)) == 8 * 8 * 20 * 9
-
-
-@pytest.mark.parametrize("opcode", [MAXPOOL, AVGPOOL, ADD, 0x02, 0x06, 0x1A])
-def test_layers_other_than_convolutions_have_no_macs(opcode: int) -> None:
-    assert macs(square(opcode, 8, 1, 1, 0, 20, 20)) == 0
