@@ -180,8 +180,9 @@ class Access:
     results: frozenset[str] = frozenset()
 
     def cycles(self, positions: range, least: int) -> tuple[Array, Array, Array, Array]:
-        """In each cycle of positions that enter the PEs together: the first, and whether they enter; then the one
-        whose operand is read and the one whose result is written, or NONE.
+        """The cycles of positions that enter the PEs together, at least as many as given.
+
+        In each: the first of them; whether they enter; whose operand is read and whose result is written, or NONE.
         """
         apart = self.operand in self.results
         accesses = len(positions) * ((1 + apart) if self.operand is not None or self.results else 0)
