@@ -201,17 +201,26 @@ def load_evidence(directory: Path, program: Program, *, allow_modified: bool = F
     return {name: _file(directory, program.manifest, name, allow_modified) for name in EVIDENCE}
 
 
+def _unreadable(directory: Path, error: OSError) -> str:
+    """Why there is no manifest to read."""
+    match error:
+        case FileNotFoundError() if directory.exists():
+            return f"'{directory}' has no {MANIFEST}"
+        case FileNotFoundError():
+            return f"'{directory}' does not exist"
+        case NotADirectoryError():
+            return f"'{directory}' is not a directory"
+        case _:
+            return f"{MANIFEST} of '{directory}' cannot be read: {error.strerror or error}"
+
+
 def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     remedy = "compile the model again: npuc compile MODEL.onnx --target T"
-    if not directory.is_dir():
-        kind = "is not a directory" if directory.exists() else "does not exist"
-        raise ArtefactError(
-            "E501", f"'{directory}' {kind}", limit="the directory npuc compile wrote", remedy=remedy
-        )
     try:
         raw = (directory / MANIFEST).read_bytes()
-    except OSError:
-        raise ArtefactError("E501", f"'{directory}' has no {MANIFEST}", remedy=remedy) from None
+    except OSError as error:
+        limit = "the directory npuc compile wrote"
+        raise ArtefactError("E501", _unreadable(directory, error), limit=limit, remedy=remedy) from None
     try:
         manifest = json.loads(raw)
     except (ValueError, RecursionError):
@@ -251,8 +260,10 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
         raise ArtefactError("E502", f"{name!r} is not listed in {MANIFEST} as a file of its directory")
     try:
         data = (directory / name).read_bytes()
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
         raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
+    except OSError as error:
+        raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
     expected = manifest["files"][name]
     if len(data) != expected["bytes"]:
         _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -34,7 +35,7 @@ def dump(
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         listing = find(target or TARGET_NAMES[0]).raw_listing(path)
     else:
         program, machine_kind = load_program(path, allow_modified)

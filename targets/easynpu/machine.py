@@ -103,14 +103,7 @@ def load(name_or_file: str | None = None) -> Machine:
     """
     if name_or_file is None or name_or_file == "default":
         return Machine()
-    path = MACHINES / f"{name_or_file}.toml"
-    if not path.is_file():
-        path = Path(name_or_file)
-    if not path.is_file():
-        hint = closest(name_or_file, names())
-        raise _bad(
-            name_or_file, f"no such machine and no such file.{hint}", f"{', '.join(names())}, or a .toml file"
-        )
+    path = MACHINES / f"{name_or_file}.toml" if name_or_file in names() else Path(name_or_file)
     return Machine.of({"name": path.stem, **_read_toml(path)}, path.name)
 
 
@@ -121,5 +114,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         import tomli as tomllib  # pyright: ignore
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        reason = f"no such machine, and no file that can be read ({error.strerror})."
+        limit = f"{', '.join(names())}, or a .toml file"
+        raise _bad(str(path), f"{reason}{closest(str(path), names())}", limit) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _bad(path.name, f"cannot be read: {error}", "a TOML file of name = value lines") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.process import Digits
+from tests.cli.process import Digits, compiled, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,3 +88,30 @@ def test_a_file_name_that_is_not_utf8_is_fine(digits: Digits, tmp_path: Path) ->
     compiled = process("compile", model, "--target", "easynpu", "-o", program, "--calibration", digits.calibration)
     assert compiled.returncode == 0, compiled.stderr
     assert process("verify", model, program, "--data", digits.few).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["n" * 5000, "locked/below"])
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="takes root's rights away and gives them back")
+def test_paths_that_may_not_be_looked_at_are_refused(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("locked").mkdir(mode=0)
+    compiled(digits.model, tmp_path / "warm_up").done()
+    commands = [
+        ("compile", digits.model, "--target", "easynpu", "--machine", name, "-o", "o"),
+        ("compile", name, "--target", "easynpu", "-o", "o"),
+        ("dump", name),
+        ("run", digits.program, "--data", name, "-o", "o"),
+        ("run", name, "--data", digits.few, "-o", "o"),
+        ("assemble", name, "--images", digits.program, "-o", "o"),
+        ("export", digits.program, "--format", "bin", "-o", name),
+    ]
+    npuc(*commands[3][:3], digits.few, "-o", tmp_path / "y.npz").done()
+    os.seteuid(65534)
+    try:
+        outcomes = [npuc(*command) for command in commands]
+    finally:
+        os.seteuid(0)
+    for outcome in outcomes:
+        assert outcome.code == 1 and outcome.err.count("error[E") == 1, outcome
