@@ -37,7 +37,7 @@ class Samples:
     def feeds(self) -> Iterator[dict[str, Array]]:
         """One feed per sample, in the model's own shapes."""
         for index in range(len(self)):
-            yield {name: values[index] for name, values in self.inputs.items()}
+            yield {name: values[index, ...] for name, values in self.inputs.items()}
 
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""

@@ -211,7 +211,7 @@ class _Verification:
         simulated: dict[str, Array] = {}
         outputs = self.run(feeds, simulated.__setitem__)
         for index in range(len(next(iter(feeds.values())))):
-            feed = {name: values[index] for name, values in feeds.items()}
+            feed = {name: values[index, ...] for name, values in feeds.items()}
             exact = _values(self.fp32, self.floats, feed)
             integer = _values(self.reference, list(dict.fromkeys([*self.tensors, *self.outputs])), feed)
             self._compare_outputs(exact, integer, {name: values[index] for name, values in outputs.items()}, tally)

@@ -9,15 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
-from npuc.errors import ArtefactError
+from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
 
 T = TypeVar("T")
 TARGET_NAMES = ("easynpu",)
 PATH = click.Path(path_type=Path)
 """Whether it exists is checked, and said, by what opens it."""
-BROKEN = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError, RuntimeError)
-"""What a program whose files were changed may end in, wherever that is."""
 
 
 class Choice(click.Choice[str]):
@@ -68,9 +66,9 @@ def modified_option(command: Callable[..., T]) -> Callable[..., T]:
     def guarded(*args: Any, allow_modified: bool, **options: Any) -> T:
         try:
             return command(*args, allow_modified=allow_modified, **options)
-        except (click.exceptions.Exit, click.Abort):
+        except (NpucError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except BROKEN as error:
+        except Exception as error:
             if not allow_modified:
                 raise
             reason = f"the modified program cannot be used ({type(error).__name__}: {error})"

@@ -74,6 +74,15 @@ def test_an_output_may_have_any_name(write: WriteModel, tmp_path: Path, output: 
     assert outputs(tmp_path / "y.npz")[output].shape == (2, 3, 8, 8)
 
 
+def test_a_network_on_scalars_takes_a_row_of_samples(write: WriteModel, tmp_path: Path) -> None:
+    model = write("g (float x) => (float y) { y = Relu(x) }")
+    np.savez(tmp_path / "x.npz", x=np.float32([-1, 0, 1]))
+    compiled(model, tmp_path / "o", "--calibration", tmp_path / "x.npz").done()
+    npuc("run", tmp_path / "o", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
+    np.testing.assert_allclose(outputs(tmp_path / "y.npz")["y"], [0, 0, 1], atol=0.01)
+    npuc("verify", model, tmp_path / "o", "--data", tmp_path / "x.npz").done()
+
+
 def test_the_simulator_opens_no_evidence(digits: Digits, copy: Path, tmp_path: Path) -> None:
     npuc("run", copy, "--data", digits.few, "-o", tmp_path / "with.npz").done()
     for name in ("reference.onnx", "graph.json"):
