@@ -19,6 +19,7 @@ from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fiel
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.movement import with_reshape_words
+from npuc.targets.easynpu.ordering import best_order
 from npuc.targets.easynpu.placement import (
     Crossing,
     Placement,
@@ -115,6 +116,7 @@ def placed_runs(
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
     addressing cannot express them.
     """
+    nodes = best_order(graph, nodes)
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
     try:
         run = run_of(graph, nodes, machine, outputs, documented=documented)

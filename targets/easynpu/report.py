@@ -16,6 +16,7 @@ from npuc.targets.easynpu.emission import EmittedJob
 from npuc.targets.easynpu.isa import Layer, Reshape
 from npuc.targets.easynpu.lowering import Lowered
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.timing import is_dense
 from npuc.targets.easynpu.windows import whole
 
 
@@ -125,7 +126,11 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
 
 
 def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
-    """Bytes between host and DTCMs, and what no plan can save: weights once, network inputs and outputs once."""
+    """Bytes between host and DTCMs, and what no plan can save: weights once, network inputs and outputs once.
+
+    raw_bytes: the same bound with maps as the network has them, not in words of 16 channels. computed_macs: MACs
+    that the words do, halo that tiles compute again and zeros of grouped convolutions included.
+    """
     segments = [step for step in lowered.steps if isinstance(step, Segment)]
     moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
     images = [image for segment in segments for image in segment.images]
@@ -135,13 +140,25 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     loaded = {move.tensor for segment in segments for move in segment.loads}
     border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
     least = len(_distinct_weights(lowered)) + sum(whole(graph, name).words for name in border)
+    computed = sum(_multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
+        "raw_bytes": len(_distinct_weights(lowered)) * machine.word_bytes
+        + sum(graph.tensors[n].size for n in border),
         "map_bytes": maps * machine.word_bytes,
         "weight_bytes": weights * machine.word_bytes,
         "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
         "lower_bound_bytes": least * machine.word_bytes,
         "ratio": (maps + weights) / least if least else None,
+        "computed_macs": computed,
     }
+
+
+def _multiplied(word: Layer | Reshape) -> int:
+    """MACs that a convolution's word does; 0 for any other."""
+    operation = word.operation if isinstance(word, Layer) else None
+    if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
+        return 0
+    return word.Ho * word.Wo * word.Co * word.Hk * word.Wk * (word.Ci if is_dense(word) else 1)
 
 
 def _leaves(graph: Graph, tensor: str, loaded: set[str]) -> bool:

@@ -120,7 +120,7 @@ def best_grid(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: flo
     if not outputs or (len(shapes) > 1 and min(min(shape) for shape in shapes) < 2):
         return None
     traffic = sum(whole(graph, name).words for name in (*inputs_of(graph, nodes), *outputs))
-    if _whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(
+    if whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(
         graph, nodes, Grid(), machine
     ):
         cycles = sum(_node_work(graph, node) * prod(map_shape(graph.shape(node.output))[1:]) for node in nodes)
@@ -246,7 +246,7 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
             yield Strip(tuple(nodes), grid, traffic, float(cycles[r, c]))
 
 
-def _whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> int:
+def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> int:
     """The most words alive in one step if nothing is tiled."""
     tensors = tuple(dict.fromkeys((*inputs_of(graph, nodes), *(name for node in nodes for name in node.outputs))))
     words = np.array([whole(graph, name).words for name in tensors])
