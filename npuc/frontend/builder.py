@@ -36,9 +36,9 @@ class OnnxNode:
         """The error (E105) for a node that contradicts itself."""
         return ModelError("E105", reason, node=self.name, op=self.op, tensor=tensor, limit=limit)
 
-    def unsupported(self, reason: str, limit: str | None = None) -> UnsupportedOperator:
+    def unsupported(self, reason: str, remedy: str, *, limit: str | None = None) -> UnsupportedOperator:
         """The error (E202) for a sound form that npuc does not have."""
-        return UnsupportedOperator("E202", reason, node=self.name, op=self.op, limit=limit)
+        return UnsupportedOperator("E202", reason, node=self.name, op=self.op, limit=limit, remedy=remedy)
 
     def axis(self, axis: int, rank: int) -> int:
         """A non-negative axis; raises E105 outside -rank..rank-1."""
@@ -135,7 +135,11 @@ class Builder:
         """Raises E202 for the node behind the first tensor that its importer did not compute."""
         for name in names:
             if name in self.absent:
-                raise self.absent[name].unsupported(f"its output {name!r} is read", limit="the first output only")
+                raise self.absent[name].unsupported(
+                    f"its output {name!r} is read",
+                    "compute it by operators of its own",
+                    limit="the first output only",
+                )
 
     def emit(
         self,

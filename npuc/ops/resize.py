@@ -94,7 +94,12 @@ def _cubic(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
 
 def interpolation(node: Node, extent: int, size: int, scale: float) -> tuple[Array, Array]:
     """Input indices and weights of each output element of one axis, both of shape (taps, size)."""
-    position, mode = source_positions(node, extent, size, scale), node.text("mode", "nearest")
+    return taps_at(node, source_positions(node, extent, size, scale), extent)
+
+
+def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
+    """Input indices and weights (taps, size) of what lies at these positions of an axis, in the node's mode."""
+    mode = node.text("mode", "nearest")
     if mode == "nearest":
         index, weight = _nearest(node, position)
     elif mode == "linear":

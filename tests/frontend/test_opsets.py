@@ -18,6 +18,20 @@ Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
 X = "float[2,3,4,6] x"
 CLIP = "float low = {-0.5}, float high = {0.5}"
+WHOLE, PART, BEYOND = "0,0,0,0,1,1,1,1", "0,0,0.2,0.1,1,1,0.7,0.9", "0,0,-0.3,0,1,1,0.8,1.4"
+CROP = 'coordinate_transformation_mode = "tf_crop_and_resize"'
+RARE = [
+    # scales, roi, attributes of a Resize that becomes products
+    ("0.5, 0.7", WHOLE, 'antialias = 1, mode = "linear"'),
+    ("0.6, 0.5", WHOLE, 'antialias = 1, mode = "cubic", cubic_coeff_a = -0.5'),
+    ("1.5, 0.5", WHOLE, 'antialias = 1, mode = "linear"'),
+    ("0.6, 1.7", WHOLE, 'coordinate_transformation_mode = "half_pixel_symmetric", mode = "linear"'),
+    ("0.6, 1.7", WHOLE, 'coordinate_transformation_mode = "half_pixel_symmetric", mode = "cubic"'),
+    ("0.75, 1.5", PART, f'{CROP}, mode = "linear"'),
+    ("0.75, 1.5", BEYOND, f'{CROP}, mode = "linear", extrapolation_value = 2.5'),
+    ("0.75, 1.5", PART, f'{CROP}, mode = "nearest"'),
+]
+PRODUCTS = "Reshape MatMul Reshape MatMul Reshape"
 FORMS: list[tuple[int, str, str, str]] = [
     # opset, initialisers, node, the operators that it becomes
     (7, "", "Clip <min = -0.5, max = 0.5> (x)", "Clip"),
@@ -68,6 +82,15 @@ FORMS: list[tuple[int, str, str, str]] = [
         "float[4] s = {1.0, 1.0, 2.0, 2.0}",
         'Resize <coordinate_transformation_mode = "half_pixel_symmetric"> (x, , s)',
         "Resize",
+    ),
+    *(
+        (
+            19,
+            f"float[8] r = {{{roi}}}, float[4] s = {{1.0, 1.0, {scales}}}",
+            f"Resize <{modes}> (x, r, s)",
+            PRODUCTS + " Add" * ("extrapolation" in modes),
+        )
+        for scales, roi, modes in RARE
     ),
     (7, "", "Dropout (x)", "Identity"),
     (10, "", "Dropout <ratio = 0.3> (x)", "Identity"),

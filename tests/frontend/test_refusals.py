@@ -303,16 +303,19 @@ def test_an_output_that_is_not_computed_may_be_there_but_not_read() -> None:
     assert (problem.code, problem.op) == ("E202", "MaxPool") and "'i'" in problem.reason
 
 
+CORNERS = 'Resize <coordinate_transformation_mode = "align_corners", mode = "linear"> (x, r, s)'
+
+
 @pytest.mark.parametrize(
-    ("node", "limit"),
+    ("node", "reason"),
     [
-        ("BatchNormalization <training_mode = 1> (x, c, c, c, c)", "inference"),
-        ('Resize <antialias = 1, mode = "linear"> (x, r, s)', "antialias = 0"),
+        ("BatchNormalization <training_mode = 1> (x, c, c, c, c)", "training mode"),
+        (CORNERS, "align_corners with scales that give fractional sizes"),
     ],
 )
-def test_a_sound_form_that_npuc_lacks_is_refused_with_its_limit(node: str, limit: str) -> None:
+def test_a_sound_form_that_npuc_lacks_is_refused_with_a_remedy(node: str, reason: str) -> None:
     model = model_of(f"g (float[1,3,4,4] x, float[3] c) => (float[1,3,4,4] y) {{ y = {node} }}", opset=18)
-    for name, value in (("r", []), ("s", [1, 1, 2, 2])):
+    for name, value in (("r", []), ("s", [1, 1, 0.6, 2])):
         model.graph.initializer.append(numpy_helper.from_array(np.array(value, np.float32), name))
     problem = problem_of(model)
-    assert (problem.code, problem.limit) == ("E202", limit)
+    assert (problem.code, problem.reason) == ("E202", reason) and problem.remedy

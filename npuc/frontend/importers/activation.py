@@ -50,7 +50,7 @@ def _identity(node: OnnxNode, to: Builder) -> None:
 def _dropout(node: OnnxNode, to: Builder) -> None:
     """The input itself; refused in training mode and where the mask is read."""
     if node.given(2) and to.value(node, 2).any():
-        raise node.unsupported("training mode", limit="inference")
+        raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
     to.alias(node, node.inputs[0])
 
 

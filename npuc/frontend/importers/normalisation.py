@@ -13,9 +13,11 @@ from npuc.frontend.importers.table import Importer, broadcast, same
 def _batch_normalization(node: OnnxNode, to: Builder) -> None:
     """Inference only: one output, statistics per channel."""
     if node.attrs.get("training_mode"):
-        raise node.unsupported("training mode", limit="inference")
+        raise node.unsupported("training mode", "export the model in inference mode", limit="inference")
     if not node.attrs.get("spatial", 1):
-        raise node.unsupported("statistics per activation (spatial = 0)", limit="statistics per channel")
+        raise node.unsupported(
+            "statistics per activation (spatial = 0)", "export statistics per channel", limit="spatial = 1"
+        )
     to.emit(node, "BatchNormalization", node.inputs, epsilon=node.attrs["epsilon"])
 
 

@@ -12,7 +12,9 @@ from npuc.frontend.importers.table import Importer
 
 def _linear(node: OnnxNode, to: Builder) -> None:
     if node.attrs.get("block_size"):
-        raise node.unsupported("blocked quantisation", limit="per tensor or per axis")
+        raise node.unsupported(
+            "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"
+        )
     for index in range(1, len(node.inputs)):
         if node.given(index):
             to.value(node, index)

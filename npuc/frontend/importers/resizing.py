@@ -9,8 +9,11 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
-from npuc.ir import Attr
+from npuc.frontend.interpolation import emit_products, matrix_of
+from npuc.ir import Array, Attr, Node
 
+MOST_WEIGHTS = 1 << 22
+"""Elements of the matrix of an axis, in the modes that are products."""
 Scales = tuple[float, ...]
 
 
@@ -24,7 +27,7 @@ def _upsample(node: OnnxNode, to: Builder) -> None:
     _check(node, scales, len(shape))
     shrinks = min(scales) < 1
     if node.attrs["mode"] == "nearest" and shrinks and max(scales) > 1:
-        raise node.unsupported("one axis is enlarged and another one shrunk", limit="opset 11 and later")
+        raise node.unsupported("one axis is enlarged and another one shrunk", "export it with opset 11 or later")
     modes: dict[str, Attr] = {
         "mode": "linear" if node.attrs["mode"] in ("linear", "bilinear") else node.attrs["mode"],
         "coordinate_transformation_mode": "asymmetric",
@@ -38,8 +41,6 @@ def _resize(node: OnnxNode, to: Builder) -> None:
     if node.opset < 11:
         _upsample(node, to)
         return
-    if node.attrs.get("antialias"):
-        raise node.unsupported("antialiased resizing", limit="antialias = 0")
     shape = to.shape(node.inputs[0])
     axes = node.axes(node.attrs.get("axes") or range(len(shape)), len(shape))
     scales, sizes = _extents(node, to, [shape[axis] for axis in axes])
@@ -48,8 +49,42 @@ def _resize(node: OnnxNode, to: Builder) -> None:
         all_scales[axis], all_sizes[axis] = scale, size
     keys = ("mode", "nearest_mode", "cubic_coeff_a", "exclude_outside")
     modes: dict[str, Attr] = {key: node.attrs[key] for key in keys}
-    modes["coordinate_transformation_mode"] = _coordinates(node, shape, all_scales, all_sizes)
-    to.emit(node, "Resize", node.inputs[:1], scales=tuple(all_scales), sizes=tuple(all_sizes), **modes)
+    coordinates = _coordinates(node, shape, all_scales, all_sizes)
+    modes["coordinate_transformation_mode"] = coordinates
+    if coordinates in ("half_pixel_symmetric", "tf_crop_and_resize") or node.attrs.get("antialias"):
+        modes["antialias"] = node.attrs.get("antialias", 0)
+        _products(node, to, axes, all_scales, all_sizes, modes)
+    else:
+        to.emit(node, "Resize", node.inputs[:1], scales=tuple(all_scales), sizes=tuple(all_sizes), **modes)
+
+
+def _products(
+    node: OnnxNode,
+    to: Builder,
+    axes: Sequence[int],
+    scales: Sequence[float],
+    sizes: Sequence[int],
+    modes: dict[str, Attr],
+) -> None:
+    """A mode that the IR's Resize lacks."""
+    shape, described = to.shape(node.inputs[0]), Node("Resize", (), (), modes)
+    roi = _floats(node, to, 1) if modes["coordinate_transformation_mode"] == "tf_crop_and_resize" else ()
+    if roi and len(roi) != 2 * len(axes):
+        raise node.bad(f"a roi of {len(roi)} values for {len(axes)} axes", limit=f"{2 * len(axes)} values")
+    matrices: dict[int, Array] = {}
+    outside = np.zeros((1,) * len(shape), bool)
+    for at, axis in enumerate(axes):
+        region = (roi[at], roi[len(axes) + at]) if roi else (0.0, 1.0)
+        if sizes[axis] == shape[axis] and scales[axis] == 1 and region == (0.0, 1.0):
+            continue
+        if shape[axis] * sizes[axis] > MOST_WEIGHTS:
+            reason = f"{sizes[axis]} from {shape[axis]} elements in this mode"
+            raise node.unsupported(
+                reason, "resize with half_pixel and antialias = 0", limit=f"{MOST_WEIGHTS} weights"
+            )
+        matrices[axis], beyond = matrix_of(described, shape[axis], sizes[axis], scales[axis], region)
+        outside = outside | beyond.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+    emit_products(node, to, shape, sizes, matrices, outside * np.float32(node.attrs["extrapolation_value"]))
 
 
 def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales, tuple[int, ...]]:
@@ -74,12 +109,14 @@ def _extents(node: OnnxNode, to: Builder, shape: Sequence[int]) -> tuple[Scales,
 def _coordinates(node: OnnxNode, shape: Sequence[int], scales: Sequence[float], sizes: Sequence[int]) -> str:
     """The coordinate mode; the symmetric one equals half_pixel where the scales give whole sizes."""
     kind: str = node.attrs["coordinate_transformation_mode"]
-    if kind == "half_pixel_symmetric":
-        if all(abs(n * s - size) < 1e-6 for n, s, size in zip(shape, scales, sizes, strict=True)):
-            return "half_pixel"
-        raise node.unsupported("half_pixel_symmetric with scales that give fractional sizes")
-    if kind in ("tf_crop_and_resize", "tf_half_pixel_for_nn"):
-        raise node.unsupported(f"coordinate_transformation_mode {kind}")
+    fraction = max(abs(n * s - size) for n, s, size in zip(shape, scales, sizes, strict=True))
+    if kind == "half_pixel_symmetric" and fraction < 1e-6:
+        return "half_pixel"
+    if kind == "align_corners" and fraction > 1e-3:
+        # onnxruntime divides by the whole size, ONNX by the fractional one
+        raise node.unsupported("align_corners with scales that give fractional sizes", "give sizes, not scales")
+    if kind == "tf_half_pixel_for_nn":
+        raise node.unsupported(f"coordinate_transformation_mode {kind}", "export it with half_pixel")
     return kind
 
 

@@ -1,0 +1,85 @@
+"""Resize in modes that the IR's own Resize has no attribute for, as products with constant matrices.
+
+Antialiasing, the cropping of TensorFlow's crop_and_resize, and half_pixel_symmetric are linear maps per axis like
+any other interpolation. Source: ONNX operator specification, Resize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.ir import Array, Node
+from npuc.ops.resize import source_positions, taps_at
+
+
+def emit_products(
+    node: OnnxNode,
+    to: Builder,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    matrices: dict[int, Array],
+    outside: Array,
+) -> None:
+    """The node as a MatMul per axis, between Reshapes, and the sum with what stands outside the input.
+
+    matrices: by axis, (size, extent) float32. outside: broadcasts to the sizes; a zero adds nothing.
+    """
+    x, extents = node.inputs[0], list(shape)
+    for axis, matrix in matrices.items():
+        image = (prod(extents[:axis]), extents[axis], prod(extents[axis + 1 :]))
+        rows = to.emit(node, "Reshape", (x,), (), shape=image)
+        x = to.emit(node, "MatMul", (to.constant(node, "weights", matrix), rows), ())
+        extents[axis] = sizes[axis]
+    if not outside.any():
+        to.emit(node, "Reshape", (x,), shape=tuple(sizes))
+        return
+    image = to.emit(node, "Reshape", (x,), (), shape=tuple(sizes))
+    to.emit(node, "Add", (image, to.constant(node, "outside", outside.astype(np.float32))))
+
+
+def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float, float]) -> tuple[Array, Array]:
+    """The weights (size, extent) of an axis, and which of its outputs lie outside the input (size,).
+
+    node: a Resize with ONNX's own attributes.
+    """
+    kind = node.text("coordinate_transformation_mode", "half_pixel")
+    inside = np.ones(size, bool)
+    match kind:
+        case "half_pixel_symmetric":
+            offset = extent / 2 * (1 - size / (scale * extent))
+            position = offset + (np.arange(size) + 0.5) / scale - 0.5
+        case "tf_crop_and_resize":
+            start, length = roi[0] * (extent - 1), (roi[1] - roi[0]) * (extent - 1)
+            position = start + (np.arange(size) * length / (size - 1) if size > 1 else np.array([length / 2]))
+            inside = (position >= 0) & (position <= extent - 1)
+        case _:
+            position = source_positions(node, extent, size, scale)
+    position = np.asarray(position, np.float32)
+    if node.integer("antialias") and scale < 1:
+        index, weight = _antialiased(node, position, scale)
+    else:
+        index, weight = taps_at(node, position, extent)
+    matrix = np.zeros((size, extent), np.float32)
+    for i, w in zip(np.clip(index, 0, extent - 1), weight, strict=True):
+        np.add.at(matrix, (np.arange(size), i), w * inside)
+    return matrix, ~inside
+
+
+def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Array]:
+    """The kernel stretched by 1 / scale, and its weights brought to the sum 1."""
+    cubic = node.text("mode") == "cubic"
+    reach = ceil((2 if cubic else 1) / scale)
+    index = np.floor(position)[None].astype(np.int64) + np.arange(-reach, reach + 2)[:, None]
+    distance = np.abs(index - position) * scale
+    if cubic:
+        a = node.number("cubic_coeff_a", -0.75)
+        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        weight = np.where(distance <= 1, near, np.where(distance < 2, far, 0))
+    else:
+        weight = np.maximum(1 - distance, 0)
+    return index, weight / weight.sum(axis=0)
