@@ -1,7 +1,8 @@
-"""Interpolation as products with constant matrices, one axis after the other."""
+"""Interpolation as products with constant matrices."""
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -11,11 +12,17 @@ from npuc.ops.resize import interpolation, scales_of
 from npuc.passes.images import TIDY
 from npuc.passes.rewriting import Draft, rewrite
 
+MOST_WEIGHTS = 1 << 22
+"""Elements of a matrix; a Resize that needs a larger one stays."""
+MOST_JOINT = 64
+"""Elements of several axes together, up to which one matrix takes them all: it is rounded once, but is larger."""
+
 
 def resize_to_products(graph: Graph) -> Graph:
     """Resize becomes a MatMul per axis whose size changes: the matrix (size, extent) of its weights times x.
 
-    x is reshaped to (elements before the axis, extent, elements behind it). Exact in every mode.
+    x is reshaped to (elements before the axis, extent, elements behind it). Exact in every mode. Successive axes
+    of few elements are one: their matrix is the Kronecker product.
     """
     return rewrite(graph, _resize, *TIDY)
 
@@ -23,7 +30,11 @@ def resize_to_products(graph: Graph) -> Graph:
 def _resize(draft: Draft, node: Node) -> bool:
     shape, sizes = draft.shape(node.inputs[0]), node.integers("sizes") if node.op == "Resize" else ()
     axes = [axis for axis, size in enumerate(sizes) if size != shape[axis] or scales_of(node)[axis] != 1]
-    if not axes or not draft.types[node.inputs[0]].size:
+    if (
+        not axes
+        or max(shape[axis] * sizes[axis] for axis in axes) > MOST_WEIGHTS
+        or not draft.types[node.inputs[0]].size
+    ):
         return False
     nodes: list[Node] = []
     x = node.inputs[0]
@@ -34,16 +45,30 @@ def _resize(draft: Draft, node: Node) -> bool:
         nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
         return y
 
-    for axis in axes:
-        extent, size = shape[axis], sizes[axis]
-        before, behind = prod(shape[:axis]), prod(shape[axis + 1 :])
-        matrix = draft.constant(weights(node, extent, size, scales_of(node)[axis]), f"{node.output}/weights{axis}")
-        image = step("Reshape", (x,), (before, extent, behind))
-        x = step("MatMul", (matrix, image), (before, size, behind))
-        shape = (*shape[:axis], size, *shape[axis + 1 :])
+    for group in _joint(axes, shape):
+        first, last = group[0], group[-1] + 1
+        matrices = [weights(node, shape[axis], sizes[axis], scales_of(node)[axis]) for axis in group]
+        matrix = reduce(np.kron, matrices)
+        name = draft.constant(matrix, f"{node.output}/weights{first}")
+        before, behind = prod(shape[:first]), prod(shape[last:])
+        image = step("Reshape", (x,), (before, matrix.shape[1], behind))
+        x = step("MatMul", (name, image), (before, matrix.shape[0], behind))
+        shape = (*shape[:first], *sizes[first:last], *shape[last:])
     back = Node("Reshape", (x,), node.outputs, {"shape": sizes}, node.output, node.sources)
     draft.replace(node, *nodes, back)
     return True
+
+
+def _joint(axes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
+    """The axes in groups that one matrix takes."""
+    found: list[list[int]] = []
+    for axis in axes:
+        joins = found and found[-1][-1] == axis - 1
+        if joins and prod(shape[each] for each in (*found[-1], axis)) <= MOST_JOINT:
+            found[-1].append(axis)
+        else:
+            found.append([axis])
+    return found
 
 
 def weights(node: Node, extent: int, size: int, scale: float) -> Array:

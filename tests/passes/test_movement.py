@@ -98,12 +98,20 @@ def test_other_padding_stays(shape: tuple[int, ...], attrs: dict[str, Any]) -> N
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_interpolation_is_a_product_per_axis(mode: str, coordinates: str) -> None:
     modes = {"mode": mode, "coordinate_transformation_mode": coordinates}
-    resize = node("Resize", "x", "y", sizes=(1, 2, 7, 3), scales=(1.0, 1.0, 7 / 4, 3 / 5), **modes)
-    graph = network((1, 2, 4, 5), "y", resize)
+    resize = node("Resize", "x", "y", sizes=(1, 2, 7, 3), scales=(1.0, 1.0, 7 / 14, 3 / 5), **modes)
+    graph = network((1, 2, 14, 5), "y", resize)
     found = resize_to_products(graph)
     assert operators(found) == ["Reshape", "MatMul", "Reshape", "MatMul", "Reshape"]
     assert_same_meaning(graph, found)
     assert resize_to_products(found) is found
+
+
+def test_interpolation_of_few_pixels_is_one_product() -> None:
+    resize = node("Resize", "x", "y", mode="cubic", sizes=(1, 2, 7, 3), scales=(1.0, 1.0, 7 / 4, 3 / 5))
+    graph = network((1, 2, 4, 5), "y", resize)
+    found = resize_to_products(graph)
+    assert operators(found) == ["Reshape", "MatMul", "Reshape"]
+    assert_same_meaning(graph, found)
 
 
 def test_an_axis_that_stays_takes_no_product() -> None:
