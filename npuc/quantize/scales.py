@@ -44,6 +44,8 @@ class Ties:
     """Tensors whose scale must be a power of two (factors of a product)."""
     given: Mapping[str, float] = field(default_factory=dict[str, float])
     """Scales fixed from outside."""
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scale of a tensor below which its steps hold nothing but the error that its inputs bring."""
     unsaturated: frozenset[str] = frozenset()
     """Tensors of which no calibration value may saturate, whatever the method."""
 
@@ -125,6 +127,8 @@ def _class_cost(
             cost += spread.error(scales) / energy
             if method == "minmax" or tensor in ties.unsaturated:
                 cost += 1e6 * _octaves_above(spread.largest / 127, scales)
+        if tensor in ties.floors:
+            cost += 1e3 * _octaves_above(ties.floors[tensor], scales)
         if tensor in ties.ceilings:
             cost += 1e9 * _octaves_above(scales, ties.ceilings[tensor])
         if tensor in ties.given:

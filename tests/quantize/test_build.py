@@ -13,6 +13,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.build import Quantised, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
+from npuc.targets.easynpu.tables import best_table
 
 RANDOM = np.random.default_rng(0)
 ARRAY_OPS = ("Conv", "Relu", "Clip", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
@@ -166,3 +167,44 @@ def test_an_all_zero_tensor_is_quantised_without_complaint() -> None:
     zeros = [{"x": np.zeros(graph.shape("x"), np.float32)}]
     found = quantise(graph, nodes, spreads(graph, zeros, tensors_of(nodes)))
     assert run(found.graph, zeros[0])["y"].shape == graph.shape("y")
+
+
+def test_outputs_and_what_is_moved_to_them_hold_their_largest_value() -> None:
+    nodes = [
+        conv("x", "a"),
+        Node("MaxPool", ("a",), ("m",), {"kernel_shape": (2, 2)}, "m"),
+        Node("Reshape", ("m",), ("y",), {"shape": (8, 49)}, "y"),
+    ]
+    graph = _graph(nodes)
+    found, samples = _quantised(graph, count=60)
+    largest = max(float(np.abs(run(graph, feeds, ["m"])["m"]).max()) for feeds in samples)
+    assert found.scales["m/int8"] * 127.5 > largest
+
+
+def test_steps_are_not_finer_than_the_error_that_the_input_brings() -> None:
+    w = np.ones((1, 2, 1, 1), np.float32)
+    graph = build("g", [Node("Conv", ("x", "w"), ("y",))], {"x": TensorType((1, 2, 1, 1))}, ["y"], {"w": w})
+    nodes = integer_nodes(graph, lambda _: True)
+    sample = np.array([127.0, -126.9], np.float32).reshape(1, 2, 1, 1)  # they cancel: the sum is 0.1
+    found = quantise(graph, nodes, spreads(graph, [{"x": sample}], tensors_of(nodes)), "minmax")
+    assert found.scales["x/int8"] == pytest.approx(1, rel=0.05)
+    assert found.scales["y/int8"] >= np.sqrt(2 / 12)  # two roundings, evenly spread, deviate by this
+
+
+def test_a_negation_keeps_the_scale_and_is_exact() -> None:
+    graph = _graph([Node("Neg", ("x",), ("a",)), Node("MaxPool", ("a",), ("m",), {"kernel_shape": (8, 8)}),
+                    Node("Neg", ("m",), ("y",))])  # fmt: skip
+    nodes = integer_nodes(graph, lambda _: True)
+    samples = [{"x": RANDOM.standard_normal((1, 8, 8, 8)).astype(np.float32)}]
+    found = quantise(graph, nodes, spreads(graph, samples, tensors_of(nodes)), tabulate=best_table)
+    assert len(set(found.scales.values())) == 1
+
+
+def test_a_concatenation_with_a_constant_is_integer() -> None:
+    nodes = [conv("x", "a"), Node("Concat", ("a", "c"), ("t",), {"axis": 1}), conv("t", "y", "u")]
+    constants = {"c": np.full((1, 2, 8, 8), 0.5, np.float32), "u": _weights(8, 10, 1, 1)}
+    graph = build("g", nodes, {"x": TensorType((1, 8, 8, 8))}, ["y"],
+                  {**constants, "w": _weights(8, 8, 3, 3), "b": _weights(8, 1).ravel()})  # fmt: skip
+    found, samples = _quantised(graph)
+    assert found.graph.tensors["t/int8"].dtype == "int8"
+    assert _sqnr(graph, found, samples) > 25
