@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.passes.images import TIDY, Shape, carried, returned, sides
+from npuc.passes.images import TIDY, Shape, carried, extents, returned, sides
 from npuc.passes.patterns import only_float
 from npuc.passes.rewriting import Draft, rewrite
 
@@ -17,8 +16,8 @@ def products_to_convs(graph: Graph) -> Graph:
     """Gemm on several rows, and MatMul of which one factor is constant, become a 1x1 Conv.
 
     The axis that is summed over becomes channels, all others of the computed factor x pixels. Where the constant
-    has a matrix for every matrix of x, these axes are channels too, and the Conv has groups. A Gemm on one row
-    and a product of two computed tensors stay.
+    has a matrix for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed
+    tensors stay.
     """
     return rewrite(graph, _gemm, _vectors, _matmul, *TIDY)
 
@@ -56,7 +55,11 @@ def _vectors(draft: Draft, node: Node) -> bool:
 
 
 def _matmul(draft: Draft, node: Node) -> bool:
-    """x (.., M, K) times w (.., K, N), or w (.., M, K) times x (.., K, N)."""
+    """x (.., M, K) times w (.., K, N), or w (.., M, K) times x (.., K, N).
+
+    Of the axes before the matrices those that only x has are pixels, those that only w has output channels, and
+    those that both have groups.
+    """
     constants = [name in draft.constants for name in node.inputs]
     if node.op != "MatMul" or constants.count(True) != 1 or not draft.types[node.output].size:
         return False
@@ -69,19 +72,14 @@ def _matmul(draft: Draft, node: Node) -> bool:
     rank = len(draft.shape(node.output))
     batch, stacks = ((*(1,) * (rank - len(each)), *each[:-2]) for each in (shape, taps.shape))
     summed, free = (rank - 1, rank - 2) if first else (rank - 2, rank - 1)
-    columns, rows = taps.shape[-1], shape[-2 if first else -1]
-    inner = (*range(rank - 2), summed, free)
-    outer = (summed, *range(rank - 2), free)
-    if prod(stacks) == 1:
-        image = (1, columns, *sides(prod(batch) * rows))
-        return _as_conv(draft, node, x, taps.reshape(-1, columns), image, (outer, outer))
-    if prod(batch) == 1:
-        return _as_conv(draft, node, x, taps.reshape(-1, columns), (1, columns, *sides(rows)), (inner, inner))
-    if any(stack not in (1, extent) for stack, extent in zip(stacks, batch, strict=True)):
-        return False
-    stacked = np.broadcast_to(taps, (*batch, *taps.shape[-2:])).reshape(-1, columns)
-    image = (1, prod(batch) * columns, *sides(rows))
-    return _as_conv(draft, node, x, stacked, image, (inner, inner), prod(batch))
+    alone = [axis for axis in range(rank - 2) if batch[axis] == 1]
+    shared = [axis for axis in range(rank - 2) if batch[axis] > 1 == stacks[axis]]
+    paired = [axis for axis in range(rank - 2) if batch[axis] > 1 < stacks[axis]]
+    matrices = taps.reshape(*stacks, *taps.shape[-2:]).transpose(*paired, *alone, *shared, rank - 2, rank - 1)
+    columns, rows, group = taps.shape[-1], shape[-2 if first else -1], extents(batch, paired)
+    image = (1, group * columns, *sides(extents(batch, shared) * rows))
+    inner, outer = (*alone, *paired, summed, *shared, free), (*paired, *alone, summed, *shared, free)
+    return _as_conv(draft, node, x, matrices.reshape(-1, columns), image, (inner, outer), group)
 
 
 def _as_conv(
