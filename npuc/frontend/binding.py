@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 from onnx import TensorProto
@@ -51,7 +52,8 @@ def input_types(
     for name in names:
         shape = bound.get(name) or _filled(dims[name], named)
         if shape is None:
-            problems.append(_unbound(name, dims[name], empty.get(name)))
+            found = _unbound(name, dims[name], empty.get(name))
+            problems.append(replace(found, **_reader(graph, name)))
         else:
             types[name] = TensorType(tuple(shape), dtypes[name])
             if types[name].size > LARGEST_TENSOR:
@@ -80,6 +82,13 @@ def _dims(value: onnx.ValueInfoProto) -> Sequence[Dim] | None:
     if not value.type.tensor_type.HasField("shape"):
         return None
     return [dim.dim_value if dim.dim_value > 0 else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+def _reader(graph: onnx.GraphProto, name: str) -> dict[str, str]:
+    """The first node that reads an input."""
+    nodes = enumerate(graph.node)
+    readers = ((node.name or f"{node.op_type}_{at}", node.op_type) for at, node in nodes if name in node.input)
+    return dict(zip(("node", "op"), next(readers, ()), strict=False))
 
 
 def _empty_axes(value: onnx.ValueInfoProto) -> list[int]:
