@@ -163,10 +163,18 @@ def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
     where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     if row is None and node.op in REWRITTEN:
         limit = REWRITTEN[node.op][1]
-        return Problem("E202", "no rewriting applies to it", limit=limit, remedy="npuc operators --target easynpu", **where)
+        return Problem(
+            "E202", "no rewriting applies to it", limit=limit, remedy="npuc operators --target easynpu", **where
+        )
     if row is None:
         known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
-        return Problem("E202", "the machine has no such operator", limit=known, remedy="npuc operators --target easynpu", **where)
+        return Problem(
+            "E202",
+            "the machine has no such operator",
+            limit=known,
+            remedy="npuc operators --target easynpu",
+            **where,
+        )
     for constraint in row.constraints:
         found = constraint(graph, node)
         if found is not None:
