@@ -116,7 +116,7 @@ def placed_runs(
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
     addressing cannot express them.
     """
-    nodes = best_order(graph, nodes)
+    nodes = best_order(graph, nodes, machine)
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
     try:
         run = run_of(graph, nodes, machine, outputs, documented=documented)

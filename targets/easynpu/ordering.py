@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.regions import outputs_of
 from npuc.targets.easynpu.strips import whole_peak
 
 
-def best_order(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
+def best_order(graph: Graph, nodes: Sequence[Node], machine: Machine) -> tuple[Node, ...]:
     """The nodes in the order whose maps, alive together, take the fewest words."""
     outputs = outputs_of(graph, nodes)
     sizes = {name: graph.tensors[name].size for node in nodes for name in node.outputs}
@@ -22,7 +23,7 @@ def best_order(graph: Graph, nodes: Sequence[Node]) -> tuple[Node, ...]:
         depth_first(graph, nodes, outputs, lambda name: -sizes[name]),
         depth_first(graph, nodes, outputs, lambda name: sizes[name]),
     ]
-    return min(orders, key=lambda order: whole_peak(graph, order, outputs))
+    return min(orders, key=lambda order: whole_peak(graph, order, outputs, machine))
 
 
 def depth_first(

@@ -164,10 +164,14 @@ def select(
     return _Selection(graph, nodes, views, windows, machine, documented).jobs()
 
 
-def fused_behind(graph: Graph, nodes: Sequence[Node]) -> Mapping[int, Node]:
-    """For each node, by identity, that continues on the result of another: that other node."""
+def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mapping[int, Node]:
+    """For each node, by identity, that continues on the result of another: that other node.
+
+    A chain ends where the bias and scale pads are full.
+    """
     present = {id(node) for node in nodes}
     found: dict[int, Node] = {}
+    entries = {id(node): _pad_entries(node) for node in nodes}
     for node in nodes:
         producer = graph.producers.get(_continued(graph, node))
         if producer is None or id(producer) not in present or producer.integer("average"):
@@ -177,9 +181,18 @@ def fused_behind(graph: Graph, nodes: Sequence[Node]) -> Mapping[int, Node]:
         same = graph.shape(producer.output) == graph.shape(node.output)
         if adds and id(producer) in found:  # a chain has one operand, which a sum before it may have taken
             continue
+        held = entries[id(producer)] + entries[id(node)]
+        if held > machine.parameter_pad_entries:
+            continue
         if producer.op in heads and same and graph.only_reader(producer.output) is node:
             found[id(node)] = producer
+            entries[id(node)] = held
     return found
+
+
+def _pad_entries(node: Node) -> int:
+    """Entries of the bias and scale pads that a node takes for 16 channels: a table one per segment."""
+    return LANES if node.op == "IntTable" else int(_group_words(node) > 0)
 
 
 def _continued(graph: Graph, node: Node) -> str:
@@ -209,7 +222,7 @@ class _Selection:
         self.documented = documented
 
     def jobs(self) -> list[Job]:
-        before = fused_behind(self.graph, self.nodes)
+        before = fused_behind(self.graph, self.nodes, self.machine)
         inner = {id(producer) for producer in before.values()}
         found: list[Job] = []
         for node in self.nodes:

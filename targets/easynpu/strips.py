@@ -120,7 +120,7 @@ def best_grid(graph: Graph, nodes: Sequence[Node], machine: Machine, weight: flo
     if not outputs or (len(shapes) > 1 and min(min(shape) for shape in shapes) < 2):
         return None
     traffic = sum(whole(graph, name).words for name in (*inputs_of(graph, nodes), *outputs))
-    if whole_peak(graph, nodes, outputs) <= machine.fmap_words + machine.skip_words and fits(
+    if whole_peak(graph, nodes, outputs, machine) <= machine.fmap_words + machine.skip_words and fits(
         graph, nodes, Grid(), machine
     ):
         cycles = sum(_node_work(graph, node) * prod(map_shape(graph.shape(node.output))[1:]) for node in nodes)
@@ -159,13 +159,15 @@ def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> b
     if max(max(window.shape[1:]) for window in windows.values()) > MOST_EXTENT:
         return False
     views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
-    buffers, operands = _lifetimes(graph, nodes, views)
+    buffers, operands = _lifetimes(graph, nodes, views, machine)
     return placeable(buffers, operands, machine)
 
 
-def _lifetimes(graph: Graph, nodes: Sequence[Node], views: Views) -> tuple[list[Buffer], set[str]]:
+def _lifetimes(
+    graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine
+) -> tuple[list[Buffer], set[str]]:
     """The buffers that the jobs of these nodes will hold, from first to last step, and those read as operands."""
-    before = fused_behind(graph, nodes)
+    before = fused_behind(graph, nodes, machine)
     inner = {node.output for node in before.values()}
     last = dict.fromkeys((views.tensors[name].buffer for name in inputs_of(graph, nodes)), 0)
     first = dict(last)
@@ -219,7 +221,7 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
     tileable = is_tileable(nodes)
     rows = _axis(graph, nodes, outputs, tensors, 1, tileable)
     columns = _axis(graph, nodes, outputs, tensors, 2, tileable)
-    alive = _alive(graph, nodes, tensors, outputs)
+    alive = _alive(graph, nodes, tensors, outputs, machine)
     inputs = [tensors.index(name) for name in inputs_of(graph, nodes)]
     stored = [tensors.index(name) for name in outputs]
     depth = np.array([groups(graph.shape(name)[1]) for name in tensors])
@@ -246,11 +248,11 @@ def _grids(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine:
             yield Strip(tuple(nodes), grid, traffic, float(cycles[r, c]))
 
 
-def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> int:
+def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine: Machine) -> int:
     """The most words alive in one step if nothing is tiled."""
     tensors = tuple(dict.fromkeys((*inputs_of(graph, nodes), *(name for node in nodes for name in node.outputs))))
     words = np.array([whole(graph, name).words for name in tensors])
-    return int((_alive(graph, nodes, tensors, outputs) @ words).max())
+    return int((_alive(graph, nodes, tensors, outputs, machine) @ words).max())
 
 
 def _chunk_depth(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], depth: Array, parts: int) -> Array:
@@ -315,7 +317,9 @@ def _asked(
     return low, high
 
 
-def _alive(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str]) -> Array:
+def _alive(
+    graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str], machine: Machine
+) -> Array:
     """(steps, tensors): 1 where a tensor is held while a node runs; operands of a concatenation lie in it."""
     index = {name: at for at, name in enumerate(tensors)}
     first = [0] * len(tensors)
@@ -331,7 +335,7 @@ def _alive(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], outputs:
             operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
             first[index[node.output]] = min([first[at] for at in operands], default=step)
             merged.update(operands)
-    merged.update(index[node.output] for node in fused_behind(graph, nodes).values())
+    merged.update(index[node.output] for node in fused_behind(graph, nodes, machine).values())
     for name in outputs:
         last[index[name]] = len(nodes) - 1
     steps = np.arange(len(nodes))[:, None]

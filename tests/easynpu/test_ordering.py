@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
+from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.ordering import best_order, depth_first
 
 
@@ -25,13 +26,13 @@ def branches(*lengths: int) -> Graph:
 
 def test_one_branch_is_finished_before_the_next() -> None:
     graph = branches(3, 3, 3)
-    order = [node.name.split(".")[0] for node in best_order(graph, graph.nodes)]
+    order = [node.name.split(".")[0] for node in best_order(graph, graph.nodes, Machine())]
     assert [len(set(order[at : at + 3])) for at in (0, 3, 6)] == [1, 1, 1]
 
 
 def test_an_order_as_good_as_any_is_kept() -> None:
     graph = branches(2, 1)
-    assert best_order(graph, graph.nodes) == graph.nodes
+    assert best_order(graph, graph.nodes, Machine()) == graph.nodes
 
 
 def test_every_operand_stands_before_its_reader() -> None:

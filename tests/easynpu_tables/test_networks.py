@@ -247,3 +247,12 @@ def test_the_face_detector_with_slopes_per_channel_is_exact(shared: Path, tmp_pa
     path.write_bytes((shared / "models" / "mtcnn_pnet.onnx").read_bytes())
     found = outcome(path, Tolerance(15, 0.98), machine="large")
     assert found.layers.count("conv+prelu") == 3
+
+
+def test_a_chain_ends_where_the_bias_and_scale_pads_are_full(tmp_path: Path) -> None:
+    ops = ("Sigmoid", "Tanh", "Erf", "Softplus", "Mish")
+    names = ["a", *(f"t{number}" for number in range(len(ops) - 1)), "y"]
+    nodes = [conv("x", "w", "a")]
+    nodes += [helper.make_node(op, [x], [y]) for op, x, y in zip(ops, names, names[1:], strict=False)]
+    found = outcome(model(tmp_path / "m.onnx", nodes, {"w": weights(8, 3, 3, 3)}, (1, 3, 9, 9), (1, 8, 9, 9)))
+    assert found.layers == ["conv+act+act+act", "act+act"]  # a table takes 16 of 64 entries, the convolution one
