@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import parser
 
 from npuc import data, driver, verify
 from npuc.errors import NpucError
@@ -151,3 +153,18 @@ def test_evidence_of_another_program_is_refused_or_differs(digits: Program, tmp_
         except NpucError:
             continue
         assert name == "graph.json" or report["status"] == "mismatch"  # graph.json: the same tensors, other scales
+
+
+def test_an_output_without_elements_is_exact(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,0,3,3] y)'
+        " <int64[1] s = {4}, int64[1] e = {9}, int64[1] a = {1}> { y = Slice(x, s, e, a) }"
+    )
+    path = tmp_path / "empty.onnx"
+    onnx.save(parser.parse_model(text), path)
+    compiled, samples = driver.compile_model(path, EASYNPU, Options(), {})
+    save(compiled, tmp_path / "empty.npu")
+    loaded = load(tmp_path / "empty.npu")
+    report = verify.verify(path, tmp_path / "empty.npu", loaded, EASYNPU, samples, verify.Tolerance())
+    assert report["status"] == "ok" and report["argmax_agreement"] is None
+    assert [each["exact"] for each in report["outputs"]] == [True]
