@@ -6,15 +6,16 @@ Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.text import closest
+from npuc.machine_files import bad_machine, described, read_values
 
 MACHINES = Path(__file__).parent / "machines"
 ROWS_MOST = 64
+PAGE = "docs/easynpu.md"
 
 
 @dataclass(frozen=True)
@@ -62,18 +63,7 @@ class Machine:
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
         """A machine from names and values. Raises DoesNotFit (E305) for what no EasyNPU can be."""
-        known = {each.name: each.type for each in fields(cls)}
-        for key, value in values.items():
-            if key not in known:
-                raise _bad(
-                    origin, f"unknown parameter '{key}'.{closest(key, known)}", f"one of {', '.join(known)}"
-                )
-            wanted = {"int": int, "bool": bool, "str": str}[str(known[key])]
-            if type(value) is not wanted:
-                raise _bad(origin, f"{key} = {value!r}", f"a value of type {known[key]}")
-            if type(value) is int and not 1 <= value <= 1 << 24:
-                raise _bad(origin, f"{key} = {value}", "1..16777216 (24-bit addresses)")
-        machine = cls(**values)
+        machine = described(cls, values, origin, PAGE)
         if machine.pes != 16:
             raise _bad(
                 origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"
@@ -86,9 +76,7 @@ class Machine:
 
 
 def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
-    return DoesNotFit(
-        "E305", f"machine {origin}: {reason}", limit=limit, remedy="see docs/easynpu.md, Machine files"
-    )
+    return bad_machine(origin, reason, limit, PAGE)
 
 
 def names() -> tuple[str, ...]:
@@ -104,19 +92,4 @@ def load(name_or_file: str | None = None) -> Machine:
     if name_or_file is None or name_or_file == "default":
         return Machine()
     path = MACHINES / f"{name_or_file}.toml" if name_or_file in names() else Path(name_or_file)
-    return Machine.of({"name": path.stem, **_read_toml(path)}, path.name)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # pyright: ignore
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = f"no such machine, and no file that can be read ({error.strerror})."
-        limit = f"{', '.join(names())}, or a .toml file"
-        raise _bad(str(path), f"{reason}{closest(str(path), names())}", limit) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _bad(path.name, f"cannot be read: {error}", "a TOML file of name = value lines") from None
+    return Machine.of({"name": path.stem, **read_values(path, names(), PAGE)}, path.name)

@@ -1,0 +1,60 @@
+"""Machine descriptions: frozen dataclasses of numbers, switches and names, of which a TOML file overrides any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from npuc.errors import DoesNotFit
+from npuc.text import closest
+
+M = TypeVar("M")
+TYPES = {"int": int, "bool": bool, "str": str}
+MOST = 1 << 24
+"""The largest number of a machine: addresses have 24 bits at most."""
+
+
+def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:
+    """What is wrong with a machine description; page: where its parameters are explained."""
+    remedy = f"see {page}, Machine files"
+    return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy=remedy)
+
+
+def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) -> M:
+    """The machine with these values, each of the type that its field has, numbers within 1..2^24.
+
+    Raises DoesNotFit (E305) for a parameter that the machine does not have, and for a wrong value.
+    """
+    known: dict[str, str] = {each.name: str(each.type) for each in fields(kind)}  # pyright: ignore
+    for key, value in values.items():
+        if key not in known:
+            reason = f"unknown parameter '{key}'.{closest(key, known)}"
+            raise bad_machine(origin, reason, f"one of {', '.join(known)}", page)
+        if type(value) is not TYPES[known[key]]:
+            raise bad_machine(origin, f"{key} = {value!r}", f"a value of type {known[key]}", page)
+        if type(value) is int and not 1 <= value <= MOST:
+            raise bad_machine(origin, f"{key} = {value}", f"1..{MOST} (24-bit addresses)", page)
+    return kind(**values)
+
+
+def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
+    """The name = value lines of a TOML file; shipped: the machines that need no file.
+
+    Raises DoesNotFit (E305) for a file that cannot be read.
+    """
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # pyright: ignore
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = f"no such machine, and no file that can be read ({error.strerror})."
+        limit = f"{', '.join(shipped)}, or a .toml file"
+        raise bad_machine(str(path), f"{reason}{closest(str(path), shipped)}", limit, page) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise bad_machine(
+            path.name, f"cannot be read: {error}", "a TOML file of name = value lines", page
+        ) from None
