@@ -18,7 +18,13 @@ from npuc.quantize.calibration import Spread
 from npuc.quantize.integer import accumulator_bound
 from npuc.quantize.scales import Ratio, Ties, choose_scales
 from npuc.quantize.tables import Tabulate, as_unary, is_relu, wanted_values
-from npuc.quantize.weights import ACCUMULATOR_LIMIT, MOST_SHIFT, average_taps, quantise_weights
+from npuc.quantize.weights import (
+    ACCUMULATOR_LIMIT,
+    LARGEST_WEIGHT,
+    MOST_SHIFT,
+    average_taps,
+    quantise_weights,
+)
 
 MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
@@ -308,6 +314,7 @@ class _Builder:
         x, weights, *rest = node.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
         w = self.float.constants[weights]
+        _expect_weights(node, w, self.scales[x] / self.scales[node.output])
         found = quantise_weights(w, bias, self.scales[x], self.scales[node.output])
         _expect_accumulators(node, found.w, found.bias)
         return self._layer(node, found.w, found.bias, found.shift)
@@ -331,6 +338,25 @@ def _window(node: Node) -> dict[str, Attr]:
     """The attributes of a window that an integer operator shares with its float one."""
     keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
     return {key: node.attrs[key] for key in keys if key in node.attrs}
+
+
+def _expect_weights(node: Node, w: Array, ratio: float) -> None:
+    """The weights fit 8 bits without a left shift. Raises UnsupportedOperator (E205), also for NaN.
+
+    ratio: scale of the input / scale of the result. Finer results than inputs bring are never chosen, but a limit
+    of the result (Clip) may demand them.
+    """
+    largest = float(np.abs(w).max(initial=0)) * ratio
+    if not largest < LARGEST_WEIGHT:
+        raise UnsupportedOperator(
+            "E205",
+            f"one step of the input may be {largest:.6g} steps of the result",
+            node=node.name,
+            op=node.op,
+            tensor=node.output,
+            limit="127: an 8-bit weight and a right shift",
+            remedy="calibrate with data that reach the layer's range, or widen the limits of its activation",
+        )
 
 
 def _expect_accumulators(node: Node, w: Array, bias: Array) -> None:

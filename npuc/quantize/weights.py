@@ -14,6 +14,8 @@ from npuc.ir import Array
 
 MOST_SHIFT = 31
 ACCUMULATOR_LIMIT = 1 << 31
+LARGEST_WEIGHT = 127.5
+"""Weights below this round to 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ def quantise_weights(w: Array, bias: Array | None, x_scale: float, y_scale: floa
     """int8 weights with the least squared error per output channel.
 
     w: (Co, ...) float; bias: (Co,) float or None. Per channel two shifts compete: the largest that saturates
-    no weight, and one more.
+    no weight, and one more. A weight of LARGEST_WEIGHT or more in units of Sy / Sx saturates even at shift 0: the
+    caller refuses it first, where saturation changes the sum (not for a single factor, as PRelu has).
     """
     flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale

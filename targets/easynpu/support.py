@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from npuc.bits import encode
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.ir import Graph, Node
@@ -39,6 +41,12 @@ def constant_weights(graph: Graph, node: Node) -> str | None:
     """Weights and bias are constants."""
     missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
     return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def finite_constants(graph: Graph, node: Node) -> str | None:
+    """Weights, bias and slopes are finite."""
+    wrong = [name for name in node.inputs[1:] if name and not np.isfinite(graph.constants[name]).all()]
+    return f"'{wrong[0]}' holds an infinity or NaN" if wrong else None
 
 
 def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
@@ -113,9 +121,11 @@ SIMPLIFY = "fold constants and batch normalisation before export, or change the 
 
 ARRAY: Mapping[str, Row] = {
     "Conv": Row(
-        "conv, dwconv (with ReLU)", (one_image, constant_weights, dense_or_depthwise, clips_at_zero), SIMPLIFY
+        "conv, dwconv (with ReLU)",
+        (one_image, constant_weights, finite_constants, dense_or_depthwise, clips_at_zero),
+        SIMPLIFY,
     ),
-    "Gemm": Row("conv", (one_image, constant_weights, clips_at_zero), SIMPLIFY),
+    "Gemm": Row("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
     "MaxPool": Row("maxpool", (one_image,), BATCH),
     "GlobalMaxPool": Row("maxpool", (one_image,), BATCH),
     "AveragePool": Row(
@@ -127,7 +137,11 @@ ARRAY: Mapping[str, Row] = {
     "Relu": Row("relu", (one_image,), BATCH),
     **{op: Row("act", (one_image,), BATCH) for op in TABLE_OPS},
     "Clip": Row("relu (from 0), act", (one_image,), BATCH),
-    "PRelu": Row("prelu, act (one slope)", (one_image, slope_per_channel), "share the slope between pixels"),
+    "PRelu": Row(
+        "prelu, act (one slope)",
+        (one_image, slope_per_channel, finite_constants),
+        "share the slope between pixels",
+    ),
 }
 
 REWRITTEN: Mapping[str, tuple[str, str]] = {

@@ -130,6 +130,15 @@ def test_an_output_that_depends_on_no_input_gives_one_clear_block(write: WriteMo
         expect_refusal(write(text), "E202", ["'y'", "constant"], tmp_path / "o")
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_weights_that_are_not_finite_are_refused_by_name_whatever_hides_them(
+    write: WriteModel, tmp_path: Path, value: str
+) -> None:
+    body = f"w = Constant <value = float[1,1,1,1] {{{value}}}> ()\n c = Conv(x, w)\n y = Relu(c)"
+    path = write(f"g (float[1,1,4,4] x) => (float[1,1,4,4] y) {{ {body} }}")
+    expect_refusal(path, "E202", ["Conv", "'w'", "infinity or NaN"], tmp_path / "o")
+
+
 def test_a_model_of_two_inputs_takes_data_by_name(write: WriteModel, tmp_path: Path) -> None:
     path = write("g (float[1,3,4,4] a, float[1,3,4,4] b) => (float[1,3,4,4] y) { y = Add(a, b) }")
     values = np.ones((2, 3, 4, 4), np.float32)

@@ -161,6 +161,17 @@ def test_a_node_without_an_integer_form_is_refused() -> None:
     assert caught.value.problems[0].code == "E205"
 
 
+def test_weights_that_a_limit_of_the_result_would_saturate_are_refused() -> None:
+    # x reaches about 4 in 127 steps, y 0.0001: one step of x is 40,000 of y for a weight of 1
+    attrs = {"activation": "Clip", "min": 0.0, "max": 1e-4}
+    graph = _graph([conv("x", "y", **attrs)])
+    with pytest.raises(UnsupportedOperator) as caught:
+        _quantised(graph)
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.node, problem.tensor) == ("E205", "y", "y")
+    assert "steps of the result" in problem.reason
+
+
 def test_an_all_zero_tensor_is_quantised_without_complaint() -> None:
     graph = _graph([conv("x", "a"), Node("Relu", ("a",), ("y",), {}, "y")])
     nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
