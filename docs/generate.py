@@ -50,7 +50,9 @@ def instruction_set() -> str:
         NOTE,
         "",
         "A word has 128 bits and is stored little endian. The opcode selects the word type; `+0x20` continues the",
-        "layer with the next word (fused), `+0x40` keeps its result in the skip DTCM as well (stored).",
+        "layer with the next word (fused), `+0x40` keeps its result in the skip DTCM as well (stored). Extension",
+        "words stand before the layer word that they speak of, each at most once; one that it has no use for is",
+        "refused (E503).",
         "",
         "| opcode | mnemonic | category | weight stream | in the document | meaning |",
         "|--|--|--|--|--|--|",
@@ -62,8 +64,8 @@ def instruction_set() -> str:
             f"| 0x{row.opcode:02X} | {row.mnemonic} | {row.category} | {stream or '-'} "
             f"| {'yes' if row.documented else 'no'} | {row.meaning} |"
         )
-    for role, (opcode, word) in isa.EXTENSIONS.items():
-        lines.append(f"| 0x{opcode:02X} | {role} | extension | - | no | {(word.__doc__ or '').splitlines()[0]} |")
+    for role, extension in isa.EXTENSIONS.items():
+        lines.append(f"| 0x{extension.opcode:02X} | {role} | extension | - | no | {extension.meaning} |")
     lines.append(f"| 0x{isa.HALT:02X} | halt | - | - | no | the end of the program |")
     for name, fields in isa.layout().items():
         lines += ["", f"## {name}", "", "| bits | field | stored | meaning |", "|--|--|--|--|"]

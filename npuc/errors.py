@@ -40,7 +40,7 @@ CODES: dict[str, str] = {
     "E502": "a file of the artefact is missing, truncated or changed",
     "E503": "the program cannot run on the machine it names",
     "E504": "the listing cannot be assembled",
-    "E505": "the output exists and is not an npuc artefact",
+    "E505": "the output exists and is not an npuc artefact, or holds more than npuc wrote",
     "E506": "the output cannot be written",
     # results
     "E601": "the results differ by more than the tolerance",

@@ -92,6 +92,7 @@ def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str,
 def save(program: Program, directory: Path, *, force: bool = False) -> None:
     """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
 
+    An artefact's directory that holds more than npuc wrote counts as something else: nobody's notes are deleted.
     Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
     """
     expect_replaceable(directory, force=force)
@@ -101,13 +102,15 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
-    """Raises ArtefactError (E505) if something that is no npuc artefact is in the way."""
-    if _occupied(directory) and not force and not is_artefact(directory):
-        raise ArtefactError(
-            "E505",
-            f"'{directory}' exists and is not an npuc artefact",
-            remedy="choose another name with -o, or replace it with --force",
-        )
+    """Raises ArtefactError (E505) if something is in the way that npuc did not write, also within an artefact."""
+    if not _occupied(directory) or force:
+        return
+    reason = None if is_artefact(directory) else "exists and is not an npuc artefact"
+    if reason is None and (foreign := _foreign(directory)):
+        reason = f"holds '{foreign[0]}', which npuc did not write"
+    if reason is not None:
+        remedy = "choose another name with -o, or replace it with --force"
+        raise ArtefactError("E505", f"'{directory}' {reason}", remedy=remedy)
 
 
 def save_files(files: Mapping[str, bytes], directory: Path) -> None:
@@ -184,6 +187,17 @@ def is_artefact(directory: Path) -> bool:
         return json.loads((directory / MANIFEST).read_bytes()).get("format") == FORMAT
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
+
+
+def _foreign(directory: Path) -> list[str]:
+    """What lies in an artefact's directory and is not in its table of files, by name."""
+    try:
+        names = sorted(each.name for each in directory.iterdir())
+        files = json.loads((directory / MANIFEST).read_bytes()).get("files") if names else None
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    written = {MANIFEST, *(files if isinstance(files, dict) else ())}
+    return [name for name in names if name not in written]
 
 
 def load(directory: Path, *, allow_modified: bool = False) -> Program:

@@ -84,16 +84,19 @@ class Stage:
 
 
 def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stage]]:
-    """The words grouped into fused chains. Raises ArtefactError for an undefined word or an open chain."""
+    """The words grouped into fused chains. Raises ArtefactError (E503) for an undefined word, a repeated
+    extension word or an open chain."""
     operands: dict[str, Operand] = {}
     control: Control | None = None
     chain: list[Stage] = []
     for number, word in enumerate(words, first):
         match word:
-            case Operand():
+            case Operand() if isa.ROLES[word.opcode] not in operands:
                 operands[isa.ROLES[word.opcode]] = word
-            case Control():
+            case Control() if control is None:
                 control = word
+            case Operand() | Control():
+                raise refused(number, "a second extension word of its kind before one layer word", word)
             case Layer():
                 chain.append(Stage(number, word, operands, control))
                 operands, control = {}, None
@@ -135,6 +138,7 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         problems = {
             **_geometry(stage, machine),
             **_order(stage, before),
+            **_idle_operands(stage, before, last=stage is chain[-1]),
             **({} if before is None else _continuation(stage, before, chain[0])),
         }
         for reason, wrong in problems.items():
@@ -224,6 +228,17 @@ def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
         "psums are kept, and no word follows": stage.keeps and not stage.layer.fused,
         "psums are kept, and a result is stored": stage.keeps and stage.layer.stored,
     }
+
+
+def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> dict[str, bool]:
+    """Extension words that change nothing: reason -> whether it is wrong."""
+    used = {
+        "src": before is None or before.keeps,
+        "dst": last,
+        "opb": stage.name in ("add", "mul"),
+        "sto": stage.layer.stored,
+    }
+    return {f"`{role}` before a word without such an operand": not used[role] for role in stage.operands}
 
 
 def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:

@@ -173,14 +173,14 @@ def _extensions(placed: PlacedJob, stage: Stage, source: Place | None, *, last: 
         )
         found += [operand(role, place) for role, place in roles if place is not None]
     if stage.keeps:
-        found.append(Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1))
+        found.append(Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1))
     return found
 
 
 def operand(role: str, place: Place) -> Operand:
     """The extension word that puts an operand at this place."""
     return Operand(
-        opcode=EXTENSIONS[role][0],
+        opcode=EXTENSIONS[role].opcode,
         memory=MEMORIES.index(place.memory),
         base=place.base,
         row=place.row,

@@ -221,14 +221,24 @@ class Undefined:
 
 Instruction = Layer | Reshape | Operand | Control | Halt | Undefined
 
-EXTENSIONS: Mapping[str, tuple[int, type[Operand] | type[Control]]] = {
-    "src": (0xC0, Operand),
-    "dst": (0xC1, Operand),
-    "opb": (0xC2, Operand),
-    "sto": (0xC3, Operand),
-    "ctl": (0xC4, Control),
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension word: its opcode, its fields, and what it says of the next layer word."""
+
+    opcode: int
+    word: type[Operand] | type[Control]
+    meaning: str
+
+
+EXTENSIONS: Mapping[str, Extension] = {
+    "src": Extension(0xC0, Operand, "where the ifmap lies; not before a word that continues on int8"),
+    "dst": Extension(0xC1, Operand, "where the ofmap goes; only before the last word of a chain"),
+    "opb": Extension(0xC2, Operand, "where the second operand of a sum or product lies"),
+    "sto": Extension(0xC3, Operand, "where a stored result is kept"),
+    "ctl": Extension(0xC4, Control, "keeps psums for the next word, or sets the weight pointer"),
 }
-ROLES: Mapping[int, str] = {opcode: role for role, (opcode, _) in EXTENSIONS.items()}
+ROLES: Mapping[int, str] = {extension.opcode: role for role, extension in EXTENSIONS.items()}
 HALT = 0xFF
 
 
@@ -237,7 +247,7 @@ def word_type(opcode: int) -> type[Instruction]:
     if opcode == HALT:
         return Halt
     if opcode in ROLES:
-        return EXTENSIONS[ROLES[opcode]][1]
+        return EXTENSIONS[ROLES[opcode]].word
     row = BY_OPCODE.get(opcode & ~FLAGS)
     if row is None or opcode >= 0xC0:
         return Undefined

@@ -88,8 +88,7 @@ def _opcode(name: str, number: int) -> tuple[type[Instruction], int]:
     if name == "halt":
         return Halt, HALT
     if name in isa.EXTENSIONS:
-        opcode, cls = isa.EXTENSIONS[name]
-        return cls, opcode
+        return isa.EXTENSIONS[name].word, isa.EXTENSIONS[name].opcode
     base, *flags = name.split(".")
     if base not in isa.BY_MNEMONIC or not set(flags) <= {"fused", "stored"}:
         raise _bad(

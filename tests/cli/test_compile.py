@@ -78,10 +78,17 @@ def test_compiling_twice_gives_the_same_bytes(digits: Digits, tmp_path: Path) ->
 
 def test_an_npuc_artefact_is_replaced(digits: Digits, copy: Path) -> None:
     before = contents(copy)
-    (copy / "left_over").write_bytes(b"")
     compiled(digits.model, copy).done()
     assert contents(copy).keys() == before.keys() and contents(copy) != before
     assert names(copy.parent) == ["copy.npu"]
+
+
+def test_an_artefact_with_a_file_of_the_users_is_replaced_only_with_force(digits: Digits, copy: Path) -> None:
+    (copy / "notes.txt").write_text("mine")
+    assert "'notes.txt'" in compiled(digits.model, copy).refused("E505")
+    assert (copy / "notes.txt").read_text() == "mine"
+    compiled(digits.model, copy, "--force").done()
+    assert not (copy / "notes.txt").exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

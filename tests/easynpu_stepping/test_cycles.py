@@ -30,7 +30,9 @@ SKIP = 1
 
 
 def operand(role: str, memory: int, base: int, width: int, groups: int) -> Operand:
-    return Operand(opcode=EXTENSIONS[role][0], memory=memory, base=base, row=width * groups, pixel=groups, group=1)
+    return Operand(
+        opcode=EXTENSIONS[role].opcode, memory=memory, base=base, row=width * groups, pixel=groups, group=1
+    )
 
 
 def pointwise(opcode: int, like: Layer) -> Layer:
@@ -167,7 +169,7 @@ def test_a_stored_copy_and_a_kept_operand_share_the_skip_dtcm() -> None:
 def test_kept_psums_take_the_steps_of_both_words_for_every_tile() -> None:
     """Two words of 16 channels, tiles 4x4 and 4x4: each word's sub-ifmap is loaded under the other's products."""
     first = layer(CONV | FUSED, (8, 4), 3, 1, 16, 16, (4, 4))
-    keep = Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1)
+    keep = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1)
     words = [operand("src", SKIP, 0, 4, 1), keep, first, replace(first, opcode=CONV)]
     (found,) = run(words).layers
     assert found.compute_cycles == 2 * 2 * 144 * 16
@@ -177,7 +179,7 @@ def test_kept_psums_take_the_steps_of_both_words_for_every_tile() -> None:
 
 def test_channel_wise_words_that_keep_psums_alternate_for_every_16_channels() -> None:
     first = layer(DWCONV | FUSED, (4, 4), 3, 1, 32, 32, (4, 4))
-    keep = Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1)
+    keep = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1)
     (found,) = run([operand("src", SKIP, 0, 4, 2), keep, first, replace(first, opcode=DWCONV)]).layers
     assert found.compute_cycles == 2 * 2 * 9 * 16
     assert found.psum_entries == 16

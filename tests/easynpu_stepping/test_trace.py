@@ -51,8 +51,8 @@ def pointwise(opcode: int, like: Layer) -> Layer:
 CONV_5X5 = layer(CONV, (5, 5), 3, 0, 1, 32, (3, 3))
 HEAD = layer(CONV | FUSED, (7, 6), 3, 1, 20, 20, (3, 4))
 POOL = layer(MAXPOOL, (7, 7), 2, 0, 20, 20, (2, 2))
-KEEP = Control(opcode=EXTENSIONS["ctl"][0], keep_psum=1)
-SOURCE = Operand(opcode=EXTENSIONS["src"][0], memory=1, base=100, row=12, pixel=2, group=1)
+KEEP = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1)
+SOURCE = Operand(opcode=EXTENSIONS["src"].opcode, memory=1, base=100, row=12, pixel=2, group=1)
 PROGRAMS: dict[str, Sequence[Instruction]] = {
     "the document's example": [CONV_5X5],
     "edge tiles": [layer(CONV, (7, 6), 3, 1, 20, 20, (3, 4))],

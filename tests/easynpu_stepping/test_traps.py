@@ -54,7 +54,7 @@ def execute(words: Sequence[Instruction], filled: Sequence[str] = ("fmap", "skip
 
 def test_a_layer_that_writes_over_its_own_map_is_caught_at_the_tile_that_reads_too_late() -> None:
     """Tiles of two rows: the second one needs row 1, on which the first one's results lie."""
-    dst = Operand(opcode=EXTENSIONS["dst"][0], memory=0, base=0, row=4, pixel=1, group=1)
+    dst = Operand(opcode=EXTENSIONS["dst"].opcode, memory=0, base=0, row=4, pixel=1, group=1)
     with pytest.raises(
         ArtefactError, match=r"instruction 1, tile \(2, 0\): word 4 of the fmap DTCM is read after"
     ):
@@ -63,7 +63,7 @@ def test_a_layer_that_writes_over_its_own_map_is_caught_at_the_tile_that_reads_t
 
 @pytest.mark.parametrize("base", [-1 + (1 << 24), 590])
 def test_an_address_outside_a_memory_is_caught_where_it_is_reached(base: int) -> None:
-    src = Operand(opcode=EXTENSIONS["src"][0], memory=0, base=base, row=4, pixel=1, group=1)
+    src = Operand(opcode=EXTENSIONS["src"].opcode, memory=0, base=base, row=4, pixel=1, group=1)
     with pytest.raises(
         ArtefactError, match=r"instruction 1, tile \(\d, 0\): word \d+ of the fmap DTCM is addressed"
     ):
@@ -71,8 +71,8 @@ def test_an_address_outside_a_memory_is_caught_where_it_is_reached(base: int) ->
 
 
 def test_padding_around_a_map_at_the_end_of_a_memory_reads_nothing_outside() -> None:
-    src = Operand(opcode=EXTENSIONS["src"][0], memory=0, base=600 - 16, row=4, pixel=1, group=1)
-    dst = Operand(opcode=EXTENSIONS["dst"][0], memory=1, base=600 - 16, row=4, pixel=1, group=1)
+    src = Operand(opcode=EXTENSIONS["src"].opcode, memory=0, base=600 - 16, row=4, pixel=1, group=1)
+    dst = Operand(opcode=EXTENSIONS["dst"].opcode, memory=1, base=600 - 16, row=4, pixel=1, group=1)
     found = run([src, dst, WORD])
     assert found.layers[0].padding_words == 2 * 4 * 6 - 2 * 12
     execute([src, dst, WORD])

@@ -37,6 +37,7 @@ struct stage {
     int32_t Sh, Sw, Ph, Pw, Dh, Dw, y, x, yi, xi, Hk, Wk, Ho, Wo, Co, Ci, Zs, Hi, Wi;
     struct npuc_place operand[4]; /* src, dst, opb, sto */
     int given[4];
+    int controlled; /* a control word stands before it */
     int keeps;      /* its psums go to the next word as they are */
     int continues;  /* on the psums of the word before */
     uint32_t block; /* its first word in the weight DTCM */

@@ -159,6 +159,7 @@ static void decode_operand(const struct npuc_word *word, struct stage *stage)
     struct npuc_place *place = &stage->operand[role];
 
     model_expect(field(word, 8, 8) < 2, "an operand lies in neither DTCM");
+    model_expect(!stage->given[role], "a second extension word of its kind before one layer word");
     place->memory = field(word, 8, 8) ? NPUC_SKIP : NPUC_FMAP;
     place->base = field(word, 16, 24);
     place->row = field(word, 40, 24);
@@ -220,6 +221,16 @@ static void check_geometry(const struct stage *stage)
                  "a tile exceeds the psums");
 }
 
+/* Extension words that change nothing are refused. */
+static void check_operands(const struct stage *stage, const struct stage *head)
+{
+    model_expect(!stage->given[0] || stage == head || stage->continues, "a src word before a word without an ifmap");
+    model_expect(!stage->given[DST - SRC] || !stage->fused, "a dst word before a word that is continued");
+    model_expect(!stage->given[OPB - SRC] || stage->op == ADD || stage->op == MUL,
+                 "an opb word before a word without a second operand");
+    model_expect(!stage->given[STO - SRC] || stage->stored, "a sto word before a word that is not stored");
+}
+
 /* What a word may stand behind, and how. */
 static void check_order(const struct stage *stage, const struct stage *head)
 {
@@ -245,6 +256,7 @@ static void check(const struct stage *stage, const struct stage *head)
     model_expect(channel_wise || model_multiplies(stage) || stage->op == RESHAPE, "an opcode is not defined");
     check_geometry(stage);
     check_order(stage, head);
+    check_operands(stage, head);
     if (stage->op == RESHAPE) {
         model_check_reshape(stage);
     }
@@ -266,6 +278,8 @@ static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
         if (word->lane[0] >= SRC && word->lane[0] <= STO) {
             decode_operand(word, stage);
         } else if (word->lane[0] == CTL) {
+            model_expect(!stage->controlled, "a second extension word of its kind before one layer word");
+            stage->controlled = 1;
             stage->keeps = field(word, 8, 1);
             *weights = field(word, 9, 1) ? (uint32_t)field(word, 16, 24) : *weights;
         } else {
