@@ -25,6 +25,8 @@ from npuc.errors import EncodingError
 
 W = TypeVar("W")
 
+Names = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True)
 class Bits:
@@ -34,6 +36,8 @@ class Bits:
     low: int
     meaning: str
     minus_one: bool = False
+    names: Names = ()
+    """Values that the document calls by a name."""
 
     @property
     def width(self) -> int:
@@ -51,9 +55,17 @@ class Bits:
         return (1 << self.width) - 1 + self.least
 
 
-def bits(high: int, low: int, meaning: str, *, minus_one: bool = False, default: int | None = None) -> Any:
+def bits(
+    high: int,
+    low: int,
+    meaning: str,
+    *,
+    minus_one: bool = False,
+    default: int | None = None,
+    names: Names = (),
+) -> Any:
     """Declares a field of a word; `minus_one` stores value - 1. The default is the field's smallest value."""
-    place = Bits(high, low, meaning, minus_one)
+    place = Bits(high, low, meaning, minus_one, names)
     return field(default=place.least if default is None else default, metadata={"bits": place})
 
 
@@ -102,3 +114,12 @@ def decode(cls: type[W], value: int) -> W:
         for name, place in places(cls).items()
     }
     return cls(**found)
+
+
+def shown(value: Any) -> dict[str, str | int]:
+    """The fields of a word as a listing shows them: a value's name where it has one, else the number."""
+    return {
+        name: next((each for each, number in place.names if number == getattr(value, name)), None)
+        or getattr(value, name)
+        for name, place in places(type(value)).items()
+    }

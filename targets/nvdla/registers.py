@@ -1,0 +1,208 @@
+"""NVDLA's registers, declared from the tables in tables/ as words of npuc.bits.
+
+A register map has its registers by name (`CDMA.D_BANK`, or `NVDLA_CDMA.D_BANK_0` as NVDLA's test programs write
+it) and by byte address. From each declaration come encoder, decoder and listing; bits that no field takes are
+declared as `reserved_HIGH_LOW` and kept. nv_large has the map of nv_small.
+Source: the register tables of nv_small and nv_full (block, register, address, reset value, field, lsb, width,
+named values).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, make_dataclass
+from functools import cache, cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from npuc.bits import Bits, Names, bits, decode, encode, places, shown, word
+from npuc.errors import EncodingError
+
+TABLES = Path(__file__).parent / "tables"
+TABLE_OF: Mapping[str, str] = {"nv_small": "nv_small", "nv_large": "nv_small", "nv_full": "nv_full"}
+REGISTER_BITS = 32
+RESERVED = "reserved_"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A row of the table: bits lsb + width - 1 .. lsb of a register."""
+
+    name: str
+    low: int
+    width: int
+    names: Names
+
+
+@dataclass(frozen=True)
+class Register:
+    """One register: where it lies and what its bits mean."""
+
+    block: str
+    name: str
+    address: int
+    """In bytes."""
+    reset: int
+    fields: tuple[Field, ...]
+
+    @property
+    def title(self) -> str:
+        """Block and name: CDMA.D_BANK."""
+        return f"{self.block}.{self.name}"
+
+    @property
+    def of_group(self) -> bool:
+        """Whether it exists once per ping-pong group (D_...), instead of once (S_... and others)."""
+        return self.name.startswith("D_")
+
+    @cached_property
+    def word(self) -> type[Any]:
+        """The declaration as a word of npuc.bits, its defaults the reset value."""
+        return _declared(self)
+
+    @cached_property
+    def places(self) -> Mapping[str, Bits]:
+        """Where each field lies."""
+        return places(self.word)
+
+    def value(self, **values: int | str) -> int:
+        """The register with these fields, by number or name; the others as after reset.
+
+        Raises EncodingError (E301) for an unknown field or name, and for a number that its field cannot hold.
+        """
+        return encode(self.word(**{name: self._number(name, each) for name, each in values.items()}))
+
+    def decoded(self, value: int) -> Any:
+        """The word that a value is; encode gives the value back."""
+        return decode(self.word, value)
+
+    def text(self, value: int) -> str:
+        """The fields of a value by name: DATA_BANK=11 WEIGHT_BANK=2. Reserved bits appear where they are set."""
+        fields = shown(self.decoded(value))
+        return " ".join(
+            f"{name}={_number_text(each)}"
+            for name, each in fields.items()
+            if each != 0 or not name.startswith(RESERVED)
+        )
+
+    def _number(self, name: str, value: int | str) -> int:
+        place = self.places.get(name)
+        if place is None:
+            known = ", ".join(each.name for each in self.fields)
+            raise EncodingError("E301", f"no field {name}", op=self.title, limit=known)
+        if isinstance(value, int):
+            return value
+        named = dict(place.names)
+        if value not in named:
+            raise EncodingError("E301", f"{name} has no value {value}", op=self.title, limit=", ".join(named))
+        return named[value]
+
+
+def _number_text(value: str | int) -> str:
+    return value if isinstance(value, str) else str(value) if value < 10 else hex(value)
+
+
+def _declared(register: Register) -> type[Any]:
+    """A frozen dataclass whose fields cover the 32 bits of a register."""
+    declared: list[tuple[str, type[int], Any]] = []
+    at = 0
+    for each in sorted(register.fields, key=lambda field: field.low):
+        if each.low > at:
+            declared.append(_reserved(at, each.low - 1, register.reset))
+        at = each.low + each.width
+        default = (register.reset >> each.low) & ((1 << each.width) - 1)
+        place = bits(at - 1, each.low, each.name, default=default, names=each.names)
+        declared.append((each.name, int, place))
+    if at < REGISTER_BITS:
+        declared.append(_reserved(at, REGISTER_BITS - 1, register.reset))
+    name = f"{register.block}_{register.name}"
+    return word(REGISTER_BITS)(make_dataclass(name, declared, frozen=True, kw_only=True))
+
+
+def _reserved(low: int, high: int, reset: int) -> tuple[str, type[int], Any]:
+    default = (reset >> low) & ((1 << (high - low + 1)) - 1)
+    return f"{RESERVED}{high}_{low}", int, bits(high, low, "reserved", default=default)
+
+
+@dataclass(frozen=True)
+class RegisterMap:
+    """The registers of a configuration in order of their addresses."""
+
+    name: str
+    registers: tuple[Register, ...]
+
+    @cached_property
+    def by_title(self) -> Mapping[str, Register]:
+        """Registers by block and name: CDMA.D_BANK."""
+        return {each.title: each for each in self.registers}
+
+    @cached_property
+    def by_address(self) -> Mapping[int, Register]:
+        """Registers by byte address."""
+        return {each.address: each for each in self.registers}
+
+    def __getitem__(self, title: str) -> Register:
+        """The register CDMA.D_BANK, also written NVDLA_CDMA.D_BANK_0. Raises EncodingError (E504) if unknown."""
+        plain = title.removeprefix("NVDLA_")
+        found = self.by_title.get(plain) or self.by_title.get(re.sub(r"_0$", "", plain))
+        if found is None:
+            raise EncodingError("E504", f"{self.name} has no register {title}")
+        return found
+
+    def at(self, address: int) -> Register:
+        """The register at a byte address. Raises EncodingError (E504) where there is none."""
+        found = self.by_address.get(address)
+        if found is None:
+            raise EncodingError("E504", f"{self.name} has no register at {address:#x}")
+        return found
+
+    def text(self, address: int, value: int) -> str:
+        """One register write as a listing shows it: CDMA.D_BANK DATA_BANK=0xb WEIGHT_BANK=2."""
+        register = self.at(address)
+        return f"{register.title} {register.text(value)}"
+
+    def layout(self) -> dict[str, list[dict[str, str | int]]]:
+        """Every register as a table of its fields: for `dump --layout` and the documentation."""
+        return {
+            each.title: [
+                {
+                    "address": hex(each.address),
+                    "bits": f"{place.high}:{place.low}",
+                    "field": name,
+                    "width": place.width,
+                    "values": " ".join(f"{text}={number}" for text, number in place.names),
+                }
+                for name, place in each.places.items()
+                if not name.startswith(RESERVED)
+            ]
+            for each in self.registers
+        }
+
+
+@cache
+def register_map(name: str) -> RegisterMap:
+    """The register map of nv_small, nv_large or nv_full. Raises KeyError for another name."""
+    with (TABLES / f"{TABLE_OF[name]}.csv").open(encoding="utf-8", newline="") as file:
+        return RegisterMap(name, tuple(_registers(csv.DictReader(file))))
+
+
+def _registers(rows: Iterable[Mapping[str, str]]) -> Iterable[Register]:
+    for _, group in groupby(rows, key=lambda row: (row["block"], row["register"])):
+        fields = list(group)
+        first = fields[0]
+        yield Register(
+            first["block"],
+            first["register"],
+            int(first["address"], 16),
+            int(first["reset"], 16),
+            tuple(_field(row) for row in fields),
+        )
+
+
+def _field(row: Mapping[str, str]) -> Field:
+    named = (pair.partition("=") for pair in row["values"].split())
+    values = tuple((name, int(value)) for name, _, value in named)
+    return Field(row["field"], int(row["lsb"]), int(row["width"]), values)
