@@ -21,8 +21,9 @@ HEAVY = {"onnx", "onnxruntime", "networkx", "rich"}
 LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
     "npuc.target", "npuc.data", "npuc.allocation", "npuc.host", "npuc.records", "npuc.interpreter", "npuc.cli",
-    "npuc.models", "npuc.quantize", "npuc.quantize.build", "npuc.driver", "npuc.targets.easynpu.isa",
-    "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulator",
+    "npuc.machine_files", "npuc.models", "npuc.quantize", "npuc.quantize.build", "npuc.driver",
+    "npuc.targets.easynpu.isa", "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulator",
+    "npuc.targets.bm1684.packing",
 )  # fmt: skip
 
 
