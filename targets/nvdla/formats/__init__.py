@@ -1,0 +1,8 @@
+"""NVDLA's in-memory data formats, heading by heading of the document of that name: pack and unpack.
+
+precision    Precision Type: tables 29 to 32, conversion equations
+feature      Feature Data Format
+weights      Weight Format: direct convolution and image input (pre-extension, post-extension)
+operands     Bias, PReLU, Batch Normalization and Element-Wise Data Format
+alignment    Alignment of Start Address and Stride: table 35
+"""

@@ -1,0 +1,64 @@
+"""Alignment of Start Address and Stride: table 35; its 32 bytes are an atom, its 128 a CBUF entry of nv_full.
+
+Source: in-memory formats, table 35. nv_small has atoms of 8 bytes: its addresses and strides are aligned to 8.
+Weight sizes are aligned to an entry of the CBUF, as the blobs of NVDLA's own compiler are: 128 bytes on nv_full,
+64 on nv_large, 8 on nv_small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from npuc.errors import DoesNotFit
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A row of table 35 in bytes of nv_full; 0 where it says NA."""
+
+    start: int
+    line: int = 0
+    surface: int = 0
+    plane: int = 0
+    size: int = 0
+
+
+TABLE: Mapping[str, Alignment] = {
+    "feature": Alignment(32, 32, 32, 32),
+    "weight": Alignment(256, size=128),
+    "WMB": Alignment(256, size=128),
+    "WGS": Alignment(256, size=128),
+    "pixel": Alignment(32, 32),
+    "bias": Alignment(32, 32, 32),
+    "PReLU": Alignment(32),
+    "batch normalization": Alignment(32),
+    "element-wise": Alignment(32, 32, size=32),
+}
+"""Table 35. Of an element-wise cube the surface stride is aligned too, as it is a stride of atoms."""
+
+ATOM = 32
+"""The atom that the table is written for."""
+
+
+def alignment(form: str, what: str, atom_bytes: int) -> int:
+    """Bytes to which `what` (start, line, surface, plane, size) of a format is aligned; 1 for NA."""
+    bytes_ = getattr(TABLE[form], what)
+    return max(bytes_ * atom_bytes // ATOM, 1)
+
+
+def expect_aligned(form: str, atom_bytes: int, **found: int) -> None:
+    """Raises DoesNotFit (E302) for the first of start, line, surface, plane, size that is not aligned."""
+    for what, value in found.items():
+        wanted = alignment(form, what, atom_bytes)
+        if value % wanted:
+            raise DoesNotFit(
+                "E302",
+                f"the {what} of {form} data is {value:#x}",
+                limit=f"a multiple of {wanted} bytes (in-memory formats, table 35)",
+            )
+
+
+def aligned(value: int, to: int) -> int:
+    """The next multiple."""
+    return -(-value // to) * to

@@ -1,0 +1,106 @@
+"""Feature Data Format: cubes of atoms, line after line, surface after surface.
+
+An atom holds the channels of one pixel that fit into its bytes (32 on nv_full and nv_large, 8 on nv_small, where
+every 32 of the document scales). Order: channel in atom, W, H, surface. Lines and surfaces may lie apart
+(unpacked). Source: in-memory formats, Feature Data Format, figures 10 and 11.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.alignment import expect_aligned
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import BYTES, Machine
+
+
+@dataclass(frozen=True)
+class Cube:
+    """A feature data cube: extents in elements, strides in bytes."""
+
+    width: int
+    height: int
+    channels: int
+    precision: str
+    atom_bytes: int
+    line_stride: int
+    surface_stride: int
+
+    @classmethod
+    def packed(cls, machine: Machine, width: int, height: int, channels: int, precision: str = "int8") -> Cube:
+        """The cube whose lines and surfaces lie without gaps."""
+        line = width * machine.atom_bytes
+        return cls(width, height, channels, precision, machine.atom_bytes, line, height * line)
+
+    @property
+    def atom_elements(self) -> int:
+        """Channels of an atom."""
+        return self.atom_bytes // BYTES[self.precision]
+
+    @property
+    def surfaces(self) -> int:
+        """Atoms of a pixel."""
+        return -(-self.channels // self.atom_elements)
+
+    @property
+    def bytes(self) -> int:
+        """From the first byte to the last."""
+        last_line = (self.height - 1) * self.line_stride + self.width * self.atom_bytes
+        return (self.surfaces - 1) * self.surface_stride + last_line
+
+    @property
+    def line_packed(self) -> bool:
+        """Whether the lines of a surface lie without gaps."""
+        return self.line_stride == self.width * self.atom_bytes
+
+    @property
+    def surface_packed(self) -> bool:
+        """Whether the surfaces lie without gaps."""
+        return self.surface_stride == self.height * self.line_stride
+
+    def expect_valid(self, address: int) -> None:
+        """Raises DoesNotFit (E302) where address or strides are not aligned to the atom (table 35)."""
+        expect_aligned(
+            "feature", self.atom_bytes, start=address, line=self.line_stride, surface=self.surface_stride
+        )
+
+    def as_line(self) -> Cube:
+        """A surface-packed 1x1xC cube as the (C/32)x1x32 cube that NVDLA may treat it as, to save bandwidth."""
+        if (self.width, self.height) != (1, 1) or not self.surface_packed:
+            raise ValueError(f"{self} is not a packed 1x1xC cube")
+        line = self.surfaces * self.atom_bytes
+        return Cube(self.surfaces, 1, self.atom_elements, self.precision, self.atom_bytes, line, line)
+
+
+def pack(cube: Cube, values: Array) -> Array:
+    """The bytes of feature maps: (..., C, H, W) of the cube's precision to (..., cube.bytes) uint8.
+
+    What lies between lines and surfaces, and the channels that fill the last atom, are 0 (never NaN in fp16).
+    """
+    memory = np.zeros((*values.shape[:-3], cube.bytes), np.uint8)
+    filled = np.zeros(
+        (*values.shape[:-3], cube.surfaces * cube.atom_elements, *values.shape[-2:]), DTYPES[cube.precision]
+    )
+    filled[..., : cube.channels, :, :] = values
+    split = filled.reshape(*filled.shape[:-3], cube.surfaces, cube.atom_elements, *filled.shape[-2:])
+    atoms = np.ascontiguousarray(np.moveaxis(split, -3, -1))
+    _atoms(cube, memory)[...] = atoms.view(np.uint8)
+    return memory
+
+
+def unpack(cube: Cube, memory: Array) -> Array:
+    """The feature maps (..., C, H, W) that lie in images (..., at least cube.bytes) uint8."""
+    atoms = np.ascontiguousarray(_atoms(cube, memory))
+    split = np.moveaxis(atoms.view(DTYPES[cube.precision]), -1, -3)
+    whole = split.reshape(*split.shape[:-4], cube.surfaces * cube.atom_elements, cube.height, cube.width)
+    return whole[..., : cube.channels, :, :]
+
+
+def _atoms(cube: Cube, memory: Array) -> Array:
+    """The atoms of images (..., bytes) as a view (..., surface, H, W, byte in atom)."""
+    shape = (*memory.shape[:-1], cube.surfaces, cube.height, cube.width, cube.atom_bytes)
+    strides = (*memory.strides[:-1], cube.surface_stride, cube.line_stride, cube.atom_bytes, 1)
+    return np.lib.stride_tricks.as_strided(memory, shape, strides)

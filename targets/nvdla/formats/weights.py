@@ -1,0 +1,143 @@
+"""Weight Format: kernels in groups, groups in blocks of channels, nothing padded but the end.
+
+Order of weights for direct convolution: group, block, H, W, kernel in group, channel in block. A group has as
+many kernels as the MAC array works on (32 in int8, 16 in int16 and fp16; 8 on nv_small), a block the channels that
+a cell multiplies at once (64; 8 on nv_small). Last group and last block are smaller. Zeros fill the whole up
+to an entry of the CBUF: the document says 128 bytes, the entry of nv_full; nv_large has 64, nv_small 8.
+Image input extends channels first: a line of the kernel becomes one pixel of S * C channels.
+Source: in-memory formats, Basic Weight for Direct Convolution, Basic Weight for image input, Weight Channel
+Post-extension for image input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.machine import Machine
+
+OPTIONS = {
+    "direct": (True, False),
+    "winograd": (True, False),
+    "image": (True, True),
+    "deconvolution": (True, False),
+}
+"""Table 34: whether a weight type has the sparse compression option, and the post-extension option."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the weights (K, C, R, S) of a layer are scanned; `shape` is theirs after any extension."""
+
+    shape: tuple[int, int, int, int]
+    group: int
+    block: int
+    lines: int = 1
+    """Lines that post-extension joins: 1, 2 or 4."""
+
+    @property
+    def groups(self) -> list[slice]:
+        """The kernels of each group."""
+        kernels = self.shape[0]
+        return [slice(first, min(first + self.group, kernels)) for first in range(0, kernels, self.group)]
+
+    @property
+    def group_elements(self) -> list[int]:
+        """Weights of each group."""
+        _, channels, height, width = self.shape
+        return [(each.stop - each.start) * channels * height * width for each in self.groups]
+
+
+def direct(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
+    """The order of weights (K, C, R, S) for direct convolution."""
+    return Order(shape, machine.kernel_group(precision), machine.atomic_c)
+
+
+def image(
+    machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8", post_extension: int = 1
+) -> Order:
+    """The order of weights (K, 4 * S, R, 1) for image input, as pre_extended gives them.
+
+    Raises UnsupportedOperator (E202) where table 34 or the channel limits of post-extension refuse it.
+    """
+    channels = shape[1]
+    most = {1: channels, 2: machine.atomic_c // 2, 4: machine.atomic_c // 4}
+    if post_extension not in most or channels > most[post_extension]:
+        raise UnsupportedOperator(
+            "E202",
+            f"post-extension by {post_extension} lines of {channels} channels",
+            limit=f"1; 2 with at most {most[2]} channels; 4 with at most {most[4]}",
+        )
+    return Order(shape, machine.kernel_group(precision), machine.atomic_c, post_extension)
+
+
+def expect_option(kind: str, *, compressed: bool, post_extension: int) -> None:
+    """Raises UnsupportedOperator (E202) for an option that table 34 denies to a weight type."""
+    sparse, post = OPTIONS[kind]
+    if (compressed and not sparse) or (post_extension != 1 and not post):
+        option = "post-extension" if post_extension != 1 else "sparse compression"
+        raise UnsupportedOperator(
+            "E202", f"{option} for {kind} weights", limit="table 34, Weight formats and options"
+        )
+
+
+def pre_extended(w: Array, pixel_channels: int) -> Array:
+    """Weights (K, C, R, S) as (K, S * pixel_channels, R, 1): channel s * pixel_channels + c, missing ones 0.
+
+    pixel_channels: of a pixel in memory, 4 for the interleaved formats with alpha.
+    """
+    kernels, channels, height, width = w.shape
+    filled = np.zeros((kernels, pixel_channels, height, width), w.dtype)
+    filled[:, :channels] = w
+    return filled.transpose(0, 3, 1, 2).reshape(kernels, width * pixel_channels, height, 1)
+
+
+def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
+    """The weights (K, C, R, S) of which pre_extended gives these (K, S * pixel_channels, R, 1)."""
+    kernels, extended, height, _ = w.shape
+    return w.reshape(kernels, extended // pixel_channels, pixel_channels, height).transpose(0, 2, 3, 1)[
+        :, :channels
+    ]
+
+
+def scanned(order: Order, w: Array) -> list[Array]:
+    """The elements of each group in order: what packing joins and compression works on."""
+    return [np.concatenate([part.ravel() for part in _parts(order, w[kernels])]) for kernels in order.groups]
+
+
+def _parts(order: Order, w: Array) -> list[Array]:
+    """Views of a group's weights (k, C, R, S), which one after the other are its scan."""
+    if order.lines > 1:
+        rows = range(0, w.shape[2], order.lines)
+        return [w[:, :, row : row + order.lines].transpose(3, 0, 2, 1) for row in rows]
+    count, channels, height, width = w.shape
+    full = channels - channels % order.block
+    blocks = w[:, :full].reshape(count, -1, order.block, height, width).transpose(1, 3, 4, 0, 2)
+    return [blocks, w[:, full:].transpose(2, 3, 0, 1)]
+
+
+def unscanned(order: Order, groups: Sequence[Array]) -> Array:
+    """The weights (K, C, R, S) of which scanned gives these groups."""
+    w = np.zeros(order.shape, groups[0].dtype)
+    for kernels, elements in zip(order.groups, groups, strict=True):
+        place = w[kernels]
+        index = np.arange(place.size).reshape(place.shape)
+        place.reshape(-1)[np.concatenate([part.ravel() for part in _parts(order, index)])] = elements
+    return w
+
+
+def pack(machine: Machine, order: Order, w: Array) -> bytes:
+    """The weight surface: groups one after the other, zeros up to the next entry of the CBUF."""
+    data = np.concatenate(scanned(order, w)).tobytes()
+    return data.ljust(aligned(len(data), machine.cbuf_entry_bytes), b"\0")
+
+
+def unpack(order: Order, data: bytes, dtype: str) -> Array:
+    """The weights (K, C, R, S) of a weight surface."""
+    elements = np.frombuffer(data, dtype, sum(order.group_elements))
+    return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
