@@ -7,14 +7,14 @@ and DequantizeLinear stand where the two worlds meet. The int8 form of tensor `t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.ops import build as build_graph
 from npuc.quantize.calibration import Spread
+from npuc.quantize.draft import Draft, Quantised, int8_name
 from npuc.quantize.integer import accumulator_bound
 from npuc.quantize.scales import Ratio, Ties, choose_scales
 from npuc.quantize.tables import Tabulate, as_unary, is_relu, wanted_values
@@ -31,20 +31,6 @@ MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", 
 
 SELECTION = ("MaxPool", "GlobalMaxPool")
 """Operators whose every result is one of their elements."""
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for."""
-
-    graph: Graph
-    scales: Mapping[str, float]
-    floats: Mapping[str, str]
-
-
-def int8_name(tensor: str) -> str:
-    """The name of the int8 form of a float tensor."""
-    return f"{tensor}/int8"
 
 
 def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
@@ -110,10 +96,10 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         if (node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip":
             ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=_visible(graph))
+    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
 
 
-def _visible(graph: Graph) -> frozenset[str]:
+def visible(graph: Graph) -> frozenset[str]:
     """The graph's outputs, and what is only moved or averaged on its way to one: a user sees each of their values.
 
     The values that saturate are the largest of all, which then cannot be told apart.
@@ -144,7 +130,7 @@ def factor_of(graph: Graph, node: Node) -> int:
     return 0 if sizes[0] < sizes[1] else 1
 
 
-def _floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> dict[str, float]:
+def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> dict[str, float]:
     """For the result of each convolution the deviation of the error that quantising its input alone brings.
 
     Finer steps would be spent on noise; the range that they cost is worth more, above all where few calibration
@@ -171,77 +157,33 @@ def quantise(
     spreads: of every tensor in tensors_of(nodes). tabulate: makes the target's activation tables. Raises
     UnsupportedOperator (E205) for a node without an integer form.
     """
-    ties = replace(ties_of(graph, nodes), floors=_floors(graph, nodes, spreads))
+    ties = replace(ties_of(graph, nodes), floors=floors(graph, nodes, spreads))
     scales = choose_scales(spreads, ties, method)
-    return _Builder(graph, nodes, scales, tabulate).result()
+    return _Builder(graph, nodes, scales, tabulate).built()
 
 
-class _Builder:
+class _Builder(Draft):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
     def __init__(
         self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float], tabulate: Tabulate | None
     ) -> None:
-        self.float = graph
+        super().__init__(graph, scales)
         self.tabulate = tabulate
         self.integer = {id(node) for node in nodes}
-        self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
-        self.nodes: list[Node] = []
-        self.constants: dict[str, Array] = dict(graph.constants)
-        self.have: set[str] = {*graph.inputs, *graph.constants}
 
-    def result(self) -> Quantised:
+    def built(self) -> Quantised:
+        """The integer graph of all nodes."""
         for node in self.float.nodes:
-            if id(node) in self.integer:
-                for tensor in data_inputs(node):
-                    self._as_int8(tensor)
-                self._convert(node)
-                self.have.update(int8_name(name) for name in node.outputs)
-            else:
-                for tensor in filter(None, node.inputs):
-                    self._as_float(tensor)
-                self.nodes.append(node)
-                self.have.update(node.outputs)
-        for tensor in self.float.outputs:
-            self._as_float(tensor)
-        types = {name: self.float.tensors[name] for name in self.float.inputs}
-        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
-        present = {int8_name(name): name for name in self.scales if int8_name(name) in graph.tensors}
-        floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
-        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats)
-
-    def _onnx_tensor(self, tensor: str) -> str:
-        """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
-        producer = self.float.producers.get(tensor)
-        for reader in self.float.readers[tensor]:
-            if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
-                return reader.output
-        return tensor
-
-    def _as_int8(self, tensor: str) -> None:
-        self._border(tensor, int8_name(tensor), "QuantizeLinear", tensor)
-
-    def _as_float(self, tensor: str) -> None:
-        self._border(int8_name(tensor), tensor, "DequantizeLinear", tensor)
-
-    def _border(self, source: str, result: str, op: str, tensor: str) -> None:
-        if result in self.have:
-            return
-        scale = self._constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
-        zero = self._constant(f"{tensor}/zero", np.zeros((), np.int8))
-        self.nodes.append(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))
-        self.have.add(result)
-
-    def _constant(self, name: str, value: Array) -> str:
-        self.constants[name] = value
-        return name
-
-    def _convert(self, node: Node) -> None:
-        inputs = tuple(int8_name(name) for name in data_inputs(node))
-        outputs = tuple(int8_name(name) for name in node.outputs)
-        op, attrs, extra = self._form(node)
-        name = node.name or node.output
-        self.nodes.append(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+            if id(node) not in self.integer:
+                self.keep(node)
+                continue
+            inputs = tuple(self.as_int8(name) for name in data_inputs(node))
+            op, attrs, extra = self._form(node)
+            outputs = tuple(int8_name(name) for name in node.outputs)
+            name = node.name or node.output
+            self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+        return self.result()
 
     def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
@@ -331,7 +273,7 @@ class _Builder:
     def _named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
         """The names of a node's new constants."""
         stem = int8_name(node.output)
-        return tuple(self._constant(f"{stem}/{key}", value) for key, value in values.items())
+        return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())
 
 
 def _window(node: Node) -> dict[str, Attr]:

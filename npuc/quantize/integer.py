@@ -58,8 +58,8 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     return (TensorType((x[0], w[0], *extents), "int8"),)
 
 
-def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, w, bias, shift = inputs
+def convolve(node: Node, x: Array, w: Array) -> Array:
+    """The sums of products of a convolution: int64 (N, Co, Ho, Wo); w: (Co, Ci/group, Hk, Wk) integers."""
     window, group = window_of(node, w.shape[2:]), node.integer("group", 1)
     extents = window.extents(node, x.shape[2:])
     padded = window.padded(x, 0, extents).astype(np.int64)
@@ -69,7 +69,12 @@ def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
         np.einsum("ngchw,gkc->ngkhw", split[(..., *index)], taps[..., tap])
         for tap, index in enumerate(window.taps(extents))
     )
-    acc = np.asarray(acc).reshape(x.shape[0], w.shape[0], *extents) + bias[:, None, None]
+    return np.asarray(acc).reshape(x.shape[0], w.shape[0], *extents)
+
+
+def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, w, bias, shift = inputs
+    acc = convolve(node, x, w) + bias[:, None, None]
     return (requantise(acc, shift[:, None, None], bool(node.integer("relu"))),)
 
 

@@ -28,7 +28,7 @@ FLOAT, DOUBLE, INT8, INT32 = (
 )
 
 
-def _step(emit: Emitter, op: str, *inputs: str, **attrs: Attr) -> str:
+def step(emit: Emitter, op: str, *inputs: str, **attrs: Attr) -> str:
     """Emits a node with one output and names it."""
     output = emit.fresh(op.lower())
     emit.node(op, inputs, [output], **attrs)
@@ -38,64 +38,69 @@ def _step(emit: Emitter, op: str, *inputs: str, **attrs: Attr) -> str:
 def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, dtype: type[np.floating]) -> None:
     """acc (float or double) -> int8: Mul, Add, Floor, Clip, Cast."""
     scale = np.ldexp(np.ones(shift.shape), -shift.astype(np.int32)).astype(dtype)
-    scaled = _step(emit, "Mul", acc, emit.constant(scale, "scale"))
+    scaled = step(emit, "Mul", acc, emit.constant(scale, "scale"))
     half = np.where(shift > 0, 0.5, 0.0).astype(dtype)
-    shifted = _step(emit, "Add", scaled, emit.constant(half, "half"))
+    shifted = step(emit, "Add", scaled, emit.constant(half, "half"))
     low, high = (
         emit.constant(np.array(0 if relu else -128, dtype), "low"),
         emit.constant(np.array(127, dtype), "high"),
     )
-    clipped = _step(emit, "Clip", _step(emit, "Floor", shifted), low, high)
+    clipped = step(emit, "Clip", step(emit, "Floor", shifted), low, high)
     emit.node("Cast", [clipped], [output], to=INT8)
 
 
 def _conv(node: Node, emit: Emitter) -> None:
     x = node.inputs[0]
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:])
-    window = {key: node.integers(key) for key in ("strides", "pads", "dilations")}
-    window = {key: value for key, value in window.items() if value}
-    attrs: dict[str, Attr] = {**window, "kernel_shape": w.shape[2:], "group": node.integer("group", 1)}
+    attrs = window_attrs(node, w)
     relu, column = bool(node.integer("relu")), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
         weights, offset = emit.constant(w.astype(np.float32), "w"), emit.constant(bias.astype(np.float32), "b")
-        acc = _step(emit, "Conv", _step(emit, "Cast", x, to=FLOAT), weights, offset, **attrs)
+        acc = step(emit, "Conv", step(emit, "Cast", x, to=FLOAT), weights, offset, **attrs)
         _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float32)
     else:
         offset = emit.constant(bias.reshape(column).astype(np.float64), "b")
-        acc = _step(emit, "Add", _wide_sums(emit, x, w, attrs), offset)
+        acc = step(emit, "Add", wide_sums(emit, x, w, attrs), offset)
         _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float64)
 
 
-def _wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
+    """The attributes of the Conv that has a node's window and groups."""
+    window = {key: node.integers(key) for key in ("strides", "pads", "dilations")}
+    present: dict[str, Attr] = {key: value for key, value in window.items() if value}
+    return {**present, "kernel_shape": w.shape[2:], "group": node.integer("group", 1)}
+
+
+def wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
     """The sums of a convolution, without a bias, in double."""
     upper = np.floor_divide(w.astype(np.int16) + 8, 16)
     parts = w - 16 * upper, upper
     none = np.zeros(len(w), np.int32)
     if max(int(accumulator_bound(part, none).max()) for part in parts) >= EXACT_FLOAT32:
-        return _step(emit, "Cast", _step(emit, "ConvInteger", x, emit.constant(w, "w"), **attrs), to=DOUBLE)
-    values = _step(emit, "Cast", x, to=FLOAT)
+        return step(emit, "Cast", step(emit, "ConvInteger", x, emit.constant(w, "w"), **attrs), to=DOUBLE)
+    values = step(emit, "Cast", x, to=FLOAT)
     lower, upper = (
-        _step(
+        step(
             emit,
             "Cast",
-            _step(emit, "Conv", values, emit.constant(part.astype(np.float32), "w"), **attrs),
+            step(emit, "Conv", values, emit.constant(part.astype(np.float32), "w"), **attrs),
             to=DOUBLE,
         )
         for part in parts
     )
-    return _step(emit, "Add", lower, _step(emit, "Mul", upper, emit.constant(np.array(16.0), "sixteen")))
+    return step(emit, "Add", lower, step(emit, "Mul", upper, emit.constant(np.array(16.0), "sixteen")))
 
 
 def _pair(node: Node, emit: Emitter) -> None:
-    left, right = (_step(emit, "Cast", name, to=FLOAT) for name in node.inputs)
-    acc = _step(emit, node.op.removeprefix("Int"), left, right)
+    left, right = (step(emit, "Cast", name, to=FLOAT) for name in node.inputs)
+    acc = step(emit, node.op.removeprefix("Int"), left, right)
     shift = np.array(node.integer("shift"))
     _requantise(emit, acc, shift, bool(node.integer("relu")), node.output, np.float32)
 
 
 def _relu(node: Node, emit: Emitter) -> None:
-    positive = _step(emit, "Relu", _step(emit, "Cast", node.inputs[0], to=FLOAT))
+    positive = step(emit, "Relu", step(emit, "Cast", node.inputs[0], to=FLOAT))
     emit.node("Cast", [positive], [node.output], to=INT8)
 
 
@@ -104,15 +109,15 @@ def _table(node: Node, emit: Emitter) -> None:
     starts, a, b = (emit.graph.constants[name] for name in node.inputs[1:])
     values = np.arange(-128, 128)
     column, row = emit.constant(values[:, None].astype(np.int32)), emit.constant(starts[None].astype(np.int32))
-    reached = _step(emit, "Cast", _step(emit, "GreaterOrEqual", column, row), to=INT32)
-    count = _step(emit, "ReduceSum", reached, emit.constant(np.array([1])), keepdims=0)
-    segment = _step(emit, "Sub", count, emit.constant(np.int32(1)))
-    slope, offset = (_step(emit, "Gather", emit.constant(each.astype(np.float64)), segment) for each in (a, b))
-    product = _step(emit, "Mul", slope, emit.constant(values.astype(np.float64)))
+    reached = step(emit, "Cast", step(emit, "GreaterOrEqual", column, row), to=INT32)
+    count = step(emit, "ReduceSum", reached, emit.constant(np.array([1])), keepdims=0)
+    segment = step(emit, "Sub", count, emit.constant(np.int32(1)))
+    slope, offset = (step(emit, "Gather", emit.constant(each.astype(np.float64)), segment) for each in (a, b))
+    product = step(emit, "Mul", slope, emit.constant(values.astype(np.float64)))
     results = emit.fresh("results")
     shift = np.array(node.integer("shift"))
-    _requantise(emit, _step(emit, "Add", product, offset), shift, False, results, np.float64)
-    index = _step(emit, "Add", _step(emit, "Cast", node.inputs[0], to=INT32), emit.constant(np.int32(128)))
+    _requantise(emit, step(emit, "Add", product, offset), shift, False, results, np.float64)
+    index = step(emit, "Add", step(emit, "Cast", node.inputs[0], to=INT32), emit.constant(np.int32(128)))
     emit.node("Gather", [results, index], [node.output])
 
 
@@ -120,19 +125,19 @@ def _prelu(node: Node, emit: Emitter) -> None:
     rank = len(emit.graph.shape(node.inputs[0]))
     column = (-1, *(1,) * (rank - 2))
     constants = [emit.graph.constants[name].reshape(column) for name in node.inputs[1:]]
-    x = _step(emit, "Cast", node.inputs[0], to=FLOAT)
+    x = step(emit, "Cast", node.inputs[0], to=FLOAT)
     sides: list[str] = []
     for factor, shift in (constants[:2], constants[2:]):
         slope = emit.constant(np.ldexp(factor.astype(np.float32), -shift.astype(np.int32)), "slope")
         half = emit.constant(np.where(shift > 0, np.float32(0.5), np.float32(0)), "half")
-        sides.append(_step(emit, "Add", _step(emit, "Mul", x, slope), half))
-    below = _step(emit, "Less", x, emit.constant(np.float32(0)))
-    floor = _step(emit, "Floor", _step(emit, "Where", below, *sides[::-1]))
+        sides.append(step(emit, "Add", step(emit, "Mul", x, slope), half))
+    below = step(emit, "Less", x, emit.constant(np.float32(0)))
+    floor = step(emit, "Floor", step(emit, "Where", below, *sides[::-1]))
     low, high = emit.constant(np.float32(-128), "low"), emit.constant(np.float32(127), "high")
-    emit.node("Cast", [_step(emit, "Clip", floor, low, high)], [node.output], to=INT8)
+    emit.node("Cast", [step(emit, "Clip", floor, low, high)], [node.output], to=INT8)
 
 
-def _through_float(rule: Exporter) -> Exporter:
+def through_float(rule: Exporter) -> Exporter:
     """The rule of an operator that onnxruntime does not know for int8: the values pass through float32."""
 
     def export(node: Node, emit: Emitter) -> None:
@@ -140,14 +145,14 @@ def _through_float(rule: Exporter) -> Exporter:
             rule(node, emit)
             return
         moved = emit.fresh("moved")
-        x = _step(emit, "Cast", node.inputs[0], to=FLOAT)
+        x = step(emit, "Cast", node.inputs[0], to=FLOAT)
         rule(replace(node, inputs=(x,), outputs=(moved,)), emit)
         emit.node("Cast", [moved], [node.output], to=INT8)
 
     return export
 
 
-EXPORTERS.update({op: _through_float(EXPORTERS[op]) for op in ("DepthToSpace", "SpaceToDepth")})
+EXPORTERS.update({op: through_float(EXPORTERS[op]) for op in ("DepthToSpace", "SpaceToDepth")})
 EXPORTERS.update(
     {
         "IntConv": _conv,

@@ -12,7 +12,8 @@ from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.quantize.build import MOVEMENT, Quantised
+from npuc.quantize.build import MOVEMENT
+from npuc.quantize.draft import Quantised
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields

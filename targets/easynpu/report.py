@@ -9,7 +9,7 @@ from typing import Any
 
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.quantize.build import Quantised
+from npuc.quantize.draft import Quantised
 from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.artefact import Segment, TensorMove, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob

@@ -12,8 +12,9 @@ from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import split_average_pool
 from npuc.program import Program, canonical_json
-from npuc.quantize.build import MOVEMENT, Quantised, integer_nodes, quantise, tensors_of
+from npuc.quantize.build import MOVEMENT, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
+from npuc.quantize.draft import Quantised
 from npuc.quantize.tables import domains
 from npuc.target import Options
 from npuc.targets.easynpu import images, isa, lowering, report, support

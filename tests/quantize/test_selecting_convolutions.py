@@ -7,8 +7,9 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.quantize.build import Quantised, integer_nodes, quantise, tensors_of
+from npuc.quantize.build import integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
+from npuc.quantize.draft import Quantised
 from tests.passes.networks import network, node
 
 
