@@ -11,14 +11,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 from networks import Network, networks
-
-from npuc.text import as_json, table
+from outcome import conclude
 
 YARDSTICK = """
 import sys, numpy, onnxruntime
@@ -92,15 +91,8 @@ def main(repeat: int, json_wanted: bool, check: bool) -> None:
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = list(rows(found, repeat, folder))
-    if json_wanted:
-        entries = [{**asdict(row), "within": row.within} for row in measured]
-        click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))
-    else:
-        header = ("command", "network", "CPU s", "peak MB", "of onnxruntime's", "limit s", "limit MB", "within")
-        click.echo(table(header, [(*asdict(row).values(), row.within) for row in measured]))
-        click.echo("\n".join(f"{each.name}: {each.origin}" for each in found))
-    if check and not all(row.within for row in measured):
-        sys.exit(1)
+    header = ("command", "network", "CPU s", "peak MB", "of onnxruntime's", "limit s", "limit MB")
+    conclude(header, measured, found, json_wanted=json_wanted, check=check)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ Both see the same samples: the simulator in its batches, onnxruntime one by one 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -18,11 +17,11 @@ from typing import Any
 import click
 import onnxruntime
 from networks import Network, networks
+from outcome import conclude
 
 from npuc import driver, program
 from npuc.data import synthetic
 from npuc.target import Options, target
-from npuc.text import as_json, table
 
 RATIO_LIMIT = 4.0
 
@@ -92,15 +91,8 @@ def main(samples: int, json_wanted: bool, check: bool) -> None:
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = [row(network, samples, Path(folder)) for network in found]
-    if json_wanted:
-        entries = [{**asdict(row), "within": row.within} for row in measured]
-        click.echo(as_json({"networks": {each.name: each.origin for each in found}, "rows": entries}))
-    else:
-        header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit", "within")
-        click.echo(table(header, [(*asdict(row).values(), row.within) for row in measured]))
-        click.echo("\n".join(f"{each.name}: {each.origin}" for each in found))
-    if check and not all(row.within for row in measured):
-        sys.exit(1)
+    header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit")
+    conclude(header, measured, found, json_wanted=json_wanted, check=check)
 
 
 if __name__ == "__main__":

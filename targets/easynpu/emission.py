@@ -26,11 +26,11 @@ from npuc.targets.easynpu.isa import (
     Operand,
     Reshape,
 )
+from npuc.targets.easynpu.jobs import Job, Stage
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words
 from npuc.targets.easynpu.placement import PlacedJob
 from npuc.targets.easynpu.rearrangement import written_words
-from npuc.targets.easynpu.selection import Job, Stage
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.timing import Followers, PortUse, parameter_words, port_use
 

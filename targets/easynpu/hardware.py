@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from npuc.ir import Array
 from npuc.targets.easynpu.isa import Instruction
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
@@ -44,6 +47,10 @@ class Hardware:
     def dtcm(self, name: str) -> Dtcm:
         """The Fmap or skip DTCM."""
         return self.fmap if name == "fmap" else self.skip
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM from an address on with words (n, 16)."""
+        self.weight.load(address + np.arange(len(words)), words)
 
     def begin_layer(self) -> None:
         """Occupancy is counted anew."""

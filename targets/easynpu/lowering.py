@@ -17,6 +17,8 @@ from npuc.quantize.draft import Quantised
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields
+from npuc.targets.easynpu.grids import shares_of, tiles_of
+from npuc.targets.easynpu.jobs import Job
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.movement import with_reshape_words
@@ -33,8 +35,7 @@ from npuc.targets.easynpu.placement import (
     placeable,
 )
 from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
-from npuc.targets.easynpu.selection import Job
-from npuc.targets.easynpu.strips import plan, tiles_of
+from npuc.targets.easynpu.strips import plans
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.windows import whole
 
@@ -72,7 +73,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
-        for _, placement in placed_runs(graph, region.array, machine, documented, objective):
+        for placement in placements(graph, region.array, machine, documented, objective):
             emitted = [emit_job(each, machine) for each in placement.jobs]
             stream = np.concatenate([job.weights for job in emitted]).tobytes()
             steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
@@ -109,29 +110,29 @@ class _WeightImage:
         return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
 
 
-def placed_runs(
+def placements(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
-) -> Iterator[tuple[Run, Placement]]:
-    """The runs that compute these nodes, with their places: all at once, or in tiles where maps do not fit.
+) -> Iterator[Placement]:
+    """The placed runs that compute these nodes, one per segment: all at once, or in tiles where maps do not fit.
 
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
     addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
+    run = run_of(graph, nodes, machine, outputs, documented=documented)
     try:
-        run = run_of(graph, nodes, machine, outputs, documented=documented)
         expect_fields(run.jobs)
         yield from placed(run, machine, documented)
     except DoesNotFit as error:
         if documented or error.problems[0].code not in ("E302", "E301"):
             raise
-        for strip in plan(graph, nodes, machine, objective):
+        for strip in plans(graph, nodes, machine, shares_of(run.jobs))[objective].strips:
             for tile in tiles_of(graph, strip.nodes, strip.grid):
                 yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
 
 
-def placed(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Placement]]:
+def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     """The run, cut into segments where words or weights exceed the machine, each with its places.
 
     Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
@@ -140,7 +141,7 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[tuple[Run, Plac
     if refusal is None:
         pieces = cut(run.jobs, machine, extended=False)
         if documented or (len(pieces) == 1 and fits_implicitly(run, machine)):
-            return [(part, implicit(part, machine)) for part in _chained(run, pieces)]
+            return [implicit(part, machine) for part in _chained(run, pieces)]
     elif documented:
         raise UnsupportedOperator(
             "E204",
@@ -176,21 +177,17 @@ def _chained(run: Run, pieces: Sequence[list[Job]]) -> list[Run]:
     return found
 
 
-def _explicit_segments(run: Run, machine: Machine) -> list[tuple[Run, Placement]]:
+def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
     pieces = cut(run.jobs, machine, extended=True)
-    found: list[tuple[Run, Placement]] = []
+    found: list[Placement] = []
     start = 0
     for position, piece in enumerate(pieces):
         last = position == len(pieces) - 1
-        part = Placement(
-            placement.jobs[start : start + len(piece)],
-            placement.inputs if position == 0 else (),
-            placement.outputs if last else (),
-            placement.usage,
-        )
-        found.append((replace(run, jobs=tuple(piece)), part))
+        jobs = placement.jobs[start : start + len(piece)]
+        inputs, outputs = placement.inputs if position == 0 else (), placement.outputs if last else ()
+        found.append(Placement(jobs, inputs, outputs, placement.usage))
         start += len(piece)
     return found
 

@@ -177,6 +177,11 @@ def unpack_bias_scale(words: Array, channels: int) -> tuple[Array, Array]:
     return bias.astype(np.int32), planes[4].astype(np.int8)
 
 
+def pack_layer(w: Array, bias: Array, shift: Array, *, dense: bool) -> Array:
+    """The block of a convolution: bias and scale, then weights (Co, Ci, Hk, Wk); channel-wise ones have Ci = 1."""
+    return np.concatenate([pack_bias_scale(bias, shift), pack_weights(w) if dense else pack_channel_weights(w)])
+
+
 @dataclass(frozen=True)
 class TableBlock:
     """An activation table as its 7 words hold it: 16 segments, (16,) each, and the shift scale.

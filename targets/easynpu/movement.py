@@ -10,9 +10,9 @@ import numpy as np
 
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.targets.easynpu.addressing import interleaved, is_alias, map_shape
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.rearrangement import Shape, word_for
-from npuc.targets.easynpu.views import interleaved, is_alias, map_shape
 
 MOVES = ("Transpose", "Reshape", "SpaceToDepth", "DepthToSpace")
 WORD_OP = "IntReshape"

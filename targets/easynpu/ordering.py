@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.grids import whole_peak
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.regions import outputs_of
-from npuc.targets.easynpu.strips import whole_peak
 
 
 def best_order(graph: Graph, nodes: Sequence[Node], machine: Machine) -> tuple[Node, ...]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from npuc.allocation import Buffer, allocate, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Reshape
+from npuc.targets.easynpu.jobs import Job
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words, high_end, low_end
-from npuc.targets.easynpu.selection import Job
 from npuc.targets.easynpu.views import View, Views
 from npuc.targets.easynpu.windows import Window
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.fusion import ARRAY_OPS, runs_on_array
+from npuc.targets.easynpu.jobs import Scope
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.placement import Run
-from npuc.targets.easynpu.selection import ARRAY_OPS, runs_on_array, select
+from npuc.targets.easynpu.selection import select
 from npuc.targets.easynpu.views import View, views_of
 from npuc.targets.easynpu.windows import Window, windows_for
 
@@ -70,8 +72,8 @@ def run_of(
 ) -> Run:
     """The jobs that compute these windows of a run's outputs, with the tensors that cross its border."""
     windows = windows_for(graph, nodes, outputs)
-    views = views_of(graph, nodes, {name: window.shape for name, window in windows.items()})
-    jobs = tuple(select(graph, nodes, views, windows, machine, documented=documented))
+    views = views_of(graph, nodes, windows)
+    jobs = tuple(select(Scope(graph, nodes, views, windows, machine, documented)))
     return Run(
         jobs,
         {name: views.tensors[name] for name in inputs_of(graph, nodes)},
@@ -85,8 +87,7 @@ def run_of(
 def _stored_part(view: View, computed: Window, stored: Window) -> View:
     """The part of a tensor's view that is stored: its halo may be computed as well."""
     row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
-    _, height, width = stored.shape
-    return replace(view.part(row, column), height=height, width=width)
+    return view.window((0, row, column), (view.channels, *stored.shape[1:]))
 
 
 def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -139,11 +139,11 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     stored = {move.tensor for segment in segments for move in segment.stores}
     loaded = {move.tensor for segment in segments for move in segment.loads}
     border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
-    least = len(_distinct_weights(lowered)) + sum(whole(graph, name).words for name in border)
+    distinct = distinct_weights(lowered)
+    least = distinct + sum(whole(graph, name).words for name in border)
     computed = sum(_multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
-        "raw_bytes": len(_distinct_weights(lowered)) * machine.word_bytes
-        + sum(graph.tensors[n].size for n in border),
+        "raw_bytes": distinct * machine.word_bytes + sum(graph.tensors[name].size for name in border),
         "map_bytes": maps * machine.word_bytes,
         "weight_bytes": weights * machine.word_bytes,
         "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
@@ -171,13 +171,13 @@ def _words(move: TensorMove) -> int:
     return -(-move.channels // isa.WORD_BYTES) * move.height * move.width
 
 
-def _distinct_weights(lowered: Lowered) -> list[bytes]:
-    """The weight words of every layer, channel group by channel group, each once."""
+def distinct_weights(lowered: Lowered) -> int:
+    """The weight words of every layer, channel group by channel group, each counted once."""
     found: dict[tuple[str, tuple[int, int, int]], EmittedJob] = {}
     for job in lowered.jobs:
         stage = job.placed.job.stages[-1]
         found.setdefault((stage.node.output, (job.placed.job.start[0], 0, 0)), job)
-    return [row.tobytes() for job in found.values() for row in job.weights]
+    return sum(len(job.weights) for job in found.values())
 
 
 def manifest(

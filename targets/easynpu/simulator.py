@@ -19,6 +19,7 @@ from npuc.ir import Array
 from npuc.targets.easynpu import arithmetic, isa, rearrangement
 from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
+from npuc.targets.easynpu.loading import keep, load_images
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import (
     BS_WORDS,
@@ -29,7 +30,6 @@ from npuc.targets.easynpu.memory import (
     groups,
     pack_feature,
     to_lanes,
-    unpack_feature,
 )
 
 Observer = Callable[[int, Array], None]
@@ -52,6 +52,10 @@ class State:
     def memory(self, name: str) -> Array:
         """The Fmap or skip DTCM of all samples: (samples, words, 16)."""
         return self.fmap if name == "fmap" else self.skip
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM, the same for all samples, from an address on with words (n, 16)."""
+        self.weight[address : address + len(words)] = words
 
 
 class Simulator:
@@ -77,29 +81,12 @@ class Simulator:
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
         """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
-        first = self._load_images(segment, state)
+        first = load_images(segment, self.files, self.machine, state)
         for move in segment.loads:
             _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window])
-        if not 0 <= segment.count <= len(state.itcm):
-            raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            words = _view(state, move.map)
-            if move.tensor not in tensors:
-                tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
-            move.whole(tensors)[move.window] = unpack_feature(words, move.channels)
-
-    def _load_images(self, segment: Segment, state: State) -> int:
-        """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
-        first = 0
-        for image in segment.images:
-            data = image.data(self.files, self.machine)
-            if image.memory == "itcm":
-                first, state.itcm = image.start, isa.bytes_to_words(data)
-            else:
-                block = np.frombuffer(data, np.int8).reshape(-1, LANES)
-                state.weight[image.address : image.address + image.words] = block
-        return first
+            keep(move, _view(state, move.map), tensors)
 
     def _execute(self, state: State, first: int, count: int, observe: Observer | None) -> None:
         state.low, state.weights_at = True, 0

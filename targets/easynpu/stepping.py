@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from npuc.ir import Array
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.artefact import Segment, TensorMove
+from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.chains import Stage, chains, check, refused
 from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.layer_run import LayerRun, Watcher
+from npuc.targets.easynpu.loading import keep, load_images
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES, pack_feature, unpack_feature
+from npuc.targets.easynpu.memory import pack_feature
 from npuc.targets.easynpu.reshape_run import run_reshape
 
 Observer = Callable[[int, Array], None]
@@ -47,27 +45,13 @@ class Stepper:
         self, segment: Segment, state: Hardware, tensors: dict[str, Array], observe: Observer | None = None
     ) -> None:
         """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
-        first = self._load_images(segment, state)
+        first = load_images(segment, self.files, self.machine, state)
         for move in segment.loads:
             words = pack_feature(move.whole(tensors)[move.window])
             state.dtcm(move.place.memory).load(move.map.grid, words[0])
-        if not 0 <= segment.count <= len(state.itcm):
-            raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            _store(state, move, tensors)
-
-    def _load_images(self, segment: Segment, state: Hardware) -> int:
-        """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word."""
-        first = 0
-        for image in segment.images:
-            data = image.data(self.files, self.machine)
-            if image.memory == "itcm":
-                first, state.itcm = image.start, isa.bytes_to_words(data)
-            else:
-                at = image.address + np.arange(image.words)
-                state.weight.load(at, np.frombuffer(data, np.int8).reshape(-1, LANES))
-        return first
+            keep(move, state.dtcm(move.place.memory).read(move.map.grid)[None], tensors)
 
     def _execute(self, state: Hardware, first: int, count: int, observe: Observer | None) -> None:
         state.low, state.weights_at = True, 0
@@ -94,11 +78,3 @@ class Stepper:
         for stage, result in zip(chain, results, strict=True):
             if observe is not None and not stage.keeps:
                 observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.word.Co])
-
-
-def _store(state: Hardware, move: TensorMove, tensors: dict[str, Array]) -> None:
-    """Copies a map to its window of a host tensor, which is made when its first window arrives."""
-    words = state.dtcm(move.place.memory).read(move.map.grid)
-    if move.tensor not in tensors:
-        tensors[move.tensor] = np.zeros((1, *move.shape), np.int8)
-    move.whole(tensors)[move.window] = unpack_feature(words[None], move.channels)

@@ -17,13 +17,14 @@ from npuc.ops.windows import window_of
 from npuc.passes.patterns import along_axis
 from npuc.quantize.build import MOVEMENT, average_kernel
 from npuc.quantize.tables import TABLE_OPS
+from npuc.targets.easynpu.addressing import map_shape
+from npuc.targets.easynpu.fusion import conv_mnemonic
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.kernels import geometry, split_kernel
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import groups
-from npuc.targets.easynpu.selection import conv_mnemonic, geometry, split_kernel
 from npuc.targets.easynpu.tiling import best_tile
 from npuc.targets.easynpu.timing import Followers
-from npuc.targets.easynpu.views import map_shape
 from npuc.targets.easynpu.windows import whole
 
 Constraint = Callable[[Graph, Node], str | None]

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.memory import LANES, Place, groups
-
-Shape = tuple[int, int, int]
+from npuc.targets.easynpu.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
+from npuc.targets.easynpu.memory import LANES, Place
+from npuc.targets.easynpu.windows import Window
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,13 @@ class View:
             height=self.height - row,
             width=self.width - column,
         )
+
+    def window(self, start: Shape, shape: Shape) -> View:
+        """A map of this shape (C, H, W) from a channel (a multiple of 16), a row and a column on."""
+        channel, row, column = start
+        channels, height, width = shape
+        moved = self.part(row, column).channel_groups(channel // LANES, channels)
+        return replace(moved, height=height, width=width)
 
     def interleaved(self, row: int, column: int, step: tuple[int, int], size: tuple[int, int]) -> View:
         """Every step-th row and column from an offset on, of a given size."""
@@ -89,87 +94,26 @@ class Views:
         return view == View(view.buffer, *self.buffers[view.buffer])
 
 
-def map_shape(shape: Sequence[int]) -> Shape:
-    """(C, H, W) of a tensor (1, C, H, W) or (1, C)."""
-    channels, height, width = (*shape[1:], 1, 1)[:3]
-    return channels, height, width
-
-
-def is_alias(graph: Graph, node: Node) -> bool:
-    """Whether an int8 reshape leaves every word in its place: (1, C, 1, 1) and (1, C)."""
-    if node.op != "Reshape" or graph.tensors[node.output].dtype != "int8":
-        return False
-    before, after = graph.shape(node.inputs[0]), graph.shape(node.output)
-    vectors = all(shape[:1] == (1,) and np.prod(shape[2:]) == 1 for shape in (before, after))
-    return before == after or (vectors and before[:2] == after[:2])
-
-
-def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
-    """The offset of each operand along the axis, if words suffice: None for unaligned channels or other axes."""
-    axis = node.integer("axis")
-    extents = [graph.shape(name)[axis] for name in node.inputs]
-    offsets = [sum(extents[:position]) for position in range(len(extents))]
-    if len(graph.shape(node.output)) != 4 or axis == 0:
-        return None
-    if axis == 1 and any(offset % LANES for offset in offsets):
-        return None
-    return offsets
-
-
-def is_window(graph: Graph, node: Node) -> bool:
-    """Whether a Slice or Split only takes whole words: unit steps forward, channels from a multiple of 16 on."""
-    if len(graph.shape(node.inputs[0])) != 4:
-        return False
-    if node.op == "Split":
-        offsets = _split_offsets(graph, node)
-        return node.integer("axis") in (2, 3) or all(offset % LANES == 0 for offset in offsets)
-    if node.op != "Slice":
-        return False
-    pairs = dict(zip(node.integers("axes"), node.integers("starts"), strict=True))
-    steps = node.integers("steps", (1,) * len(pairs))
-    return all(step == 1 for step in steps) and 0 not in pairs and pairs.get(1, 0) % LANES == 0
-
-
-def _split_offsets(graph: Graph, node: Node) -> list[int]:
-    extents = [graph.shape(name)[node.integer("axis")] for name in node.outputs]
-    return [sum(extents[:position]) for position in range(len(extents))]
-
-
-def interleaved(graph: Graph, node: Node) -> Node | None:
-    """The concatenation that a DepthToSpace interleaves, if address arithmetic can do it: one operand a phase.
-
-    Phase (i, j) of block size s, operand i * s + j, fills every s-th row and column from (i, j) on.
-    """
-    if node.op != "DepthToSpace" or node.text("mode", "DCR") != "DCR":
-        return None
-    concat = graph.producers.get(node.inputs[0])
-    if concat is None or concat.op != "Concat" or concat.integer("axis") != 1:
-        return None
-    phases = len(concat.inputs) == node.integer("blocksize") ** 2
-    equal = len({graph.shape(name) for name in concat.inputs}) == 1
-    return concat if phases and equal and graph.only_reader(concat.output) is node else None
-
-
-def views_of(graph: Graph, nodes: Sequence[Node], shapes: Mapping[str, Shape]) -> Views:
+def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> Views:
     """The views of the tensors that a run of array nodes reads and writes.
 
-    shapes: (C, H, W) of what is held of every tensor: all of it, or the window of a tile.
+    windows: what is held of every tensor: all of it, or the window of a tile.
     """
-    return _Planner(graph, nodes, shapes).result()
+    return _Planner(graph, nodes, windows).result()
 
 
 class _Planner:
     """Decides from the last node to the first which tensors are written straight into a concatenation."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], shapes: Mapping[str, Shape]) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> None:
         self.graph = graph
         self.nodes = nodes
-        self.shapes = shapes
+        self.windows = windows
+        self.shapes = {name: window.shape for name, window in windows.items()}
         self.views: dict[str, View] = {}
         self.buffers: dict[str, Shape] = {}
         self.copies: dict[str, tuple[tuple[str, View], ...]] = {}
-        windows = [node for node in nodes if is_alias(graph, node) or node.op in ("Slice", "Split")]
-        self.windows = {name for node in windows for name in node.outputs}
+        self.parts = {name for node in nodes if is_part(graph, node) for name in node.outputs}
 
     def result(self) -> Views:
         phases = {node.output: interleaved(self.graph, node) for node in self.nodes}
@@ -184,11 +128,8 @@ class _Planner:
             for name in node.inputs:
                 if name not in self.graph.constants:
                     self._view(name)
-            if is_alias(self.graph, node):
-                source = self._view(node.inputs[0])
-                self.views[node.output] = source
-            elif node.op in ("Slice", "Split"):
-                self._windows(node)
+            if is_part(self.graph, node):
+                self._parts(node)
             else:
                 for name in node.outputs:
                     self._view(name)
@@ -238,29 +179,28 @@ class _Planner:
         copied: list[tuple[str, View]] = []
         for name, window in windows:
             halo = self.shapes[name][1:] != (window.height, window.width)
-            if name in self.views or name in self.windows or halo:
+            if name in self.views or name in self.parts or halo:
                 copied.append((name, window))
             else:
                 self.views[name] = window
         self.copies[result] = tuple(copied)
 
-    def _windows(self, node: Node) -> None:
-        source = self._view(node.inputs[0])
+    def _parts(self, node: Node) -> None:
+        """Gives each result of a Slice, a Split or a copy its part of what is held of the source."""
+        source, held = self._view(node.inputs[0]), self.windows[node.inputs[0]]
         if node.op == "Split":
-            starts = [{node.integer("axis"): offset} for offset in _split_offsets(self.graph, node)]
-        else:
+            starts = [{node.integer("axis"): offset} for offset in split_offsets(self.graph, node)]
+        elif node.op == "Slice":
             starts = [dict(zip(node.integers("axes"), node.integers("starts"), strict=True))]
+        else:
+            starts = [dict[int, int]()]
         for name, start in zip(node.outputs, starts, strict=True):
-            channels, height, width = self.shapes[name]
-            moved = source.part(start.get(2, 0), start.get(3, 0)).channel_groups(
-                start.get(1, 0) // LANES, channels
-            )
-            self.views[name] = replace(moved, height=height, width=width)
+            first = self.windows[name].start
+            channel, row, column = (start.get(axis + 1, 0) + first[axis] - held.start[axis] for axis in range(3))
+            self.views[name] = source.window((channel, row, column), self.shapes[name])
 
 
 def concat_window(whole: View, axis: int, offset: int, shape: Shape) -> View:
     """The window of a concatenation's result that an operand of this shape fills."""
-    start = {2: (offset, 0), 3: (0, offset)}.get(axis, (0, 0))
-    first = groups(offset) if axis == 1 else 0
-    moved = whole.part(*start).channel_groups(first, shape[0])
-    return replace(moved, height=shape[1], width=shape[2])
+    channel, row, column = (offset if axis == each else 0 for each in (1, 2, 3))
+    return whole.window((channel, row, column), shape)

@@ -6,16 +6,19 @@ range are planned and lowered by asking, from its last node to its first, what e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
-from npuc.ir import Graph, Node
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
+from npuc.targets.easynpu.addressing import map_shape, moved_axes
 from npuc.targets.easynpu.memory import groups
-from npuc.targets.easynpu.views import is_alias, map_shape
 
 Range = tuple[int, int]
+Rows = Array
+"""Rows (or columns, or channels), one entry a tile."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Window:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the window."""
-        return tuple(end - start for start, end in (self.channels, self.rows, self.columns))  # type: ignore[return-value]
+        channels, rows, columns = (end - start for start, end in (self.channels, self.rows, self.columns))
+        return channels, rows, columns
 
     @property
     def start(self) -> tuple[int, int, int]:
@@ -41,12 +45,6 @@ class Window:
         """DTCM words of the window."""
         channels, height, width = self.shape
         return height * width * groups(channels)
-
-    def joined(self, other: Window) -> Window:
-        """The smallest window that holds both."""
-        mine, theirs = (self.channels, self.rows, self.columns), (other.channels, other.rows, other.columns)
-        channels, rows, columns = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(mine, theirs, strict=True))
-        return Window(channels, rows, columns)
 
 
 def whole(graph: Graph, tensor: str) -> Window:
@@ -63,78 +61,92 @@ def is_channelwise(graph: Graph, node: Node) -> bool:
     return group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
 
 
-def needed_rows(extent: int, outputs: int, rows: Range, stride: int, padding: int, reach: int) -> Range:
-    """The rows of a map that a window operator reads for these of its output rows; at least one.
+@dataclass(frozen=True)
+class Sliding:
+    """A window operator along one axis: how its output's rows lie over its input's."""
 
-    Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for as
-    well, so that every element of every layer is computed and can be compared.
-    """
-    first = rows[0] * stride - padding
-    last = extent if rows[1] == outputs else (rows[1] - 1) * stride - padding + max(reach, stride)
-    start = min(max(first, 0), extent - 1)
-    return start, max(min(last, extent), start + 1)
+    extent: int
+    """Rows of the input."""
+    outputs: int
+    """Rows of the output."""
+    stride: int
+    padding: int
+    reach: int
+    """Rows from the first to the last tap."""
 
-
-def needed(graph: Graph, node: Node, out: Window) -> Iterator[tuple[str, Window]]:
-    """What a node reads of each of its activations for a window of its output."""
-    x = node.inputs[0]
-    if node.op in ("IntConv", "MaxPool"):
-        shape, outputs = map_shape(graph.shape(x)), map_shape(graph.shape(node.output))
+    @classmethod
+    def of(cls, graph: Graph, node: Node, axis: int) -> Sliding:
+        """A convolution or a pool along the rows (axis 1) or columns (axis 2) of its map."""
         kernel = graph.shape(node.inputs[1])[2:] if node.op == "IntConv" else node.integers("kernel_shape")
-        window = window_of(node, (kernel[0], kernel[1]))
-        steps = window.strides, window.begins, window.reach
-        rows, columns = (
-            needed_rows(shape[at], outputs[at], wanted, *(each[at - 1] for each in steps))
-            for at, wanted in ((1, out.rows), (2, out.columns))
-        )
-        channels = out.channels if is_channelwise(graph, node) else (0, shape[0])
-        yield x, Window(channels, rows, columns)
-    elif node.op == "Concat" and node.integer("axis") == 1:
-        for name in node.inputs:
-            yield name, Window((0, graph.shape(name)[1]), out.rows, out.columns)
-    elif node.op in ("Concat", "Slice", "Split", "DepthToSpace", "IntReshape") or is_alias(graph, node):
-        for name in node.inputs:
-            yield name, whole(graph, name)
-    else:
-        for name in node.inputs:
-            if name not in graph.constants:
-                yield name, _broadcast(graph, name, out)
+        window, at = window_of(node, (kernel[0], kernel[1])), axis - 1
+        extent, outputs = (map_shape(graph.shape(name))[axis] for name in (node.inputs[0], node.output))
+        return cls(extent, outputs, window.strides[at], window.begins[at], window.reach[at])
+
+    def needed(self, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+        """The rows of the input that are read for the output rows low..high; at least one.
+
+        Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for
+        as well, so that every element of every layer is computed and can be compared.
+        """
+        first = np.clip(low * self.stride - self.padding, 0, self.extent - 1)
+        last = (high - 1) * self.stride - self.padding + max(self.reach, self.stride)
+        last = np.where(high == self.outputs, self.extent, np.minimum(last, self.extent))
+        return first, np.maximum(last, first + 1)
 
 
-def _broadcast(graph: Graph, name: str, out: Window) -> Window:
-    """The operand's part for a window of the result: its one row or column where it is repeated."""
-    shape = map_shape(graph.shape(name))
-    ranges = (out.channels, out.rows, out.columns)
-    channels, rows, columns = (
-        (0, 1) if extent == 1 else wanted for extent, wanted in zip(shape, ranges, strict=True)
-    )
-    return Window(channels, rows, columns)
+def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+    """What a node reads of an activation along an axis (0 channels, 1 rows, 2 columns) for parts of its output."""
+    extent = map_shape(graph.shape(name))[axis]
+    if axis and node.op in ("IntConv", "MaxPool"):
+        return Sliding.of(graph, node, axis).needed(low, high)
+    mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
+    if mixes or extent == 1:  # one row or column is repeated over the others
+        return np.zeros_like(low), np.full_like(high, extent)
+    return low, high
 
 
-def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Window]) -> dict[str, Window]:
-    """What must be computed (or loaded) of every tensor so that these windows of the outputs result."""
+def ranges_for(
+    graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, tuple[Rows, Rows]], axis: int
+) -> dict[str, tuple[Rows, Rows]]:
+    """The range along an axis that must be computed or loaded of every tensor, for many tiles of the outputs."""
     found = dict(outputs)
-
-    def ask(name: str, window: Window) -> None:
-        found[name] = found[name].joined(window) if name in found else window
-
     for node in reversed(nodes):
         wanted = [found[name] for name in node.outputs if name in found]
         if not wanted:
             continue
-        out = reduce(Window.joined, wanted)
-        if node.op in ("Slice", "Split", "DepthToSpace", "IntReshape") or is_alias(graph, node):
-            for name in node.outputs:
-                found[name] = whole(graph, name)
-        for name, window in needed(graph, node, out):
-            ask(name, window)
+        low, high = wanted[0]
+        for first, last in wanted[1:]:
+            low, high = np.minimum(low, first), np.maximum(high, last)
+        for name in node.outputs:
+            if axis in moved_axes(graph, node):
+                extent = map_shape(graph.shape(name))[axis]
+                found[name] = np.zeros_like(low), np.full_like(high, extent)
+            found.setdefault(name, (low, high))
+        for name in dict.fromkeys(each for each in node.inputs if each not in graph.constants):
+            first, last = needed(graph, node, name, axis, low, high)
+            if name in found:
+                first, last = np.minimum(found[name][0], first), np.maximum(found[name][1], last)
+            found[name] = first, last
     return found
 
 
-def is_tileable(nodes: Iterable[Node]) -> bool:
-    """Whether a range can be computed in spatial tiles: no node in it needs its inputs whole."""
-    return not any(
-        node.op in ("Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
-        or (node.op == "Concat" and node.integer("axis") != 1)
-        for node in nodes
-    )
+def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Window]) -> dict[str, Window]:
+    """What must be computed (or loaded) of every tensor so that these windows of the outputs result."""
+    along = [
+        ranges_for(graph, nodes, {name: _range(window, axis) for name, window in outputs.items()}, axis)
+        for axis in range(3)
+    ]
+    return {
+        name: Window(*((int(low), int(high)) for low, high in (ranges[name] for ranges in along)))
+        for name in along[0]
+    }
+
+
+def _range(window: Window, axis: int) -> tuple[Rows, Rows]:
+    low, high = (window.channels, window.rows, window.columns)[axis]
+    return np.array(low), np.array(high)
+
+
+def is_tileable(graph: Graph, nodes: Iterable[Node], axis: int) -> bool:
+    """Whether a range can be computed in tiles along an axis: no node in it moves elements along it."""
+    return not any(axis in moved_axes(graph, node) for node in nodes)

@@ -172,7 +172,7 @@ def test_the_longest_chain_that_one_word_does_is_replaced_and_keeps_its_sources(
     graph = graph_of(first, second, shapes={"x": (1, 4, 6, 8), "t": (1, 4, 8, 6), "y": (1, 16, 4, 3)})
     (merged,) = with_reshape_words(graph, lambda _graph, _node: True).nodes
     assert (merged.op, merged.inputs, merged.outputs, merged.sources) == (WORD_OP, ("x",), ("y",), ("a", "b"))
-    assert not is_tileable([merged])
+    assert not any(is_tileable(graph, [merged], axis) for axis in (1, 2))
 
 
 def test_nothing_is_replaced_where_the_machine_has_no_room() -> None:

@@ -1,0 +1,129 @@
+"""Convolutions, depthwise convolutions and average pools as jobs, with what is fused behind them.
+
+What no single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose
+psums are kept from word to word (extension).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.ir import Array, Node
+from npuc.targets.easynpu.channelwise import following, held_groups, relu_stage
+from npuc.targets.easynpu.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
+from npuc.targets.easynpu.isa import BY_MNEMONIC
+from npuc.targets.easynpu.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
+from npuc.targets.easynpu.kernels import split_kernel, window_word
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, groups, pack_layer
+
+
+def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
+    """A convolution or average pool and what is fused behind it, by chunks of output channels.
+
+    Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM, UnsupportedOperator (E204) where documented
+    words cannot express a split.
+    """
+    w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:])
+    last = (node, *followers)[-1]
+    added = next((each for each in followers if each.op == "IntAdd"), None)
+    name = conv_mnemonic(node.integer("group", 1), scope.graph.shape(node.inputs[0])[1], len(w))
+    name = "avgpool" if node.integer("average") else name
+    if is_batch_norm(scope.graph, node) and (scope.documented or not node.integer("relu")):
+        name = "bn"
+    result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
+    size = _chunk(scope, node, name, followers)
+    if node.integer("blocks", 1) > 1 and not scope.documented:
+        size = _block_chunk(w[first : first + result.channels], size)
+    for chunk in bands(result.channels, size):
+        kernels = slice(first + chunk.start, first + chunk.stop)
+        stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels])
+        operand = None
+        if added is not None:
+            other = next(each for each in added.inputs if each != node.output)
+            operand = chunk_view(scope.operand(other, added), chunk)
+        stages = (*stages, *following(scope, followers, chunk))
+        yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
+
+
+def _chunk(scope: Scope, node: Node, name: str, followers: Sequence[Node]) -> int:
+    """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
+    dense = name == "conv"
+    kernel = scope.graph.shape(node.inputs[1])[2:]
+    word, _ = window_word(scope, node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
+    parts = [part.word for part in split_kernel(word, scope.machine, dense=dense)]
+    per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
+    per_group += sum(group_words(each) for each in followers)
+    tables = table_words(followers)
+    most = min(FIELD_CHANNELS // LANES, scope.machine.weight_pad_entries, scope.machine.psum_entries)
+    most = min(most, held_groups(scope, node, 1, followers))
+    fitting = min(most, (scope.machine.weight_words - tables) // per_group)
+    if fitting < 1:
+        raise DoesNotFit(
+            "E302",
+            f"16 outputs take {per_group + tables} weight words",
+            node=node.name,
+            op="Conv",
+            limit=f"weight_words = {scope.machine.weight_words}",
+            remedy=f"a machine with weight_words = {per_group + tables} (--machine FILE)",
+        )
+    return fitting * LANES
+
+
+def _conv_stages(
+    scope: Scope, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array
+) -> tuple[Stage, ...]:
+    """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
+    dense = name == "conv"
+    word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
+    if dense and node.integer("blocks", 1) > 1:
+        used = _used_channels(w)
+        word, x, w = replace(word, Ci=used.stop - used.start), chunk_view(x, used), w[:, used]
+    parts = list(split_kernel(word, scope.machine, dense=dense))
+    if scope.documented and len(parts) > 1:
+        raise UnsupportedOperator(
+            "E204",
+            f"{word.Ci} channels and a {word.Hk} x {word.Wk} kernel take {len(parts)} words that keep psums",
+            node=node.name,
+            op="Conv",
+            limit="Ci <= 256 and a kernel within an ifmap pad",
+            remedy="compile with --isa extended",
+        )
+    relu = bool(node.integer("relu"))
+    merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
+    stages: list[Stage] = []
+    for part in parts:
+        first, last = part is parts[0], part is parts[-1]
+        kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
+        block = pack_layer(kernel, bias if first else np.zeros_like(bias), shift, dense=dense)
+        mnemonic = f"{name}_relu" if merged and last else name
+        source = x.part(part.row, part.column)
+        if dense:
+            source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
+        tensor = node.output if last and merged == relu else None
+        coded = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)
+        stages.append(Stage(coded, block, node, tensor, source, keeps=not last))
+    if relu and not merged:
+        stages.append(relu_stage(scope, node, chunk))
+    return tuple(stages)
+
+
+def _used_channels(w: Array) -> slice:
+    """The input channels, in whole words, between the first and the last with a weight (Co, Ci, ...)."""
+    used = np.flatnonzero(w.any(axis=(0, *range(2, w.ndim))))
+    if not len(used):
+        return slice(0, min(LANES, w.shape[1]))
+    return slice(int(used[0]) // LANES * LANES, min((int(used[-1]) // LANES + 1) * LANES, w.shape[1]))
+
+
+def _block_chunk(w: Array, most: int) -> int:
+    """Output channels per job of a convolution with block structure: the fewest multiplications, then jobs."""
+
+    def work(size: int) -> int:
+        parts = [(band, _used_channels(w[band])) for band in bands(len(w), size)]
+        return sum(groups(band.stop - band.start) * (used.stop - used.start) for band, used in parts)
+
+    return min(range(LANES, most + 1, LANES), key=lambda size: (work(size), -size))
