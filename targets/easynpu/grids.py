@@ -124,7 +124,7 @@ def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, 
 
 
 def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> bool:
-    """Whether every tile can be placed: the buffers of its views, by lifetime; one tile of every shape is tried."""
+    """Whether every tile can be placed: the buffers of its views, by lifetime. Of each shape one is tried."""
     tiles = {
         tuple(window.shape for window in windows.values()): windows
         for windows in (windows_for(graph, nodes, tile) for tile in tiles_of(graph, nodes, grid))
