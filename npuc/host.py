@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -72,14 +73,28 @@ class HostStep:
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
         """Operators whose last bits depend on who computes them: the host's library is onnxruntime."""
-        names = tuple(f"x{position}" for position in range(len(inputs)))
-        outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
-        types = {name: type_of(values[0]) for name, values in zip(names, inputs, strict=True)}
-        model = _one_node(Node(self.op, names, outputs, self.attrs, self.node), types)
-        results = [
-            model.run(list(outputs), dict(zip(names, sample, strict=True))) for sample in zip(*inputs, strict=True)
-        ]
+        model, names = self._session(tuple(type_of(values[0]) for values in inputs))
+        results = [model.run(None, dict(zip(names, sample, strict=True))) for sample in zip(*inputs, strict=True)]
         return tuple(np.stack(column) for column in zip(*results, strict=True))
+
+    @cached_property
+    def _sessions(self) -> dict[tuple[TensorType, ...], Any]:
+        """Sessions of this operator by the types of its inputs, made once."""
+        return {}
+
+    def _session(self, types: tuple[TensorType, ...]) -> tuple[Any, tuple[str, ...]]:
+        """An onnxruntime session of this operator, and its inputs' names."""
+        from npuc.export_onnx import to_onnx
+        from npuc.ops import build
+        from npuc.reference import session
+
+        names = tuple(f"x{position}" for position in range(len(types)))
+        if types not in self._sessions:
+            outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
+            node = Node(self.op, names, outputs, self.attrs, self.node)
+            graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, {})
+            self._sessions[types] = session(to_onnx(graph))
+        return self._sessions[types], names
 
 
 CONSTANT = "Constant"
@@ -87,15 +102,7 @@ ROUNDED = ("Softmax", "LogSoftmax", "LRN")
 """Operators with float arithmetic beyond one exact operation."""
 
 
-def _one_node(node: Node, types: Mapping[str, TensorType]) -> Any:
-    """An onnxruntime session of one operator."""
-    from npuc.export_onnx import to_onnx
-    from npuc.ops import build
-    from npuc.reference import session
-
-    return session(to_onnx(build("host", [node], types, node.outputs, {})))
-
-
 def quantise(x: Array, scale: float) -> Array:
     """int8 of float32 values: x / scale in float32, rounded half to even, saturated (as ONNX QuantizeLinear)."""
-    return np.clip(np.rint(x / np.float32(scale)), -128, 127).astype(np.int8)
+    steps = np.asarray(x / np.float32(scale))
+    return np.clip(np.rint(steps, out=steps), -128, 127, out=steps).astype(np.int8)

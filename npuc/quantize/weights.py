@@ -13,6 +13,7 @@ import numpy as np
 from npuc.ir import Array
 
 MOST_SHIFT = 31
+FINEST_SHIFT = 15
 ACCUMULATOR_LIMIT = 1 << 31
 LARGEST_WEIGHT = 127.5
 """Weights below this round to 8 bits."""
@@ -55,9 +56,14 @@ def _integers(flat: Array, shift: Array) -> Array:
 
 
 def _limit(flat: Array, offset: Array) -> Array:
-    """The largest shift with which no accumulator can reach 2^30."""
+    """The largest shift that serves: no accumulator reaches 2^30, no bias 2^22, no weight step is below 2^-15.
+
+    The last two bind where weights are tiny (a channel that training has shut off): finer steps of them would not
+    show in the output, but would take accumulators out of float32, in which simulators and other runtimes compute.
+    """
     reach = 128 * np.abs(flat).sum(axis=1) + np.abs(offset) + 1
-    return np.floor(np.log2((1 << 30) / reach))
+    room = np.minimum((1 << 30) / reach, (1 << 22) / (np.abs(offset) + 1))
+    return np.minimum(np.floor(np.log2(room)), FINEST_SHIFT)
 
 
 def average_taps(kernel: tuple[int, int]) -> tuple[Array, int]:

@@ -2,8 +2,9 @@
 
 An accumulator below 2^24 is exact in float32, and so is its product with 2^-n; convolutions are therefore run by
 onnxruntime with weights scaled by 2^-n and bias scaled and raised by 1/2, which leaves only floor and saturation
-to do. Where the bound of a channel does not allow that, the input channels are split and the parts are summed in
-double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
+to do. Raised by 128 where there is no ReLU, results are never negative after saturation, and the floor is a cast
+to uint8. Where the bound of a channel does not allow that, the input channels are split and the parts are summed
+in double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.reference import session
+from npuc.targets.easynpu.convolution import convolution, padding, reached
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.memory import (
     BS_WORDS,
@@ -30,6 +31,8 @@ from npuc.targets.easynpu.timing import is_dense, kernel_extent
 
 EXACT_FLOAT32 = 1 << 24
 ACCUMULATOR = 1 << 31
+RAISED = 128
+"""Added to results without ReLU, so that none is negative after saturation."""
 
 
 def block_words(layer: Layer) -> int:
@@ -121,19 +124,6 @@ def max_pool(x: Array, layer: Layer) -> Array:
     return reduce(np.maximum, taps)
 
 
-def padding(layer: Layer) -> tuple[int, int, int, int]:
-    """Rows and columns of padding: top, left as the word has them, bottom and right as Ho and Wo imply."""
-    bottom = (layer.Ho - 1) * layer.Sh + kernel_extent(layer.Hk, layer.Dh) - layer.Ph - layer.Hi
-    right = (layer.Wo - 1) * layer.Sw + kernel_extent(layer.Wk, layer.Dw) - layer.Pw - layer.Wi
-    return layer.Ph, layer.Pw, bottom, right
-
-
-def reached(layer: Layer) -> tuple[int, int]:
-    """Rows and columns of the map that windows reach; 0 where all of them lie in the padding."""
-    _, _, bottom, right = padding(layer)
-    return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
-
-
 def padded_input(x: Array, layer: Layer, value: int) -> Array:
     """The map with its padding; rows and columns that no window reaches are left out."""
     top, left, bottom, right = padding(layer)
@@ -168,13 +158,14 @@ class Convolution:
     def __call__(self, x: Array) -> Array:
         """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
-            return self._requantising.run(None, {"x": self._contiguous(x)})[0]
+            raised: Array = self._requantising.run(None, {"x": self._contiguous(x)})[0]
+            return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
         return self.quantised(self.accumulate(x, None))
 
     @property
     def exact(self) -> bool:
         """Whether one float32 convolution gives the requantised value exactly."""
-        rounding = 1 << max(-int(self.scale.min()) - 1, 0)
+        rounding = (1 if self.relu else 2 * RAISED + 1) << max(-int(self.scale.min()) - 1, 0)
         shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
         return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
 
@@ -208,7 +199,10 @@ class Convolution:
         power = np.ldexp(np.float32(1), self.scale.astype(np.int32))
         half = np.where(self.scale < 0, np.float32(0.5), np.float32(0))
         w = self.w.astype(np.float32) * power[:, None, None, None]
-        return _session(self.layer, w, self.bias.astype(np.float32) * power + half, 0 if self.relu else -128)
+        raised, highest = (0, 127) if self.relu else (RAISED, 255)
+        return convolution(
+            self.layer, w, self.bias.astype(np.float32) * power + half + np.float32(raised), highest
+        )
 
     @cached_property
     def _parts(self) -> list[Any]:
@@ -219,44 +213,4 @@ class Convolution:
         while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
             parts += 1
         masks = [(taps % parts == part).reshape(1, *self.w.shape[1:]) for part in range(parts)]
-        return [_session(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]
-
-
-def _session(layer: Layer, w: Array, bias: Array | None, low: int | None) -> Any:
-    """onnxruntime's convolution from int8 words (N, Hi, Wi, Ci): to int8 (N, Ho, Wo, Co), or to float sums."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    top, left, bottom, right = padding(layer)
-    constants = {"w": np.ascontiguousarray(w)} | ({} if bias is None else {"b": bias})
-    nodes = [
-        helper.make_node("Transpose", ["x"], ["planes"], perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", ["planes"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node(
-            "Conv",
-            ["float", *constants],
-            ["sum"],
-            strides=[layer.Sh, layer.Sw],
-            pads=[top, left, max(bottom, 0), max(right, 0)],
-            dilations=[layer.Dh + 1, layer.Dw + 1],
-            group=1 if is_dense(layer) else layer.Co,
-        ),
-    ]
-    last, element = "sum", TensorProto.FLOAT
-    if low is not None:
-        constants |= {"low": np.float32(low), "high": np.float32(127)}
-        nodes += [
-            helper.make_node("Floor", ["sum"], ["floor"]),
-            helper.make_node("Clip", ["floor", "low", "high"], ["clipped"]),
-            helper.make_node("Cast", ["clipped"], ["bytes"], to=TensorProto.INT8),
-        ]
-        last, element = "bytes", TensorProto.INT8
-    nodes.append(helper.make_node("Transpose", [last], ["y"], perm=[0, 2, 3, 1]))
-    height, width = reached(layer)
-    graph = helper.make_graph(
-        nodes,
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", height, width, layer.Ci])],
-        [helper.make_tensor_value_info("y", element, ["N", layer.Ho, layer.Wo, layer.Co])],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    return session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        return [convolution(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]

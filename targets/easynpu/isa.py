@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from npuc.bits import bits, decode, encode, places, word
 from npuc.errors import EncodingError
@@ -266,6 +267,7 @@ def words_to_bytes(words: Iterable[Instruction]) -> bytes:
     return b"".join(encode(each).to_bytes(WORD_BYTES, "little") for each in words)
 
 
+@lru_cache(maxsize=256)
 def bytes_to_words(image: bytes) -> tuple[Instruction, ...]:
     """The instructions of an image. Raises EncodingError (E504) for a partial word."""
     if len(image) % WORD_BYTES:

@@ -7,6 +7,7 @@ are zero. Source: easynpu, chapters Scheduler (figure data_dist) and Storage.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -21,6 +22,8 @@ TABLE_WORDS = 7
 """Words of an activation table, whatever the channels."""
 SLOPE_WORDS = 4
 """Words of a slope block (prelu) per 16 channels."""
+WORD = np.dtype("c16")
+"""A word as one element, for moving only: this is the type of 16 bytes that numpy copies at once."""
 
 
 def groups(channels: int) -> int:
@@ -48,7 +51,7 @@ class Place:
     group: int
 
     def words(self, memory: Array, height: int, width: int, groups: int) -> Array:
-        """The words as a view (samples, height, width, groups, 16) into memory (samples, words, 16).
+        """The words as a view (samples, height, width, groups, ...) into memory (samples, words, ...).
 
         Raises ArtefactError (E503) for an address outside the memory.
         """
@@ -61,8 +64,8 @@ class Place:
                 remedy="run the program on the machine it was compiled for",
             )
         sample, step = memory.strides[0], memory.strides[1]
-        shape = (memory.shape[0], height, width, groups, LANES)
-        strides = (sample, self.row * step, self.pixel * step, self.group * step, memory.strides[2])
+        shape = (memory.shape[0], height, width, groups, *memory.shape[2:])
+        strides = (sample, self.row * step, self.pixel * step, self.group * step, *memory.strides[2:])
         return as_strided(memory[:, self.base :], shape, strides)
 
 
@@ -127,9 +130,47 @@ def to_lanes(x: Array) -> Array:
     return x.reshape(*x.shape[:-1], -1, LANES)
 
 
+def to_words(x: Array) -> Array:
+    """(..., groups) WORD of (..., C) int8, the missing lanes zero."""
+    words = np.ascontiguousarray(x)
+    if x.shape[-1] % LANES:
+        words = np.zeros((*x.shape[:-1], groups(x.shape[-1]) * LANES), np.int8)
+        _copy_lanes(words, np.ascontiguousarray(x))
+    return words.view(WORD)
+
+
+def from_words(words: Array, channels: int) -> Array:
+    """(..., channels) int8 of (..., groups) WORD."""
+    lanes = np.ascontiguousarray(words).view(np.int8)
+    if channels % LANES == 0:
+        return lanes
+    x = np.empty((*words.shape[:-1], channels), np.int8)
+    _copy_lanes(x, lanes)
+    return x
+
+
+def _copy_lanes(to: Array, lanes: Array) -> None:
+    """Copies the channels that both have, (..., C) int8: by few strided copies of large pieces."""
+    channels = min(to.shape[-1], lanes.shape[-1])
+    piece = np.dtype(f"i{gcd(channels, 8)}")
+    count = channels // piece.itemsize
+    if count > LANES:
+        to[..., :channels] = lanes[..., :channels]
+        return
+    for position in range(count):
+        to.view(piece)[..., position] = lanes.view(piece)[..., position]
+
+
 def pack_feature(x: Array) -> Array:
     """Words (samples, H, W, groups, 16) int8 of feature maps (samples, C, H, W) int8."""
-    return to_lanes(x.transpose(0, 2, 3, 1))
+    samples, channels, height, width = x.shape
+    words = np.zeros((samples, height, width, groups(channels) * LANES), x.dtype)
+    if channels > LANES:
+        words[..., :channels] = x.transpose(0, 2, 3, 1)
+    else:
+        for channel in range(channels):
+            words[..., channel] = x[:, channel]
+    return words.reshape(samples, height, width, -1, LANES)
 
 
 def unpack_feature(words: Array, channels: int) -> Array:

@@ -26,10 +26,13 @@ from npuc.targets.easynpu.memory import (
     LANES,
     SLOPE_WORDS,
     TABLE_WORDS,
+    WORD,
     Map,
+    from_words,
     groups,
     pack_feature,
     to_lanes,
+    to_words,
 )
 
 Observer = Callable[[int, Array], None]
@@ -38,7 +41,10 @@ Observer = Callable[[int, Array], None]
 
 @dataclass
 class State:
-    """The memories of `samples` machines, and what a run keeps between words."""
+    """The memories of `samples` machines, and what a run keeps between words.
+
+    fmap, skip: (samples, words, 16) int8; weight: (words, 16) int8, the same for all.
+    """
 
     fmap: Array
     skip: Array
@@ -50,8 +56,8 @@ class State:
     """The weight stream's next word."""
 
     def memory(self, name: str) -> Array:
-        """The Fmap or skip DTCM of all samples: (samples, words, 16)."""
-        return self.fmap if name == "fmap" else self.skip
+        """The Fmap or skip DTCM of all samples: (samples, words) WORD."""
+        return (self.fmap if name == "fmap" else self.skip).view(WORD)[..., 0]
 
     def load_weights(self, address: int, words: Array) -> None:
         """Fills the weight DTCM, the same for all samples, from an address on with words (n, 16)."""
@@ -83,10 +89,10 @@ class Simulator:
         """Loads, runs and stores; tensors (samples, 1, C, H, W) int8 by name are read and added to."""
         first = load_images(segment, self.files, self.machine, state)
         for move in segment.loads:
-            _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window])
+            _view(state, move.map)[...] = pack_feature(move.whole(tensors)[move.window]).view(WORD)[..., 0]
         self._execute(state, first, segment.count, observe)
         for move in segment.stores:
-            keep(move, _view(state, move.map), tensors)
+            keep(move, to_lanes(_read(state, move.map, LANES * move.map.groups)), tensors)
 
     def _execute(self, state: State, first: int, count: int, observe: Observer | None) -> None:
         state.low, state.weights_at = True, 0
@@ -116,8 +122,8 @@ class Simulator:
             if observe is not None:
                 observe(stage.number, x)
             if stage.layer.stored:
-                _view(state, stage.stored())[...] = to_lanes(x)
-        _view(state, chain[-1].ofmap(self.machine, not state.low))[...] = to_lanes(x)
+                _view(state, stage.stored())[...] = to_words(x)
+        _view(state, chain[-1].ofmap(self.machine, not state.low))[...] = to_words(x)
         if "dst" not in chain[-1].operands:
             state.low = not state.low
 
@@ -169,11 +175,10 @@ class Simulator:
 
 
 def _view(state: State, each: Map) -> Array:
-    """The words of a map in the memories of all samples: (samples, height, width, groups, 16)."""
+    """The words of a map in the memories of all samples: (samples, height, width, groups) WORD."""
     return each.place.words(state.memory(each.place.memory), each.height, each.width, each.groups)
 
 
 def _read(state: State, each: Map, channels: int) -> Array:
     """(samples, height, width, channels) int8."""
-    words = _view(state, each)
-    return words.reshape(*words.shape[:3], -1)[..., :channels]
+    return from_words(_view(state, each), channels)
