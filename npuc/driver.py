@@ -13,10 +13,11 @@ from npuc.data import Samples, synthetic
 from npuc.data import load as load_samples
 from npuc.errors import NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
-from npuc.ir import Array, Graph, TensorType
+from npuc.ir import Array, Graph, Node, TensorType
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, sha256
+from npuc.rewrites import Rewrite, rewrites
 from npuc.target import Options, Stepper, Target
 
 BATCH = 32
@@ -25,17 +26,19 @@ BATCH = 32
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def passes_of(target: Target) -> tuple[Pass, ...]:
+def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
     """The passes a model goes through on its way to the target, in order."""
-    return (*FLOAT_PASSES, *target.passes)
+    return (*FLOAT_PASSES, *target.passes(options))
 
 
-def optimised(model: Path, target: Target, shapes: Shapes, hook: Hook | None = None) -> Graph:
+def optimised(
+    model: Path, target: Target, shapes: Shapes, options: Options | None = None, hook: Hook | None = None
+) -> Graph:
     """The float graph of a model after the shared passes and the target's own.
 
     Raises UnsupportedOperator (E202) for outputs that depend on no input.
     """
-    graph = run_passes(load_model(model, shapes), passes_of(target), hook)
+    graph = run_passes(load_model(model, shapes), passes_of(target, options or Options()), hook)
     constant = [name for name in graph.outputs if name in graph.constants]
     if constant:
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"
@@ -49,7 +52,7 @@ def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> l
     What no operator shows by itself (memories, the documented instructions) shows in lowering, on synthetic data.
     """
     try:
-        graph = optimised(model, target, shapes)
+        graph = optimised(model, target, shapes, options)
         found = target.problems(graph, options)
         if not found:
             target.lower(graph, synthetic(input_types(graph)), options)
@@ -70,7 +73,7 @@ def compile_model(
 
     Raises every problem of the model or the target as one NpucError.
     """
-    graph = optimised(model, target, shapes, hook)
+    graph = optimised(model, target, shapes, options, hook)
     found = target.problems(graph, options)
     if found:
         raise NpucError.of(found)
@@ -79,6 +82,19 @@ def compile_model(
     program = target.lower(graph, samples, options)
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
     return replace(program, manifest={**program.manifest, "model": origin}), samples
+
+
+Steps = Sequence[tuple[str, Graph, Graph]]
+"""Name of a pass, the graph before it, the graph after it."""
+
+
+def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]:
+    """What these passes did, rewrite by rewrite, at the target's prices."""
+
+    def price(graph: Graph, node: Node) -> int | None:
+        return target.cycles(graph, node, options)
+
+    return [each for step in steps for each in rewrites(*step, price)]
 
 
 def input_types(graph: Graph) -> dict[str, TensorType]:

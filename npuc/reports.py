@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.text import as_json, count, table
+from npuc.text import as_json, count, short, table
 
 if TYPE_CHECKING:
     from npuc.verify import Tolerance
@@ -37,6 +37,8 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
         lines.append(f"  {bound}")
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     if verbose:
+        done = [each["text"] for each in report.get("rewrites", [])]
+        lines += ["", *done] if done else []
         lines += ["", _layers(report["layers"])]
     return "\n".join(lines)
 
@@ -49,7 +51,7 @@ def _layers(layers: Sequence[Report]) -> str:
     header = ("layer", "op", "tile", "candidates", "MACs", "cycles", "utilisation", "weight words", "table LSB")
     rows = [
         (
-            _short(layer["name"]),
+            short(layer["name"]),
             layer["op"],
             f"{layer['tile'][0]}x{layer['tile'][1]}",
             layer["tile_candidates"],
@@ -67,20 +69,16 @@ def _layers(layers: Sequence[Report]) -> str:
 def stepped(report: Report) -> str:
     """What each layer took on the stepping simulator; a column per count."""
     counts = [key for key in report["layers"][0] if key != "nodes"] if report["layers"] else []
-    rows = [(_short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
+    rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
     header = ("nodes", *(key.replace("_", " ") for key in counts))
     return f"{table(header, rows)}\n{count(report['cycles'])} cycles a sample"
-
-
-def _short(name: str, width: int = 40) -> str:
-    return name if len(name) <= width else f"...{name[3 - width :]}"
 
 
 def verified(report: Report, tolerance: Tolerance) -> str:
     """What `npuc verify` found."""
     rows = [
         (
-            _short(layer["name"]),
+            short(layer["name"]),
             layer["op"],
             layer["bit_exact"],
             *_errors(layer["entire"]),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from npuc.data import Samples
 from npuc.errors import Problem
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Pass
 from npuc.program import Program
 
@@ -32,6 +32,8 @@ class Options:
     method: str = "mse"
     objective: str = "time"
     """What tiled plans minimise: "time" (computation and transfer), "traffic" or "cycles"."""
+    allow: tuple[str, ...] = ()
+    """Inexact rewrites that may be used, by the names that the target gives them."""
 
 
 class Runner(Protocol):
@@ -56,8 +58,16 @@ class Target(Protocol):
     name: str
     summary: str
     memories: tuple[str, ...]
-    passes: tuple[Pass, ...]
-    """Run after the passes that all targets share."""
+    inexact: tuple[str, ...]
+    """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
+
+    def passes(self, options: Options) -> tuple[Pass, ...]:
+        """Run after the passes that all targets share."""
+        ...
+
+    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
+        """What a node of the float graph would take alone; None where the target cannot run it, or cannot tell."""
+        ...
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Everything in the optimised float graph that the target cannot run, all at once."""

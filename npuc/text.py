@@ -56,6 +56,15 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def short(name: str, width: int = 40) -> str:
+    """A long name's end.
+
+    >>> short("functional_1/activation_1/Relu", 12)
+    '...on_1/Relu'
+    """
+    return name if len(name) <= width else f"...{name[3 - width :]}"
+
+
 def as_json(value: object) -> str:
     """The value as indented JSON in ASCII, which every terminal and pipe takes."""
     return json.dumps(value, indent=1)

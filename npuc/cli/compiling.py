@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from npuc.text import closest
 
 if TYPE_CHECKING:
     from npuc.ir import Graph
-    from npuc.target import Target
+    from npuc.target import Options, Target
 
 
 @click.command("compile")
@@ -43,10 +44,12 @@ if TYPE_CHECKING:
     help="What tiled plans minimise: computation and transfer, or one of them.",
 )
 @click.option("-O", "level", type=Choice(("0", "1", "2")), default="1", help="0: min-max scales; 1, 2: MSE.")
-@click.option("--allow", metavar="NAME", multiple=True, help="Allow one kind of inexact rewrite.")
+@click.option(
+    "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
+)
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
 @force_option
-@click.option("-v", "--verbose", is_flag=True, help="Passes with their times, and a line per layer.")
+@click.option("-v", "--verbose", is_flag=True, help="Passes, what they did at what cost, and a line per layer.")
 @json_option
 def compile_command(
     model: Path,
@@ -72,13 +75,16 @@ def compile_command(
     from npuc.target import target as find
 
     machine_kind = find(target)
-    _expect_known(machine_kind, precision, allow, dump_after)
-    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse", objective)
+    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse", objective, allow)
+    _expect_known(machine_kind, options, dump_after)
+    changes: list[tuple[str, Graph, Graph]] = []
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
         if verbose:
             change = f"{len(before.nodes)} -> {len(after.nodes)} nodes"
             click.echo(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
+        if verbose and after is not before:
+            changes.append((name, before, after))
         if name in dump_after:
             click.echo(f"after {name}:\n{after}", err=True)
 
@@ -89,21 +95,29 @@ def compile_command(
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
     report = {"status": "ok", **compiled.manifest["report"]}
+    if verbose:
+        done = driver.rewrites_of(changes, machine_kind, options)
+        report["rewrites"] = [{**asdict(each), "text": str(each)} for each in done]
     if as_json:
         print_json(report)
     else:
         click.echo(reports.compiled(report, directory, verbose=verbose))
 
 
-def _expect_known(target: Target, precision: str, allow: tuple[str, ...], dump_after: tuple[str, ...]) -> None:
+def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
     """Raises UsageError for options that this target lacks."""
     from npuc.driver import passes_of
 
-    if precision != "int8":
-        raise click.UsageError(f"{target.name} computes in int8 only; --precision {precision} is not for it")
-    if allow:
-        raise click.UsageError(f"{target.name} has no inexact rewrite named '{allow[0]}'")
-    known = [each.__name__ for each in passes_of(target)]
+    if options.precision != "int8":
+        raise click.UsageError(
+            f"{target.name} computes in int8 only; --precision {options.precision} is not for it"
+        )
+    for name in options.allow:
+        if name not in target.inexact:
+            hint = closest(name, target.inexact)
+            known = ", ".join(target.inexact) or "none"
+            raise click.UsageError(f"{target.name} has no inexact rewrite named '{name}'.{hint} It has: {known}")
+    known = [each.__name__ for each in passes_of(target, options)]
     for name in dump_after:
         if name not in known:
             hint = closest(name, known)

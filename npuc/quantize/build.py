@@ -82,7 +82,7 @@ def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
         x, y = node.inputs[0], node.output
         if node.op in (*MOVEMENT, *SELECTION, "Neg") or is_relu(node):
             equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
-        elif _selects(graph, node):
+        elif selects(graph, node):
             equal.append((x, y))
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             exponent = average_taps(average_kernel(graph, node))[1]
@@ -106,13 +106,13 @@ def visible(graph: Graph) -> frozenset[str]:
     """
     found = set(graph.outputs)
     for node in reversed(graph.nodes):
-        moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or _selects(graph, node)
+        moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or selects(graph, node)
         if moves and found.intersection(node.outputs):
             found.update(data_inputs(node))
     return frozenset(found)
 
 
-def _selects(graph: Graph, node: Node) -> bool:
+def selects(graph: Graph, node: Node) -> bool:
     """Whether a Conv gives elements of its input as they are: with equal scales it is exact."""
     taps = graph.constant(node.inputs[1]) if node.op == "Conv" and len(node.inputs) == 2 else None
     if taps is None or not np.isin(taps, (0, 1)).all():

@@ -90,7 +90,8 @@ def _conv_stages(
             node=node.name,
             op="Conv",
             limit="Ci <= 256 and a kernel within an ifmap pad",
-            remedy="compile with --isa extended",
+            remedy="compile with --isa extended"
+            + (", or --allow split_average_pool" if node.integer("average") else ""),
         )
     relu = bool(node.integer("relu"))
     merged = relu and name != "bn" and not (scope.documented and name == "dwconv")

@@ -10,14 +10,15 @@ from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
-from npuc.passes.split_average_pool import split_average_pool
+from npuc.passes.split_average_pool import SplitAveragePool
+from npuc.pipeline import Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
 from npuc.quantize.draft import Quantised
 from npuc.quantize.tables import domains
 from npuc.target import Options
-from npuc.targets.easynpu import images, isa, lowering, report, support
+from npuc.targets.easynpu import images, isa, lowering, pricing, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.machine import Machine
@@ -33,11 +34,21 @@ class EasyNpu:
     name = "easynpu"
     summary = "16-PE int8 array, one 128-bit instruction per layer"
     memories = ("fmap", "skip", "weight", "itcm")
-    passes = PASSES
+    inexact = ("split_average_pool",)
+
+    def passes(self, options: Options) -> tuple[Pass, ...]:
+        """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""
+        if options.isa != "documented":
+            return PASSES
+        return (*PASSES, expand_prelu, SplitAveragePool(None if "split_average_pool" in options.allow else 2))
+
+    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
+        """Of the node's words, by the cycle model."""
+        return pricing.cycles(graph, node, machines.load(options.machine))
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
-        machine, graph = machines.load(options.machine), _prepared(graph, options)
+        machine = machines.load(options.machine)
         found: list[Problem] = []
         on_array = {id(node) for node in self._integer(graph, machine)}
         for node in graph.nodes:
@@ -56,7 +67,7 @@ class EasyNpu:
 
     def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
-        machine, graph = machines.load(options.machine), _prepared(graph, options)
+        machine = machines.load(options.machine)
         nodes = self._integer(graph, machine)
         found = spreads(graph, samples.feeds(), tensors_of(nodes), domains(graph, nodes))
         quantised = quantise(graph, nodes, found, options.method, best_table)
@@ -133,11 +144,6 @@ class EasyNpu:
             return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
 
         return integer_nodes(graph, accepted)
-
-
-def _prepared(graph: Graph, options: Options) -> Graph:
-    """The graph in operators that have a word; the document has no slopes per channel, and keeps no psums."""
-    return split_average_pool(expand_prelu(graph)) if options.isa == "documented" else graph
 
 
 def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:

@@ -137,6 +137,28 @@ def test_verbose_shows_passes_on_stderr_and_layers_on_stdout(digits: Digits, tmp
     assert "pass" not in compiled(digits.model, tmp_path / "o").err
 
 
+def test_verbose_says_what_every_pass_did_and_what_it_cost(digits: Digits, tmp_path: Path) -> None:
+    outcome = compiled(digits.model, tmp_path / "o", "-v")
+    (sentence,) = [
+        line for line in outcome.done().splitlines() if line.startswith("gemm_to_conv: ") and "Gemm" in line
+    ]
+    assert "Gemm -> Conv 2x2, Reshape, " in sentence and sentence.endswith(" cycles, exact")
+    found = compiled(digits.model, tmp_path / "o", "-v", "--json").json["rewrites"]
+    assert sentence in [each["text"] for each in found]
+    assert {each["name"] for each in found} >= {"fuse_activation", "gemm_to_conv"}
+    assert all(each["lsb"] == 0 for each in found)
+    assert "rewrites" not in compiled(digits.model, tmp_path / "o", "--json").json
+
+
+def test_an_average_in_more_than_two_stages_is_used_only_if_allowed(write: WriteModel, tmp_path: Path) -> None:
+    model = write("g (float[1,16,9,140] x) => (float[1,16,1,1] y) { y = GlobalAveragePool(x) }")
+    options = ("--isa", "documented", "--machine", "large")
+    assert "--allow split_average_pool" in compiled(model, tmp_path / "o", *options).refused("E204")
+    allowed = compiled(model, tmp_path / "o", *options, "--allow", "split_average_pool", "-v").done()
+    assert "rounded twice more (at most 2 LSB)" in allowed
+    assert npuc("verify", model, tmp_path / "o", "--json").json["bit_exact"] is True
+
+
 def test_the_graph_after_a_pass_goes_to_stderr(digits: Digits, tmp_path: Path) -> None:
     passes = ("--dump-after", "fold_constants", "--dump-after", "fuse_activation")
     outcome = compiled(digits.model, tmp_path / "o", "--json", *passes)

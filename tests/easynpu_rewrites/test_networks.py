@@ -56,7 +56,7 @@ def test_networks_of_the_package_run_on_the_array_alone(name: str, machine: str,
 def test_the_passes_keep_the_meaning_and_change_nothing_more_the_second_time(name: str) -> None:
     model = NETS[name].model() if name in NETS else MODELS[name]()
     graph = run_passes(import_model(model), FLOAT_PASSES)
-    for each in EASYNPU.passes:
+    for each in EASYNPU.passes(Options()):
         after = each(graph)
         if after is not graph:
             assert_same_meaning(graph, after)
@@ -67,5 +67,5 @@ def test_the_passes_keep_the_meaning_and_change_nothing_more_the_second_time(nam
 @pytest.mark.parametrize("seed", range(40))
 def test_the_passes_keep_the_meaning_of_random_networks(seed: int) -> None:
     graph = run_passes(random_graph(seed), FLOAT_PASSES)
-    found = run_passes(graph, EASYNPU.passes)
+    found = run_passes(graph, EASYNPU.passes(Options()))
     assert_same_meaning(graph, found)

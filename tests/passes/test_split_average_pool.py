@@ -8,7 +8,9 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.split_average_pool import split_average_pool
+from npuc.passes.split_average_pool import SplitAveragePool
+
+split_average_pool = SplitAveragePool()
 
 
 def pool(op: str, shape: tuple[int, ...], **attrs: Attr) -> Graph:
@@ -33,13 +35,31 @@ def test_two_stages_give_the_same_average(graph: Graph) -> None:
 
 
 @pytest.mark.parametrize(
+    ("graph", "stages"),
+    [
+        (pool("GlobalAveragePool", (1, 2, 112, 112)), 4),
+        (pool("AveragePool", (1, 2, 150, 3), kernel_shape=(150, 1)), 2),
+        (pool("AveragePool", (1, 2, 280, 5), kernel_shape=(140, 5), strides=(140, 1)), 3),
+    ],
+    ids=["both axes", "one axis", "two windows"],
+)
+def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: int) -> None:
+    after = SplitAveragePool(None)(graph)
+    assert [node.op for node in after.nodes] == ["AveragePool"] * stages
+    assert all(np.prod(node.integers("kernel_shape")) <= 64 for node in after.nodes)
+    x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
+    np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
+    assert (split_average_pool(graph) is graph) == (stages > 2)
+
+
+@pytest.mark.parametrize(
     "graph",
     [
         pool("AveragePool", (1, 3, 8, 8), kernel_shape=(8, 8)),
         pool("AveragePool", (1, 3, 12, 12), kernel_shape=(9, 9), pads=(1, 1, 1, 1)),
-        pool("AveragePool", (1, 3, 70, 1), kernel_shape=(70, 1)),
+        pool("AveragePool", (1, 3, 71, 1), kernel_shape=(71, 1)),
     ],
-    ids=["small", "padded", "one column"],
+    ids=["small", "padded", "a prime"],
 )
 def test_other_averages_stay(graph: Graph) -> None:
     assert split_average_pool(graph) is graph

@@ -1,0 +1,196 @@
+"""What the passes did, one sentence a rewrite: which nodes became what, what it costs, whether it is exact.
+
+Derived from the graph before and after a pass: nodes that are gone and nodes that are new, in groups of the same
+ONNX nodes. So every pass is reported, and a pass is nothing but a function from Graph to Graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.quantize.build import MOVEMENT, SELECTION, selects
+from npuc.text import count, short
+
+Price = Callable[[Graph, Node], int | None]
+"""Cycles that a node of the float graph takes alone; None where the target cannot tell."""
+
+KEPT = (*MOVEMENT, *SELECTION, "Relu", "Clip")
+"""Operators whose every result is an element of their operands, or a limit."""
+CONVEX = 1 + 1e-3
+"""The largest sum of the magnitudes of an average's or interpolation's weights, with what float32 leaves."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Nodes that a pass put in the place of others."""
+
+    name: str
+    """The pass."""
+    nodes: tuple[str, ...]
+    """The ONNX nodes behind all of them."""
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    """Operators with their windows; nodes that are only wired differently are left out."""
+    macs: int
+    """Multiply-accumulates more."""
+    cycles: int | None
+    """Cycles more, each node for itself; those of the new nodes alone where the old ones could not run at all."""
+    replaces: bool
+    """The old nodes could run as well: `cycles` is a difference."""
+    roundings: int
+    """How many times more a value is rounded to int8 on its way."""
+    lsb: int | None
+    """By how many steps a result may be off for that: one each; None where weights could enlarge the error."""
+
+    def __str__(self) -> str:
+        named = ", ".join(f"'{short(name)}'" for name in self.nodes[:3]) + (", ..." if len(self.nodes) > 3 else "")
+        change = f"{_listed(self.before)} -> {_listed(self.after)}"
+        costs = [f"{self.macs:+,} MACs"] if self.macs else []
+        if self.cycles:
+            costs.append(f"{self.cycles:+,} cycles" if self.replaces else f"{count(self.cycles)} cycles")
+        return f"{self.name}: {', '.join([f'{named} {change}'.strip(), *costs, self._accuracy()])}"
+
+    def _accuracy(self) -> str:
+        if not self.roundings:
+            return "exact"
+        times = {1: "once", 2: "twice"}.get(self.roundings, f"{self.roundings} times")
+        return f"rounded {times} more" + (f" (at most {self.lsb} LSB)" if self.lsb is not None else "")
+
+
+def rewrites(name: str, before: Graph, after: Graph, price: Price) -> Iterator[Rewrite]:
+    """What a pass changed, in graph order."""
+    old, new = _by_outputs(before), _by_outputs(after)
+    gone = [node for key, node in old.items() if not _same(node, new.get(key))]
+    made = [node for key, node in new.items() if not _same(node, old.get(key))]
+    for removed, added in _groups(gone, made):
+        first, second = (
+            [_described(graph, node) for node in nodes] for graph, nodes in ((before, removed), (after, added))
+        )
+        if Counter(first) != Counter(second):
+            yield _rewrite(name, (before, removed, first), (after, added, second), price)
+
+
+def _rewrite(
+    name: str, old: tuple[Graph, list[Node], list[str]], new: tuple[Graph, list[Node], list[str]], price: Price
+) -> Rewrite:
+    (before, removed, first), (after, added, second) = old, new
+    sources = dict.fromkeys(source for node in (*removed, *added) for source in node.sources)
+    earlier = _total(price(before, node) for node in removed)
+    others = [node for node, what in zip(added, second, strict=True) if earlier is not None or what not in first]
+    later = _total(price(after, node) for node in others)
+    roundings = max(0, _roundings(after, added) - _roundings(before, removed))
+    convex = all(_is_convex(after, node) for node in added)
+    return Rewrite(
+        name,
+        tuple(sources) or tuple(node.name or node.output for node in (*removed, *added)),
+        tuple((Counter(first) - Counter(second)).elements()),
+        tuple((Counter(second) - Counter(first)).elements()),
+        sum(macs(after, node) for node in added) - sum(macs(before, node) for node in removed),
+        None if later is None else later - (earlier or 0),
+        earlier is not None,
+        roundings,
+        roundings if convex or not roundings else None,
+    )
+
+
+def _total(prices: Iterable[int | None]) -> int | None:
+    """The sum, or None where one is not known."""
+    found = list(prices)
+    return None if None in found else sum(each for each in found if each is not None)
+
+
+def _by_outputs(graph: Graph) -> dict[tuple[str, ...], Node]:
+    return {node.outputs: node for node in graph.nodes}
+
+
+def _same(node: Node, other: Node | None) -> bool:
+    return node is other or (
+        other is not None and (node.op, node.inputs, node.attrs) == (other.op, other.inputs, other.attrs)
+    )
+
+
+def _groups(gone: Sequence[Node], made: Sequence[Node]) -> list[tuple[list[Node], list[Node]]]:
+    """Old and new nodes that share ONNX nodes, or that share a result."""
+    leader: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    keys = {id(node): [*(f"node {name}" for name in node.sources), *node.outputs] for node in (*gone, *made)}
+    for links in keys.values():
+        for other in links[1:]:
+            leader[find(other)] = find(links[0])
+    found: dict[str, tuple[list[Node], list[Node]]] = {}
+    for side, nodes in enumerate((gone, made)):
+        for node in nodes:
+            found.setdefault(find(keys[id(node)][0]), ([], []))[side].append(node)
+    return list(found.values())
+
+
+def _described(graph: Graph, node: Node) -> str:
+    """An operator with its activation and its window."""
+    activation = node.text("activation")
+    kernel = node.integers("kernel_shape")
+    if node.op in ("Conv", "ConvTranspose"):
+        kernel = graph.shape(node.inputs[1])[2:]
+    elif node.op.startswith("Global"):
+        kernel = graph.shape(node.inputs[0])[2:]
+    group = node.integer("group", 1)
+    depthwise = node.op == "Conv" and 1 < group == graph.shape(node.inputs[0])[1]
+    return (
+        ("depthwise " if depthwise else "")
+        + node.op
+        + (f"+{activation}" if activation else "")
+        + (f" {'x'.join(map(str, kernel))}" if kernel else "")
+        + (f" in {group} groups" if group > 1 and not depthwise else "")
+    )
+
+
+def _listed(described: Sequence[str]) -> str:
+    kinds = [f"{number} {what}" if number > 1 else what for what, number in Counter(described).items()]
+    return ", ".join([*kinds[:4], *(["..."] if len(kinds) > 4 else [])]) or "nothing"
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution or matrix product of the float graph; 0 for anything else."""
+    match node.op:
+        case "Conv":
+            return graph.tensors[node.output].size * prod(graph.shape(node.inputs[1])[1:])
+        case "ConvTranspose":
+            return graph.tensors[node.inputs[0]].size * prod(graph.shape(node.inputs[1])[1:])
+        case "Gemm" | "MatMul":
+            return graph.tensors[node.output].size * graph.shape(node.inputs[0])[-1]
+        case _:
+            return 0
+
+
+def _rounds(graph: Graph, node: Node) -> bool:
+    """Whether results of a node are new values, which int8 rounds."""
+    return node.op not in KEPT and not selects(graph, node)
+
+
+def _roundings(graph: Graph, nodes: Sequence[Node]) -> int:
+    """The most roundings on a way through these nodes, which stand in graph order."""
+    deepest: dict[str, int] = {}
+    for node in nodes:
+        depth = max((deepest.get(name, 0) for name in node.inputs), default=0) + _rounds(graph, node)
+        deepest.update(dict.fromkeys(node.outputs, depth))
+    return max(deepest.values(), default=0)
+
+
+def _is_convex(graph: Graph, node: Node) -> bool:
+    """Whether an error of the operands is no larger in the result: selections, averages, interpolation."""
+    if not _rounds(graph, node) or node.op.endswith("AveragePool"):
+        return True
+    weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None
+    if weights is None:
+        return False
+    return bool((np.abs(weights).reshape(len(weights), -1).sum(axis=1) <= CONVEX).all())
