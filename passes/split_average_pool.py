@@ -11,6 +11,7 @@ from npuc.ops import rebuild
 from npuc.ops.windows import window_of
 
 MOST_POSITIONS = 64
+MOST_STRIDE = 15
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def _divided(kernel: int, stride: int, dilation: int, outputs: int) -> list[Stag
     """An axis in stages of at most 64 positions; as it is where that is not needed, or no division fits."""
     if (kernel - 1) * dilation + 1 <= MOST_POSITIONS or dilation > 1:
         return [(kernel, stride, dilation)]
-    for piece in range(MOST_POSITIONS, 1, -1):
+    for piece in range(MOST_STRIDE, 1, -1):
         if kernel % piece == 0 and (outputs == 1 or stride % piece == 0):
             return [(piece, piece, 1), *_divided(kernel // piece, max(stride // piece, 1), 1, outputs)]
     return [(kernel, stride, dilation)]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.quantize.build import MOVEMENT
+from npuc.targets.easynpu.kernels import FIELD_CHANNELS, split_kernel
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
-from npuc.targets.easynpu.kernels import FIELD_CHANNELS, split_kernel
 from npuc.targets.easynpu.support import layer_word, refusal
 from npuc.targets.easynpu.tiling import best_tile
 from npuc.targets.easynpu.timing import Followers, is_dense

@@ -47,6 +47,7 @@ def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: in
     after = SplitAveragePool(None)(graph)
     assert [node.op for node in after.nodes] == ["AveragePool"] * stages
     assert all(np.prod(node.integers("kernel_shape")) <= 64 for node in after.nodes)
+    assert all(max(node.integers("strides")) <= 15 for node in after.nodes[:-1])
     x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
     np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
     assert (split_average_pool(graph) is graph) == (stages > 2)
