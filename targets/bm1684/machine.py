@@ -34,6 +34,8 @@ class Machine:
     input_channels: int = 2
     """Input channels that a convolution multiplies in a cycle (hence the 2IC mode of its weights)."""
     mhz: int = 550
+    dram_mb_per_second: int = 29_353
+    """What the GDMA moves between system memory and local memory (measured on the vendor's chip model)."""
 
     @property
     def bank_bytes(self) -> int:
@@ -44,6 +46,11 @@ class Machine:
     def macs_per_cycle(self) -> int:
         """Multiply-accumulates of all NPUs in a convolution."""
         return self.npus * self.lanes * self.input_channels
+
+    @property
+    def dram_bytes_per_cycle(self) -> float:
+        """Bytes that the GDMA moves to or from system memory in a cycle."""
+        return self.dram_mb_per_second / self.mhz
 
     @property
     def addresses(self) -> int:
