@@ -79,7 +79,10 @@ def compile_model(
         raise NpucError.of(found)
     types = input_types(graph)
     samples = load_samples(calibration, types) if calibration else synthetic(types)
-    program = target.lower(graph, samples, options)
+    try:
+        program = target.lower(graph, samples, options)
+    except NpucError as error:
+        raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
     return replace(program, manifest={**program.manifest, "model": origin}), samples
 
@@ -95,6 +98,14 @@ def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]
         return target.cycles(graph, node, options)
 
     return [each for step in steps for each in rewrites(*step, price)]
+
+
+def _with_operators(error: NpucError, graph: Graph) -> NpucError:
+    """The same error, naming the operator of every node that it names."""
+    ops = {name: node.op for node in graph.nodes for name in (*node.sources, node.name)}
+    return type(error).of(
+        replace(each, op=each.op or ops.get(each.node)) if each.node else each for each in error.problems
+    )
 
 
 def input_types(graph: Graph) -> dict[str, TensorType]:

@@ -91,7 +91,7 @@ class Node:
         value = self.attrs.get(key, default)
         if not isinstance(value, tuple):
             raise TypeError(f"{self.op}.{key} is {value!r}, not a tuple")
-        return tuple(int(item) for item in value)
+        return tuple(map(int, value))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
         ("dilations", dilations, rank, 1),
         ("pads", pads, 2 * rank, 0),
     ):
-        if len(values) != count or not all(least <= value <= LARGEST for value in values):
+        if len(values) != count or (values and not least <= min(values) <= max(values) <= LARGEST):
             limit = f"{count} values, {least}..{LARGEST}"
             raise bad_node(node, f"{what} is {list(values)}", limit=limit)
     return Window(kernel, strides, pads[:rank], pads[rank:], dilations, bool(node.integer("ceil_mode")))

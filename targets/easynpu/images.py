@@ -12,7 +12,7 @@ from typing import Any
 from npuc.bits import encode, places
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
-from npuc.targets.easynpu import c_export, isa
+from npuc.targets.easynpu import isa
 from npuc.targets.easynpu import listing as lines
 from npuc.targets.easynpu.artefact import Produced
 from npuc.targets.easynpu.isa import WORD_BYTES
@@ -86,6 +86,8 @@ def _resized(manifest: Mapping[str, Any], words: Sequence[isa.Instruction]) -> d
 def exported(program: Program, form: str) -> dict[str, bytes]:
     """itcm and weight images as raw binary (bin), text (readmemh) or C with a driver (c), and map.json."""
     if form == "c":
+        from npuc.targets.easynpu import c_export
+
         sources = c_export.exported(program)
         return {**sources, "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
