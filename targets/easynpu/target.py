@@ -10,9 +10,8 @@ from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
-from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.passes.split_average_pool import SplitAveragePool
-from npuc.pipeline import Hook, Pass, run_passes
+from npuc.pipeline import Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.build import MOVEMENT, integer_nodes, quantise, tensors_of
 from npuc.quantize.calibration import spreads
@@ -66,14 +65,11 @@ class EasyNpu:
                 )
         return found
 
-    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+    def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine)
         nodes = self._integer(graph, machine)
         found = spreads(graph, samples.feeds(), tensors_of(nodes), domains(graph, nodes))
-        graph = run_passes(graph, (FoldShortCuts(found),), hook)
-        nodes = self._integer(graph, machine)
-        found = {name: found[name] for name in tensors_of(nodes)}
         quantised = quantise(graph, nodes, found, options.method, best_table)
         documented = options.isa == "documented"
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)

@@ -29,6 +29,9 @@ OPTIONS = {
 }
 """Table 34: whether a weight type has the sparse compression option, and the post-extension option."""
 
+WINOGRAD_BLOCK = 4
+"""Channels of a small cube of Winograd weights."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -39,6 +42,8 @@ class Order:
     block: int
     lines: int = 1
     """Lines that post-extension joins: 1, 2 or 4."""
+    tiled: bool = False
+    """Winograd: a block of channels has all positions of a kernel before the next kernel."""
 
     @property
     def groups(self) -> list[slice]:
@@ -74,6 +79,11 @@ def image(
             limit=f"1; 2 with at most {most[2]} channels; 4 with at most {most[4]}",
         )
     return Order(shape, machine.kernel_group(precision), machine.atomic_c, post_extension)
+
+
+def winograd(machine: Machine, shape: tuple[int, int, int, int], precision: str = "int8") -> Order:
+    """The order of transformed weights (K, C, 4, 4): cubes of 4x4x4 elements, kernel by kernel; C in fours."""
+    return Order(shape, machine.kernel_group(precision), WINOGRAD_BLOCK, tiled=True)
 
 
 def expect_option(kind: str, *, compressed: bool, post_extension: int) -> None:
@@ -116,6 +126,8 @@ def _parts(order: Order, w: Array) -> list[Array]:
         rows = range(0, w.shape[2], order.lines)
         return [w[:, :, row : row + order.lines].transpose(3, 0, 2, 1) for row in rows]
     count, channels, height, width = w.shape
+    if order.tiled:
+        return [w.reshape(count, -1, order.block, height, width).transpose(1, 0, 3, 4, 2)]
     full = channels - channels % order.block
     blocks = w[:, :full].reshape(count, -1, order.block, height, width).transpose(1, 3, 4, 0, 2)
     return [blocks, w[:, full:].transpose(2, 3, 0, 1)]

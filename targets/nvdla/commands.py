@@ -1,0 +1,41 @@
+"""A register program: what a driver does, in order. The artefact and the test programs hold such lists.
+
+Writes set registers; between them the driver waits, for an interrupt or until a register has a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Write:
+    """A register is written."""
+
+    address: int
+    """In bytes."""
+    value: int
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The driver reads a register until its bits under the mask have a value."""
+
+    address: int
+    mask: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The driver waits for an interrupt: a source of GLB.S_INTR_STATUS and its group, or any."""
+
+    source: str | None = None
+    """SDP, PDP, CDP, BDMA, RUBIK, CDMA_DAT, CDMA_WT or CACC."""
+    group: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}_{self.group}" if self.source else "any interrupt"
+
+
+Command = Write | Poll | Wait

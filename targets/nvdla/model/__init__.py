@@ -1,0 +1,6 @@
+"""A functional model of NVDLA: a register program on a memory image, block by block as the hardware has them."""
+
+from npuc.targets.nvdla.model.memory import Memory
+from npuc.targets.nvdla.model.nvdla import Nvdla, run
+
+__all__ = ["Memory", "Nvdla", "run"]

@@ -1,0 +1,48 @@
+"""BDMA: copies lines and surfaces of bytes from one place of memory to another."""
+
+from __future__ import annotations
+
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "BDMA"
+UNIT = 32
+"""Bytes in which sizes and strides count."""
+SLOTS = 20
+
+
+class Queue:
+    """Copies that wait for a launch."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Group] = []
+
+    def add(self, group: Group) -> None:
+        """Queues a copy by its registers. Raises ArtefactError (E503) where all slots are taken."""
+        if len(self._waiting) == SLOTS:
+            raise trap(BLOCK, f"more than {SLOTS} copies wait", limit=f"{SLOTS}", remedy="launch them first")
+        self._waiting.append(group)
+
+    def launch(self, machine: Machine, port: Port) -> None:
+        """Runs what waits, in order."""
+        if not machine.bdma:
+            raise trap(BLOCK, f"{machine.name} has no BDMA")
+        for each in self._waiting:
+            copy(each, port)
+        self._waiting = []
+
+
+def copy(group: Group, port: Port) -> None:
+    """One copy."""
+    source, target = (_place(group, side) for side in ("SRC", "DST"))
+    port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
+
+
+def _place(group: Group, side: str) -> Block3:
+    start = group[f"CFG_{side}_ADDR_HIGH.V8"] << 32 | group.bytes(f"CFG_{side}_ADDR_LOW.V32")
+    line = (group["CFG_LINE.SIZE"] + 1) * UNIT
+    lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
+    strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")
+    return Block3(start, line, lines, strides[0], surfaces, strides[1])

@@ -1,0 +1,93 @@
+"""CACC: accumulates, undoes the Winograd transform, truncates and saturates to 32 bits.
+
+Partial sums saturate at 34 bits (int8) or 48 bits (int16) with every addition. Where no sum can come near that,
+the order of additions does not matter and whole layers are summed by BLAS in a type that is exact for them.
+Source: Numbers, as on the RTL.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
+from npuc.targets.nvdla.model.cmac import multiply
+from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, Layer, steps
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "CACC"
+PARTIAL_BITS = {1: 34, 2: 48}
+"""Bits of a partial sum by the bytes of an element."""
+OUT_BITS = 32
+EXACT_FLOAT32, EXACT_FLOAT64 = 1 << 24, 1 << 53
+OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+"""A^T of F(2x2, 3x3)."""
+
+
+def accumulate(group: Group, layer: Layer) -> tuple[Array, int]:
+    """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and how many of them saturated."""
+    if (group["DATAOUT_HEIGHT"] + 1, group["DATAOUT_WIDTH"] + 1) != layer.out:
+        limit = f"{layer.out[1]} x {layer.out[0]}, as CSC"
+        raise trap(BLOCK, f"{group['DATAOUT_WIDTH'] + 1} x {group['DATAOUT_HEIGHT'] + 1} outputs", limit=limit)
+    sums = np.stack([_image_sums(layer, image) for image in layer.images])
+    if layer.floating:
+        return fp16.inner(sums), 0
+    truncated = shift_right(sums, group["CLIP_TRUNCATE"])
+    clipped = saturate(truncated, OUT_BITS)
+    return clipped, int(np.count_nonzero(clipped != truncated))
+
+
+def _image_sums(layer: Layer, image: Array) -> Array:
+    """The sums (Ho, Wo, K) of one image, int64 or float64."""
+    bound = _bound(layer, image)
+    most = limits(34 if layer.floating else PARTIAL_BITS[image.dtype.itemsize])[1]
+    if layer.floating or bound <= most:
+        dtype = np.float32 if bound < EXACT_FLOAT32 and not layer.floating else np.float64
+        total = _summed(layer, image, dtype)
+    else:
+        total = _saturating(layer, image, most)
+    sums = _untransformed(layer, total) if layer.winograd else total.reshape(*layer.out, -1)
+    return sums if layer.floating else np.rint(sums).astype(np.int64)
+
+
+def _bound(layer: Layer, image: Array) -> float:
+    """What no partial sum exceeds: the largest value times the sum of a kernel's weights."""
+    if layer.floating:
+        return 0.0
+    largest = float(np.abs(image.astype(np.int32)).max(initial=0))
+    axes = 2 if layer.winograd else (0, 1, 2)
+    weights = np.abs(layer.kernels.astype(np.int32)).sum(axis=axes, dtype=np.float64)
+    gain = 4 if layer.winograd else 1
+    return gain * largest * float(weights.max(initial=0))
+
+
+def _summed(layer: Layer, image: Array, dtype: type[np.floating]) -> Array:
+    """All products summed in a type that is exact for them, or in double for fp16."""
+    total: Array | None = None
+    for step in steps(layer, image.astype(dtype) if not layer.winograd else image, by_block=False):
+        part = multiply(step, dtype)
+        total = part if total is None else np.add(total, part, out=total)
+    assert total is not None
+    return total
+
+
+def _saturating(layer: Layer, image: Array, most: int) -> Array:
+    """The same in the hardware's order, every addition saturating."""
+    total: Array | None = None
+    for step in steps(layer, image, by_block=True):
+        part = multiply(step, np.float64)
+        total = np.clip(part if total is None else total + part, -most - 1, most)
+    assert total is not None
+    return total
+
+
+def _untransformed(layer: Layer, sums: Array) -> Array:
+    """A^T m A of the sums (16, tiles, K) as outputs (Ho, Wo, K)."""
+    Ho, Wo = layer.out
+    tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
+    m = sums.astype(np.float64).reshape(TILE, TILE, *tiles, -1)
+    at = OUTPUT_TRANSFORM.astype(np.float64)
+    out = np.einsum("ip,pqyxk,jq->yixjk", at, m, at, optimize=True)
+    return out.reshape(TILE_STEP * tiles[0], TILE_STEP * tiles[1], -1)[:Ho, :Wo]

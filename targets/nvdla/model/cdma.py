@@ -1,0 +1,225 @@
+"""CDMA: fetches features or an image, converts and pads it, and fetches weights, into the convolution buffer.
+
+Source: in-memory formats (Precision Conversion, Feature Data Format, Pixel Format, FP16 Supporting); the limits of
+the buffer as the hardware has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.model import fp16, pixels
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "CDMA"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What lies in the weight banks: bytes as in memory; mask and sizes of groups where they are compressed."""
+
+    data: bytes
+    mask: bytes | None = None
+    group_sizes: Array | None = None
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """The convolution buffer, filled for one operation."""
+
+    features: Array
+    """(batch, H, W, C) integers in int8 or int16, or float32 of fp16 values."""
+    weights: Weights
+    reports: dict[str, int]
+    """Counting registers."""
+
+
+def precision(group: Group, field: str) -> str:
+    """int8, int16 or fp16, as a field names it."""
+    return group.named(field).lower()
+
+
+def expect_precision(block: str, machine: Machine, found: str) -> None:
+    """Raises ArtefactError (E503) for a precision that the configuration has not."""
+    if found not in machine.precisions:
+        raise trap(block, f"{machine.name} has no {found}", limit=", ".join(machine.precisions))
+
+
+def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> Buffered:
+    """What an operation finds in the buffer; `kept`: what the one before left there.
+
+    Raises ArtefactError (E503) for what lies outside memory, is not aligned or does not fit the buffer, and where
+    data is to be reused that no operation has left.
+    """
+    expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
+    _expect_banks(group, machine)
+    if kept is None and (group["DATA_REUSE"] or group["WEIGHT_REUSE"]):
+        raise trap(BLOCK, "reuses data that no operation has left in the buffer", limit="SKIP_..._RLS before")
+    features, counted = (kept.features, {}) if kept and group["DATA_REUSE"] else _features(group, machine, port)
+    weights = kept.weights if kept and group["WEIGHT_REUSE"] else _weights(group, machine, port)
+    return Buffered(features, weights, counted)
+
+
+def _expect_banks(group: Group, machine: Machine) -> None:
+    """Raises ArtefactError (E503) where the banks, or the data in them, are more than there are."""
+    data, weight = group["DATA_BANK"] + 1, group["WEIGHT_BANK"] + 1
+    mask = int(group.named("WEIGHT_FORMAT") == "COMPRESSED")
+    if data + weight + mask > machine.cbuf_banks:
+        reason = f"{data} data banks, {weight} weight banks and {mask} for the mask"
+        raise trap(BLOCK, reason, limit=f"{machine.cbuf_banks} banks")
+    slices = (group["DATAIN_HEIGHT_EXT"] if group["CONV_MODE"] else group["DATAIN_HEIGHT"]) + 1
+    entries = (group["ENTRIES"] + 1) * slices * (group["BATCHES"] + 1)
+    if entries > data * machine.cbuf_entries:
+        raise trap(
+            BLOCK,
+            f"CBUF overflow: {slices} slices of {group['ENTRIES'] + 1} entries",
+            limit=f"{data * machine.cbuf_entries} entries in {data} banks",
+            remedy="give data more banks, or split the layer by rows",
+        )
+
+
+def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[str, int]]:
+    """The data cube (batch, H, W, C), converted and, for Winograd, padded and extended."""
+    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    raw = pixels.fetch(group, machine, port) if image else _cube(group, machine, port)
+    _expect_entries(group, machine, raw.shape[-1])
+    result = precision(group, "PROC_PRECISION")
+    counted: dict[str, int] = {}
+    if np.issubdtype(raw.dtype, np.floating):
+        counted = {"D_NAN_INPUT_DATA_NUM": fp16.nans(raw), "D_INF_INPUT_DATA_NUM": fp16.infinities(raw)}
+        converted = fp16.received(raw, _infinity(group), flush=bool(group["NAN_TO_ZERO"]))
+    else:
+        converted = _converted(group, raw, result) if group["CVT_EN"] else raw
+    return _winograd_extended(group, converted) if group["CONV_MODE"] else converted, counted
+
+
+def _infinity(group: Group) -> float:
+    """What an infinity becomes (FP16 Supporting, Infinity)."""
+    return 65504.0 if group["CONV_MODE"] else 65536.0
+
+
+def _cube(group: Group, machine: Machine, port: Port) -> Array:
+    """Features (batch, H, W, C) as they lie in memory."""
+    kind = precision(group, "IN_PRECISION")
+    if kind != precision(group, "PROC_PRECISION"):
+        raise trap(BLOCK, "feature data is not converted in the convolution pipeline", limit="table 29")
+    width, height, channels = (group[f"DATAIN_{each}"] + 1 for each in ("WIDTH", "HEIGHT", "CHANNEL"))
+    atom = machine.atom_bytes
+    line = width * atom if group["LINE_PACKED"] else group.bytes("LINE_STRIDE")
+    surface = height * line if group["SURF_PACKED"] else group.bytes("SURF_STRIDE")
+    start = group.address("DATAIN_ADDR_LOW_0", "DATAIN_ADDR_HIGH_0")
+    surfaces = -(-channels // machine.atom_elements(kind))
+    batches = group["BATCHES"] + 1
+    stride = group.bytes("BATCH_STRIDE") if batches > 1 else 0
+    images = [
+        port.cube(Block3(start + each * stride, width * atom, height, line, surfaces, surface), atom)
+        for each in range(batches)
+    ]
+    atoms = np.ascontiguousarray(np.stack(images)).view(DTYPES[kind])
+    return np.moveaxis(atoms, 1, 3).reshape(batches, height, width, -1)[..., :channels]
+
+
+def entries_per_slice(machine: Machine, width: int, channels: int, kind: str) -> int:
+    """Entries that a line of a feature cube takes in the buffer."""
+    atoms = -(-channels // machine.atom_elements(kind))
+    whole, part = divmod(atoms, machine.cbuf_entry_bytes // machine.atom_bytes)
+    per_entry = machine.cbuf_entry_bytes // machine.atom_bytes
+    return whole * width + (width if part == 3 else -(-part * width // per_entry))
+
+
+def _expect_entries(group: Group, machine: Machine, channels: int) -> None:
+    """Raises ArtefactError (E503) where a line takes more than ENTRIES, so that lines would overlap."""
+    kind = precision(group, "PROC_PRECISION")
+    if group["CONV_MODE"]:
+        atoms = (group["DATAIN_WIDTH_EXT"] + 1) // 4 * -(-_extended(group, channels) * BYTES[kind] // 32)
+        wanted = atoms
+    elif group.named("DATAIN_FORMAT") == "PIXEL":
+        line = (group["DATAIN_WIDTH"] + 1 + group["PAD_LEFT"] + group["PAD_RIGHT"]) * channels * BYTES[kind]
+        wanted = -(-line // machine.cbuf_entry_bytes)
+    else:
+        wanted = entries_per_slice(machine, group["DATAIN_WIDTH"] + 1, channels, kind)
+    if group["ENTRIES"] + 1 < wanted:
+        raise trap(BLOCK, f"{group['ENTRIES'] + 1} entries per slice", limit=f"{wanted} for this line")
+
+
+def _extended(group: Group, channels: int) -> int:
+    return channels * (group["CONV_X_STRIDE"] + 1) * (group["CONV_Y_STRIDE"] + 1)
+
+
+def _converted(group: Group, raw: Array, result: str) -> Array:
+    """Equation 1: (d - offset) * SF, the offset per channel where means are enabled."""
+    if group["MEAN_FORMAT"]:
+        means = [group.signed(each) for each in ("MEAN_RY", "MEAN_GU", "MEAN_BV", "MEAN_AX")]
+        offset = np.array(means[: raw.shape[-1]], np.int64)
+    else:
+        offset = np.int64(group.signed("CVT_OFFSET"))
+    scaled = shift_right((raw.astype(np.int64) - offset) * group.signed("CVT_SCALE"), group["CVT_TRUNCATE"])
+    if result == "fp16":
+        return fp16.stored(scaled.astype(np.float32)).astype(np.float32)
+    return saturate(scaled, 8 * BYTES[result]).astype(DTYPES[result])
+
+
+def _winograd_extended(group: Group, data: Array) -> Array:
+    """Padded on all sides; with a stride, the phases of columns and rows become channels.
+
+    Channel (row phase * stride_x + column phase) * C + c, as in the weights (channel extension for Winograd).
+    """
+    top, bottom, left, right = (group[f"PAD_{each}"] for each in ("TOP", "BOTTOM", "LEFT", "RIGHT"))
+    around = ((0, 0), (top, bottom), (left, right), (0, 0))
+    padded = np.pad(data, around, constant_values=pad_value(group, data))
+    sx, sy = group["CONV_X_STRIDE"] + 1, group["CONV_Y_STRIDE"] + 1
+    width, height = group["DATAIN_WIDTH_EXT"] + 1, group["DATAIN_HEIGHT_EXT"] + 1
+    if padded.shape[1] < height * sy or padded.shape[2] < width * sx:
+        reason = f"{padded.shape[2]} padded columns, {padded.shape[1]} rows"
+        raise trap(BLOCK, reason, limit=f"{width * sx}, {height * sy} for the extended size")
+    cut = padded[:, : height * sy, : width * sx]
+    split = cut.reshape(len(cut), height, sy, width, sx, -1).transpose(0, 1, 3, 2, 4, 5)
+    return split.reshape(len(cut), height, width, -1)
+
+
+def pad_value(group: Group, data: Array) -> int | float:
+    """The value that stands for what lies outside the map, in the type of the data."""
+    if np.issubdtype(data.dtype, np.floating):
+        return float(np.uint16(group["PAD_VALUE"]).view(np.float16))
+    return group.signed("PAD_VALUE", 8 * data.dtype.itemsize)
+
+
+def _weights(group: Group, machine: Machine, port: Port) -> Weights:
+    """The weight surface; compressed, with its mask (WMB) and the sizes of its groups (WGS)."""
+    start = group.address("WEIGHT_ADDR_LOW", "WEIGHT_ADDR_HIGH")
+    size = group.bytes("WEIGHT_BYTES")
+    kind = precision(group, "PROC_PRECISION")
+    kernels, kernel_bytes = group["WEIGHT_KERNEL"] + 1, group["BYTE_PER_KERNEL"] + 1
+    per_group = machine.kernel_group(kind)
+    largest = aligned(min(per_group, kernels) * kernel_bytes, machine.cbuf_entry_bytes)
+    banks = (group["WEIGHT_BANK"] + 1) * machine.bank_bytes
+    if group.named("WEIGHT_FORMAT") == "COMPRESSED":
+        return _compressed(group, machine, port, (start, size))
+    if largest > banks:
+        raise trap(
+            BLOCK, f"CBUF overflow: a kernel group of {largest} bytes", limit=f"{banks} in the weight banks"
+        )
+    if size < aligned(kernels * kernel_bytes, machine.cbuf_entry_bytes):
+        raise trap(BLOCK, f"{size} weight bytes", limit=f"{kernels} kernels of {kernel_bytes} bytes")
+    return Weights(port.fetch(start, size).tobytes())
+
+
+def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int]) -> Weights:
+    if not machine.compression:
+        raise trap(BLOCK, f"{machine.name} has no compressed weights", limit="UNCOMPRESSED")
+    groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
+    sizes = port.fetch(group.address("WGS_ADDR_LOW", "WGS_ADDR_HIGH"), 4 * groups).view("<u4").astype(np.int64)
+    mask = port.fetch(group.address("WMB_ADDR_LOW", "WMB_ADDR_HIGH"), group.bytes("WMB_BYTES"))
+    if sizes.max() > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
+        limit = f"{(group['WEIGHT_BANK'] + 1) * machine.bank_bytes} in the weight banks"
+        raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)
+    return Weights(port.fetch(*data).tobytes(), mask.tobytes(), sizes)

@@ -1,0 +1,99 @@
+"""CDP: local response normalisation across channels.
+
+Input converter; sum of squares of 3, 5, 7 or 9 neighbouring channels (those beyond the cube count 0); look-up
+tables; times the converted input; output converter. Both the sum and the product can be bypassed.
+Source: the test programs cdp_*; fp16: FP16 Supporting (fp17 inside, no converters).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.model import cubes, fp16, lut
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK, RDMA = "CDP", "CDP_RDMA"
+INFINITY = fp16.FP17_MOST
+
+
+def fetch(group: Group, machine: Machine, port: Port) -> Array:
+    """The input cube as channels (H, W, C); lanes behind the last channel are left out."""
+    kind = group.named("INPUT_DATA").lower()
+    height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
+    surfaces = -(-channels // machine.atom_elements(kind))
+    line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
+    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
+    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
+
+
+def run(group: Group, machine: Machine, source: Array, tables: LookUpTables, reports: dict[str, int]) -> Array:
+    """The output cube (surface, H, W, lane)."""
+    kind = group.named("INPUT_DATA_TYPE").lower()
+    if source.dtype != np.dtype(DTYPES[kind]):
+        raise trap(BLOCK, f"INPUT_DATA_TYPE {kind}", limit=f"{source.dtype}, as {RDMA}")
+    lanes = machine.atom_elements(kind)
+    if kind == "fp16":
+        reports["D_NAN_INPUT_NUM"], reports["D_INF_INPUT_NUM"] = fp16.nans(source), fp16.infinities(source)
+        data = fp16.received(source, INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+    else:
+        data = _converted_in(group, source)
+    filled = cubes.as_channels(cubes.as_lanes(data, lanes))
+    sums = filled if group["SQSUM_BYPASS"] else _square_sums(group, filled)
+    values, counts = lut.look_up(group, tables, sums, lut.CDP)
+    reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
+    if kind == "fp16":
+        product = values if group["MUL_BYPASS"] else fp16.fp17(values.astype(np.float64) * filled)
+        result = fp16.stored(product)
+        reports["D_NAN_OUTPUT_NUM"] = fp16.nans(result)
+    else:
+        result = _converted_out(group, values if group["MUL_BYPASS"] else values * filled, kind, reports)
+    return cubes.as_lanes(result, lanes)
+
+
+def _converted_in(group: Group, source: Array) -> Array:
+    """(x - offset) * scale >> shift, with one bit more than the input."""
+    bits = 8 * source.dtype.itemsize
+    offset = group.signed("DATIN_OFFSET", bits)
+    scaled = (source.astype(np.int64) - offset) * group.signed("DATIN_SCALE")
+    return saturate(shift_right(scaled, group["DATIN_SHIFTER"]), bits + 1)
+
+
+def _square_sums(group: Group, data: Array) -> Array:
+    """Sums of squares over the channels around each (H, W, C)."""
+    reach = group["NORMALZ_LEN"] + 1
+    floating = np.issubdtype(data.dtype, np.floating)
+    squares = fp16.fp17(data.astype(np.float64) ** 2) if floating else data * data
+    padded = np.pad(squares, ((0, 0), (0, 0), (reach, reach)))
+    channels = data.shape[-1]
+    total = padded[..., :channels]
+    for each in range(1, 2 * reach + 1):
+        total = total + padded[..., each : each + channels]
+        total = fp16.fp17(total) if floating else total
+    return total.astype(np.float32) if floating else total
+
+
+def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, int]) -> Array:
+    """(x - offset) * scale >> shift, saturated to the output."""
+    narrow = BYTES[kind] == 1
+    offset = group.signed("DATOUT_OFFSET", 25 if narrow else 32)
+    shift = group["DATOUT_SHIFTER"]
+    scaled = shift_right((values - offset) * group.signed("DATOUT_SCALE"), shift)
+    result = saturate(scaled, 8 * BYTES[kind])
+    reports["D_OUT_SATURATION"] = int(np.count_nonzero(result != scaled))
+    return result.astype(DTYPES[kind])
+
+
+def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
+    """Stores the output cube."""
+    surfaces, height, width, _ = values.shape
+    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    cubes.write(port, place, machine, values)

@@ -1,0 +1,197 @@
+"""CSC: sequences the convolution: which data meets which weights, operation by operation.
+
+The order is the hardware's: block of channels, kernel row, kernel column; one step covers all output positions and
+all kernels. Weights are decompressed here, and Winograd data is transformed (pre-addition).
+Source: in-memory formats, Weight Format; Winograd, image input and compression as on the nv_full RTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats import weights as formats
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
+from npuc.targets.nvdla.model.cdma import Buffered, Weights, pad_value, precision
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "CSC"
+TILE, TILE_STEP = 4, 2
+INPUT_TRANSFORM = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+"""C^T of F(2x2, 3x3): t = C^T d C belongs to the document's G for the weights."""
+
+Step = tuple[Array, Array]
+"""Data (..., positions, channels) and weights (..., channels, kernels) that CMAC multiplies."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution laid out: its registers, its data and its weights as numbers."""
+
+    group: Group
+    images: Array
+    """(batch, H, W, C)."""
+    kernels: Array
+    """(R, S, C, K); Winograd: (4, 4, C, K)."""
+    block: int
+    """Channels of a block."""
+
+    @property
+    def winograd(self) -> bool:
+        """Whether the sums are of transformed data."""
+        return bool(self.group["CONV_MODE"])
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        return self.group["DATAOUT_HEIGHT"] + 1, self.group["DATAOUT_WIDTH"] + 1
+
+    @property
+    def floating(self) -> bool:
+        """Whether the numbers are those of fp16."""
+        return bool(np.issubdtype(self.images.dtype, np.floating))
+
+
+def lay_out(group: Group, machine: Machine, buffered: Buffered) -> Layer:
+    """The layer that the buffer and the registers describe. Raises ArtefactError (E503) where they disagree."""
+    channels = group["DATAIN_CHANNEL_EXT"] + 1
+    found = buffered.features.shape[-1]
+    if channels != found:
+        raise trap(BLOCK, f"{channels} channels", limit=f"{found}, as CDMA fetches")
+    kernels = kernel_weights(group, machine, buffered.weights)
+    return Layer(group, buffered.features, kernels, machine.atomic_c)
+
+
+def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
+    """The weights (R, S, C, K) of the layer, int8, int16 or float32; of an image (R, 1, S * C, K)."""
+    kind = precision(group, "PROC_PRECISION")
+    kernels, channels = group["WEIGHT_KERNEL"] + 1, group["WEIGHT_CHANNEL_EXT"] + 1
+    shape = (kernels, channels, group["WEIGHT_HEIGHT_EXT"] + 1, group["WEIGHT_WIDTH_EXT"] + 1)
+    order = _order(group, machine, shape, kind)
+    data = weights.data if weights.mask is None else _decompressed(order, weights, kind)
+    wanted = sum(order.group_elements) * np.dtype(DTYPES[kind]).itemsize
+    if len(data) < wanted:
+        raise trap(BLOCK, f"{len(data)} weight bytes", limit=f"{wanted} for {shape[0]} kernels")
+    values = formats.unpack(order, data, DTYPES[kind]).transpose(2, 3, 1, 0)
+    if kind != "fp16":
+        return values
+    return fp16.received(values, 65504.0 if group["CONV_MODE"] else 65536.0, flush=False)
+
+
+def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
+    """How the weights of this mode are scanned."""
+    if group["CONV_MODE"]:
+        return formats.winograd(machine, shape, kind)
+    if group.named("DATAIN_FORMAT") == "PIXEL":
+        return formats.image(machine, shape, kind, 1 << group["Y_EXTENSION"])
+    return formats.direct(machine, shape, kind)
+
+
+def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
+    """The weights with the zeros that the mask stands for, group by group."""
+    assert weights.mask is not None and weights.group_sizes is not None
+    count = sum(order.group_elements)
+    mask = np.unpackbits(np.frombuffer(weights.mask, np.uint8), bitorder="little")[:count].astype(bool)
+    values = np.zeros(count, DTYPES[kind])
+    packed = np.frombuffer(weights.data, DTYPES[kind])
+    at, source = 0, 0
+    for elements, size in zip(order.group_elements, weights.group_sizes, strict=True):
+        present = np.flatnonzero(mask[at : at + elements]) + at
+        if len(present) * packed.itemsize != size:
+            reason = f"a group's size is {size} bytes"
+            raise trap(BLOCK, reason, limit=f"{len(present) * packed.itemsize}, as its mask says")
+        values[present] = packed[source : source + len(present)]
+        at, source = at + elements, source + len(present)
+    return values.tobytes()
+
+
+def steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+    """The products of one image (H, W, C) in order; by_block: block of channels by block, as the hardware adds."""
+    if layer.winograd:
+        return _winograd_steps(layer, image, by_block=by_block)
+    if layer.group.named("DATAIN_FORMAT") == "PIXEL":
+        return _image_steps(layer, image)
+    return _direct_steps(layer, image, by_block=by_block)
+
+
+def _blocks(channels: int, size: int, *, by_block: bool) -> list[slice]:
+    step = size if by_block else channels
+    return [slice(first, min(first + step, channels)) for first in range(0, channels, step)]
+
+
+def _strides(group: Group) -> tuple[int, int]:
+    return group["CONV_Y_STRIDE_EXT"] + 1, group["CONV_X_STRIDE_EXT"] + 1
+
+
+def _padded(layer: Layer, image: Array, extent: tuple[int, int]) -> Array:
+    """The image with its left and top padding, cut or padded to the rows and columns that windows reach."""
+    top, left = layer.group["PAD_TOP"], layer.group["PAD_LEFT"]
+    image = image[: max(extent[0] - top, 0), : max(extent[1] - left, 0)]
+    if image.shape[:2] == extent:
+        return image
+    padded = np.full((*extent, image.shape[2]), pad_value(layer.group, layer.images), image.dtype)
+    padded[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return padded
+
+
+def _direct_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+    """Direct convolution: a step for every kernel position and block of channels."""
+    group, (Ho, Wo), (sy, sx) = layer.group, layer.out, _strides(layer.group)
+    R, S, C, _ = layer.kernels.shape
+    dy, dx = group["Y_DILATION_EXT"] + 1, group["X_DILATION_EXT"] + 1
+    data = _padded(layer, image, ((Ho - 1) * sy + (R - 1) * dy + 1, (Wo - 1) * sx + (S - 1) * dx + 1))
+    for block in _blocks(C, layer.block, by_block=by_block):
+        for r in range(R):
+            rows = data[r * dy : r * dy + (Ho - 1) * sy + 1 : sy]
+            for s in range(S):
+                window = rows[:, s * dx : s * dx + (Wo - 1) * sx + 1 : sx, block]
+                yield window.reshape(Ho * Wo, -1), layer.kernels[r, s, block]
+
+
+def _image_steps(layer: Layer, image: Array) -> Iterator[Step]:
+    """Image input: a line of the kernel is one pixel of S * C channels, a window of a line of the image."""
+    (Ho, Wo), (sy, sx) = layer.out, _strides(layer.group)
+    R, _, extended, _ = layer.kernels.shape
+    C = image.shape[2]
+    columns = (Wo - 1) * sx + -(-extended // C)
+    data = np.ascontiguousarray(_padded(layer, image, ((Ho - 1) * sy + R, columns)))
+    for r in range(R):
+        rows = data[r : r + (Ho - 1) * sy + 1 : sy]
+        strides = (rows.strides[0], sx * rows.strides[1], rows.strides[2])
+        windows = np.lib.stride_tricks.as_strided(rows, (Ho, Wo, extended), strides)
+        yield windows.reshape(Ho * Wo, extended), layer.kernels[r, 0]
+
+
+def _winograd_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+    """Winograd: the 16 positions of all transformed tiles (16, tiles, C) against those of the weights."""
+    Ho, Wo = layer.out
+    tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
+    reach = [TILE_STEP * each + TILE - TILE_STEP for each in tiles]
+    if image.shape[0] < reach[0] or image.shape[1] < reach[1]:
+        limit = f"{reach[1]} x {reach[0]} for the output"
+        raise trap(BLOCK, f"extended data of {image.shape[1]} x {image.shape[0]}", limit=limit)
+    y, x, c = image.strides
+    shape = (*tiles, TILE, TILE, image.shape[2])
+    d = np.lib.stride_tricks.as_strided(image, shape, (TILE_STEP * y, TILE_STEP * x, y, x, c))
+    t = _transformed(layer, d).reshape(-1, TILE * TILE, image.shape[2]).transpose(1, 0, 2)
+    w = layer.kernels.reshape(TILE * TILE, *layer.kernels.shape[2:])
+    for block in _blocks(image.shape[2], TILE, by_block=by_block):
+        yield t[..., block], w[:, block]
+
+
+def _transformed(layer: Layer, d: Array) -> Array:
+    """t = C^T d C of tiles (..., 4, 4, C); integers shifted by PRA_TRUNCATE and saturated to their precision."""
+    wide = np.float64 if layer.floating else np.int64
+    ct = INPUT_TRANSFORM.astype(wide)
+    t = np.einsum("ip,...pqc,jq->...ijc", ct, d.astype(wide), ct, optimize=True)
+    if layer.floating:
+        return fp16.stored(t).astype(np.float32)
+    truncated = shift_right(t, layer.group["PRA_TRUNCATE"])
+    return saturate(truncated, 8 * d.dtype.itemsize)

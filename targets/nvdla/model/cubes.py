@@ -1,0 +1,55 @@
+"""Feature cubes inside the model: (batch, surface, H, W, lane), as they lie in memory, channel lanes filled up.
+
+The lanes behind the last channel are computed like all others: their results are written too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model.memory import Block3, Port
+
+
+def read(port: Port, place: Block3, machine: Machine, precision: str) -> Array:
+    """A cube (surface, H, W, lane) in its own type."""
+    return np.ascontiguousarray(port.cube(place, machine.atom_bytes)).view(DTYPES[precision])
+
+
+def write(port: Port, place: Block3, machine: Machine, values: Array) -> None:
+    """Stores a cube (surface, H, W, lane), int8, int16 or float16."""
+    memory = port.cube(place, machine.atom_bytes, write=True)
+    memory[...] = np.ascontiguousarray(values).view(np.uint8)
+
+
+def as_lanes(values: Array, lanes: int) -> Array:
+    """Channels (..., H, W, C) as surfaces (..., surface, H, W, lane); what fills the last surface is 0."""
+    channels = values.shape[-1]
+    surfaces = -(-channels // lanes)
+    if surfaces * lanes != channels:
+        around = [(0, 0)] * (values.ndim - 1) + [(0, surfaces * lanes - channels)]
+        values = np.pad(values, around)
+    return np.moveaxis(values.reshape(*values.shape[:-1], surfaces, lanes), -2, -4)
+
+
+def as_channels(values: Array) -> Array:
+    """Surfaces (..., surface, H, W, lane) as channels (..., H, W, C)."""
+    moved = np.moveaxis(values, -4, -2)
+    return moved.reshape(*moved.shape[:-2], -1)
+
+
+def with_lanes(values: Array, lanes: int, channels: int) -> Array:
+    """A cube of so many channels in surfaces of another number of lanes."""
+    if values.shape[-1] == lanes:
+        return values
+    return as_lanes(as_channels(values)[..., :channels], lanes)
+
+
+def wide(values: Array, infinity: float, *, flush: bool) -> Array:
+    """Integers as int64, fp16 as float32 by the rules of a block."""
+    if np.issubdtype(values.dtype, np.floating):
+        return fp16.received(values, infinity, flush=flush)
+    return values.astype(np.int64)

@@ -1,0 +1,197 @@
+"""The two look-up tables of SDP and CDP: LE (65 entries, exponential or linear) and LO (257 entries, linear).
+
+Each table finds its index and interpolates, or continues with a slope below its start and beyond its end. If both
+tables hit, or they miss on different sides, LUT_HYBRID_PRIORITY chooses; if only one hits, it is taken; if both
+miss below or both above, LUT_UFLOW_PRIORITY or LUT_OFLOW_PRIORITY. A value equal to the start counts as below.
+Source: the test programs sdp_*_ew_* and cdp_*; fp16: values of 11 significant bits and 6 bits of exponent (fp17).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_either, shift_right
+from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+
+LE, LO = "LE", "LO"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The integer widths of a unit's tables."""
+
+    fraction_bits: int
+    slope_bits: int
+    """To which the slope's part is saturated."""
+    out_bits: int
+    rounds_sum: bool
+    """Whether the interpolated value is rounded, or its distance from the entry below."""
+
+
+SDP = Arithmetic(35, 32, 32, rounds_sum=True)
+CDP = Arithmetic(16, 56, 16, rounds_sum=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table as the registers set it up."""
+
+    entries: Array
+    start: int
+    end: int
+    exponential: bool
+    select: int
+    """Binary digits of a step (linear)."""
+    offset: int
+    """Binary logarithm of the first step (exponential)."""
+    slopes: tuple[tuple[int, int], tuple[int, int]]
+    """Scale and shift below the start, and beyond the end."""
+
+    @property
+    def last(self) -> int:
+        """Index of the last entry."""
+        return len(self.entries) - 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a table gives for every value."""
+
+    values: Array
+    below: Array
+    beyond: Array
+
+    @property
+    def hit(self) -> Array:
+        """Where the table's own range holds the value."""
+        return ~(self.below | self.beyond)
+
+
+def tables(group: Group, stored: LookUpTables) -> tuple[Table, Table]:
+    """LE and LO of an operation."""
+    exponential = group.named("LUT_LE_FUNCTION") == "EXPONENT"
+    return _table(group, LE, stored.le, exponential=exponential), _table(group, LO, stored.lo, exponential=False)
+
+
+def _table(group: Group, name: str, entries: Array, *, exponential: bool) -> Table:
+    slopes = tuple(
+        (group.signed(f"LUT_{name}_SLOPE_{side}_SCALE"), group.signed(f"LUT_{name}_SLOPE_{side}_SHIFT"))
+        for side in ("UFLOW", "OFLOW")
+    )
+    return Table(
+        entries.copy(),
+        _limit(group, name, "START"),
+        _limit(group, name, "END"),
+        exponential,
+        group.signed(f"LUT_{name}_INDEX_SELECT"),
+        group.signed("LUT_LE_INDEX_OFFSET"),
+        (slopes[0], slopes[1]),
+    )
+
+
+def _limit(group: Group, name: str, side: str) -> int:
+    """Start or end of a table: 32 bits in SDP, 38 in CDP."""
+    if group.block == "SDP":
+        return group.signed(f"LUT_{name}_{side}")
+    return group.signed(f"LUT_{name}_{side}_HIGH") << 32 | group[f"LUT_{name}_{side}_LOW"]
+
+
+def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic) -> tuple[Array, dict[str, int]]:
+    """The function of the tables for integers (int64) or float32, and how often which table served."""
+    floating = np.issubdtype(values.dtype, np.floating)
+    le, lo = (
+        _found_floating(each, values) if floating else _found(each, values, unit) for each in tables(group, stored)
+    )
+    take_lo = np.where(le.hit ^ lo.hit, lo.hit, bool(group["LUT_HYBRID_PRIORITY"]))
+    both_below, both_beyond = le.below & lo.below, le.beyond & lo.beyond
+    take_lo = np.where(both_below, bool(group["LUT_UFLOW_PRIORITY"]), take_lo)
+    take_lo = np.where(both_beyond, bool(group["LUT_OFLOW_PRIORITY"]), take_lo)
+    counts = {
+        "LUT_UFLOW": both_below,
+        "LUT_OFLOW": both_beyond,
+        "LUT_HYBRID": ~(le.hit ^ lo.hit) & ~both_below & ~both_beyond,
+        "LUT_LE_HIT": le.hit & ~lo.hit,
+        "LUT_LO_HIT": lo.hit & ~le.hit,
+    }
+    result = np.where(take_lo, lo.values, le.values)
+    return result, {name: int(np.count_nonzero(each)) for name, each in counts.items()}
+
+
+def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
+    """Integers through one table."""
+    distance = x - table.start
+    inside = np.maximum(distance, 1)
+    if table.exponential:
+        power = np.frexp(inside.astype(np.float64))[1].astype(np.int64) - 1
+        power -= (np.int64(1) << power) > inside
+        index = power - table.offset
+        fraction = _scaled(inside - (np.int64(1) << power), power, unit.fraction_bits)
+    else:
+        step = np.int64(max(table.select, 0))
+        index = inside << -table.select if table.select < 0 else inside >> step
+        fraction = _scaled(
+            inside & ((np.int64(1) << step) - 1), np.broadcast_to(step, x.shape), unit.fraction_bits
+        )
+    below = (distance <= 0) | (index < 0)
+    beyond = ~below & (index >= table.last)
+    at = np.clip(index, 0, table.last - 1)
+    y0, y1 = table.entries[at], table.entries[at + 1]
+    values = _interpolated(y0, y1, fraction, unit)
+    base = table.start + (1 << table.offset if table.exponential and table.offset >= 0 else 0)
+    values = np.where(below, _sloped(table.entries[0], x - base, table.slopes[0], unit), values)
+    values = np.where(beyond, _sloped(table.entries[-1], x - table.end, table.slopes[1], unit), values)
+    return Found(values, below, beyond)
+
+
+def _scaled(part: Array, digits: Array, bits: int) -> Array:
+    """part / 2^digits as a fraction of so many bits, the rest cut off."""
+    return np.where(digits > bits, part >> np.maximum(digits - bits, 0), part << np.maximum(bits - digits, 0))
+
+
+def _interpolated(y0: Array, y1: Array, fraction: Array, unit: Arithmetic) -> Array:
+    if unit.rounds_sum:
+        return shift_right((y0 << unit.fraction_bits) + (y1 - y0) * fraction, unit.fraction_bits)
+    return saturate(y0 + shift_right((y1 - y0) * fraction, unit.fraction_bits), unit.out_bits)
+
+
+def _sloped(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithmetic) -> Array:
+    """The entry at an end of the table, and from there a straight line."""
+    scale, shift = slope
+    return saturate(entry + shift_either(distance * scale, shift, unit.slope_bits), unit.out_bits)
+
+
+def _found_floating(table: Table, x: Array) -> Found:
+    """fp16 values (as float32) through one table; start, end and entries hold bits of floats."""
+    start, end = _float32(table.start), _float32(table.end)
+    distance = fp16.inner(x.astype(np.float64) - start)
+    inside = np.where(distance > 0, distance, np.float32(1))
+    with np.errstate(invalid="ignore"):
+        if table.exponential:
+            power = np.frexp(inside)[1] - 1
+            index, fraction = power - table.offset, np.ldexp(inside, -power) - 1
+        else:
+            steps = np.ldexp(inside.astype(np.float64), -table.select)
+            index = np.floor(np.minimum(steps, table.last)).astype(np.int64)
+            fraction = steps - np.floor(steps)
+    below = ~(distance > 0) | (index < 0)
+    beyond = ~below & (index >= table.last)
+    entries = table.entries.astype(np.int16).view(np.float16).astype(np.float32)
+    at = np.clip(index, 0, table.last - 1)
+    values = fp16.fp17(fp16.fp17((1 - fraction) * entries[at]) + fp16.fp17(fraction * entries[at + 1]))
+    base = start + (2.0**table.offset if table.exponential else 0.0)
+    values = np.where(below, _sloped_floating(entries[0], x - base, table.slopes[0][0]), values)
+    values = np.where(beyond, _sloped_floating(entries[-1], x - end, table.slopes[1][0]), values)
+    return Found(values.astype(np.float32), below, beyond)
+
+
+def _sloped_floating(entry: Array, distance: Array, scale: int) -> Array:
+    factor = float(np.int16(scale).view(np.float16))
+    return fp16.fp17(entry + fp16.fp17(fp16.fp17(distance) * factor))
+
+
+def _float32(bits: int) -> float:
+    return float(np.uint32(bits & 0xFFFFFFFF).view(np.float32))

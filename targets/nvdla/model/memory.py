@@ -1,0 +1,160 @@
+"""The memory that NVDLA's DMA engines read and write: regions of bytes, and nothing between them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.model.traps import trap
+
+
+class Memory:
+    """Regions by address; regions that touch are one."""
+
+    def __init__(self, regions: Iterable[tuple[int, Array]] = ()) -> None:
+        """Regions (address, bytes uint8) are copied. Raises ValueError where two overlap."""
+        self._starts: list[int] = []
+        self._regions: list[Array] = []
+        for start, parts in _joined(sorted(regions, key=lambda each: each[0])):
+            self._starts.append(start)
+            self._regions.append(np.concatenate(parts))
+
+    @classmethod
+    def covering(cls, spans: Iterable[tuple[int, int]], unit: int = 4096) -> Memory:
+        """Zeros where spans (address, bytes) lie, in whole units of that many bytes."""
+        units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})
+        return cls((each * unit, np.zeros(unit, np.uint8)) for each in units)
+
+    def copy(self) -> Memory:
+        """The same bytes, to be changed apart."""
+        return Memory(zip(self._starts, self._regions, strict=True))
+
+    @property
+    def regions(self) -> Sequence[tuple[int, Array]]:
+        """Every region: its address and its bytes."""
+        return list(zip(self._starts, self._regions, strict=True))
+
+    def view(self, address: int, size: int) -> Array | None:
+        """The bytes at an address (uint8, shared), or None where they do not all lie in one region."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        region, offset = self._regions[index], address - self._starts[index]
+        return region[offset : offset + size] if offset + size <= len(region) else None
+
+    def read(self, address: int, size: int) -> bytes:
+        """A copy of bytes. Raises ArtefactError (E503) outside memory."""
+        return Port(self, "memory").view(address, size).tobytes()
+
+    def write(self, address: int, data: bytes | Array) -> None:
+        """Bytes from outside. Raises ArtefactError (E503) outside memory."""
+        Port(self, "memory").view(address, len(data))[:] = np.frombuffer(data, np.uint8)
+
+
+def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Array]]]:
+    """Runs of regions that touch: their address and their parts."""
+    start, end, parts = 0, -1, list[Array]()
+    for address, data in regions:
+        if address < end:
+            raise ValueError(f"two regions of memory overlap at {address:#x}")
+        if address > end or not parts:
+            if parts:
+                yield start, parts
+            start, parts = address, []
+        parts.append(data)
+        end = address + len(data)
+    if parts:
+        yield start, parts
+
+
+@dataclass(frozen=True)
+class Block3:
+    """Bytes in a pattern: surfaces of lines, each line `line_bytes` long without gaps."""
+
+    address: int
+    line_bytes: int
+    lines: int = 1
+    line_stride: int = 0
+    surfaces: int = 1
+    surface_stride: int = 0
+
+    @property
+    def size(self) -> int:
+        """From the first byte to the last."""
+        return (self.surfaces - 1) * self.surface_stride + (self.lines - 1) * self.line_stride + self.line_bytes
+
+    def spans(self) -> Array:
+        """The bytes as intervals (n, 2) from start to end, sorted."""
+        surfaces = np.arange(self.surfaces, dtype=np.int64) * self.surface_stride
+        lines = np.arange(self.lines, dtype=np.int64) * self.line_stride
+        if self.line_stride == self.line_bytes:
+            starts, length = surfaces + self.address, self.line_bytes * self.lines
+        else:
+            starts, length = (surfaces[:, None] + lines + self.address).ravel(), self.line_bytes
+        starts = np.sort(starts)
+        return np.stack([starts, starts + length], axis=1)
+
+
+def overlap(first: Block3, second: Block3) -> bool:
+    """Whether two patterns share a byte."""
+    if first.address + first.size <= second.address or second.address + second.size <= first.address:
+        return False
+    one, other = first.spans(), second.spans()
+    behind = np.searchsorted(other[:, 1], one[:, 0], side="right")
+    reached = behind < len(other)
+    return bool((other[behind[reached], 0] < one[reached, 1]).any())
+
+
+@dataclass
+class Port:
+    """A block's way to memory; it remembers what was read and written."""
+
+    memory: Memory
+    block: str
+    reads: list[Block3] = field(default_factory=list[Block3])
+    writes: list[Block3] = field(default_factory=list[Block3])
+
+    def named(self, block: str) -> Port:
+        """The same port for another block of the operation."""
+        return Port(self.memory, block, self.reads, self.writes)
+
+    def view(self, address: int, size: int) -> Array:
+        """The bytes (uint8, shared). Raises ArtefactError (E503) where they leave memory."""
+        found = self.memory.view(address, size)
+        if found is None:
+            known = ", ".join(f"{at:#x}..{at + len(data) - 1:#x}" for at, data in self.memory.regions[:8])
+            raise trap(self.block, f"{size} bytes at {address:#x} lie outside memory", limit=known or "no memory")
+        return found
+
+    def fetch(self, address: int, size: int) -> Array:
+        """Bytes (uint8, shared) that are read."""
+        self.reads.append(Block3(address, size))
+        return self.view(address, size)
+
+    def cube(self, place: Block3, atom_bytes: int, *, unit: int | None = None, write: bool = False) -> Array:
+        """A cube of atoms (surface, H, W, byte in atom) as it lies in memory, shared.
+
+        unit: what address and strides are aligned to, if not the atom.
+        Raises ArtefactError (E503) where it leaves memory or is not aligned.
+        """
+        self._expect_aligned(place, unit or atom_bytes)
+        (self.writes if write else self.reads).append(place)
+        flat = self.view(place.address, place.size)
+        shape = (place.surfaces, place.lines, place.line_bytes // atom_bytes, atom_bytes)
+        return np.lib.stride_tricks.as_strided(
+            flat, shape, (place.surface_stride, place.line_stride, atom_bytes, 1)
+        )
+
+    def _expect_aligned(self, place: Block3, unit: int) -> None:
+        used = {
+            "address": place.address,
+            "line stride": place.line_stride if place.lines > 1 else 0,
+            "surface stride": place.surface_stride if place.surfaces > 1 else 0,
+        }
+        for what, value in used.items():
+            if value % unit:
+                raise trap(self.block, f"{what} {value:#x} is not aligned", limit=f"a multiple of {unit} bytes")

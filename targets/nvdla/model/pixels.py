@@ -1,0 +1,62 @@
+"""Images in memory, as CDMA fetches them: pixels of up to four components, in one plane or two.
+
+Source: in-memory formats, Pixel Format, table 33.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats import pixels as formats
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "CDMA"
+PLANES = (("0", "LINE_STRIDE"), ("1", "UV_LINE_STRIDE"))
+"""Number of the address registers and field of the line stride by plane."""
+
+
+def fetch(group: Group, machine: Machine, port: Port) -> Array:
+    """The image (1, H, W, C): integers as int32, or float16.
+
+    Raises ArtefactError (E503) for a setting that table 33 does not have.
+    """
+    form = formats.FORMATS[group.named("PIXEL_FORMAT")]
+    width, height, channels = (group[f"DATAIN_{each}"] + 1 for each in ("WIDTH", "HEIGHT", "CHANNEL"))
+    if channels != form.channels:
+        raise trap(BLOCK, f"{channels} channels of {form.name}", limit=f"{form.channels} (table 33)")
+    if group.named("PIXEL_MAPPING") != "PITCH_LINEAR" or group["BATCHES"]:
+        raise trap(BLOCK, "PIXEL_MAPPING or BATCHES of an image", limit="PITCH_LINEAR, one batch")
+    _expect_offset(form, group["PIXEL_X_OFFSET"], machine)
+    planes = [
+        _plane(group, machine, port, (each, form.planes[each].pixel_bytes), (height, width))
+        for each in range(len(form.planes))
+    ]
+    sign = group.named("PIXEL_SIGN_OVERRIDE") == "SIGNED_INT"
+    return formats.unpack(form, planes, override_signed=sign)[None]
+
+
+def _expect_offset(form: formats.PixelFormat, offset: int, machine: Machine) -> None:
+    """Raises ArtefactError (E503) beyond table 33, or where atoms of 8 bytes (nv_small) would not be aligned."""
+    if offset > form.offset:
+        raise trap(BLOCK, f"an x offset of {offset} pixels of {form.name}", limit=f"0..{form.offset} (table 33)")
+    skipped = [offset * plane.pixel_bytes for plane in form.planes]
+    if machine.atom_bytes < formats.ATOM and any(each % machine.atom_bytes for each in skipped):
+        reason = f"an x offset of {offset} pixels of {form.name}"
+        raise trap(BLOCK, reason, limit=f"a multiple of {machine.atom_bytes} bytes on {machine.name}")
+
+
+def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:
+    """The bytes (H, W, bytes of a pixel) of a plane, from the x offset on."""
+    index, pixel_bytes = plane
+    height, width = size
+    number, stride = PLANES[index]
+    start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}")
+    skipped = group["PIXEL_X_OFFSET"] * pixel_bytes
+    line_bytes = skipped + width * pixel_bytes
+    place = Block3(start, line_bytes, height, group.bytes(stride))
+    line = port.cube(place, line_bytes, unit=machine.atom_bytes)[0, :, 0]
+    return np.ascontiguousarray(line[:, skipped:]).reshape(height, width, pixel_bytes)

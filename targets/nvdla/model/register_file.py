@@ -1,0 +1,166 @@
+"""The registers as the blocks see them: two groups of each block that programs and runs turn about (ping-pong).
+
+S_POINTER.PRODUCER says which group writes go to; CONSUMER which one the block runs next. An operation reads the
+registers of one group, by the name of a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.model.arithmetic import signed
+from npuc.targets.nvdla.model.traps import trap
+from npuc.targets.nvdla.registers import Field, Register, RegisterMap
+
+LE_ENTRIES, LO_ENTRIES = 65, 257
+GROUPS = 2
+
+
+@cache
+def _fields(registers: RegisterMap, block: str) -> Mapping[str, tuple[Register, Field]]:
+    """Where each field of a block lies; its register may stand before it: CFG_LINE.SIZE."""
+    found: dict[str, tuple[Register, Field]] = {}
+    for register in registers.registers:
+        if register.block == block:
+            for each in register.fields:
+                found.setdefault(each.name, (register, each))
+                found[f"{register.name}.{each.name}"] = register, each
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """What an operation reads: a block's registers as they stood when it began."""
+
+    registers: RegisterMap
+    block: str
+    values: Mapping[str, int]
+    """The registers' values by name."""
+
+    def __getitem__(self, field: str) -> int:
+        """The number in a field."""
+        register, place = _fields(self.registers, self.block)[field]
+        return (self.values[register.name] >> place.low) & ((1 << place.width) - 1)
+
+    def signed(self, field: str, width: int | None = None) -> int:
+        """The number in a field (or its lowest bits) in two's complement."""
+        bits = width or _fields(self.registers, self.block)[field][1].width
+        return signed(self[field] & ((1 << bits) - 1), bits)
+
+    def named(self, field: str) -> str:
+        """The name of the value in a field. Raises ArtefactError (E503) for a value without a name."""
+        place = _fields(self.registers, self.block)[field][1]
+        for name, number in place.names:
+            if number == self[field]:
+                return name
+        raise trap(self.block, f"{field} = {self[field]}", limit=", ".join(name for name, _ in place.names))
+
+    def bytes(self, field: str) -> int:
+        """A size, stride or half of an address in bytes; the field may leave out the lowest bits.
+
+        Raises ArtefactError (E503) where bits below the field are set.
+        """
+        register, place = _fields(self.registers, self.block)[field]
+        value = self.values[register.name]
+        if value & ((1 << place.low) - 1):
+            limit = f"a multiple of {1 << place.low} bytes"
+            raise trap(self.block, f"{register.name} {value:#x} is not aligned", limit=limit)
+        return self[field] << place.low
+
+    def address(self, low: str, high: str) -> int:
+        """A byte address of 64 bits from two fields."""
+        return self[high] << 32 | self.bytes(low)
+
+
+class LookUpTables:
+    """The tables LE and LO of SDP or CDP, written through S_LUT_ACCESS_CFG and S_LUT_ACCESS_DATA."""
+
+    def __init__(self) -> None:
+        self.le: Array = np.zeros(LE_ENTRIES, np.int64)
+        self.lo: Array = np.zeros(LO_ENTRIES, np.int64)
+        self._at = 0
+        self._table: Array = self.le
+        self._writes = False
+
+    def access(self, address: int, table: int, writes: int) -> None:
+        """The next entry to be accessed, by S_LUT_ACCESS_CFG."""
+        self._at, self._table, self._writes = address, self.lo if table else self.le, bool(writes)
+
+    def write(self, block: str, value: int) -> None:
+        """An entry (16 bits); the address counts by itself. Configured for reading, nothing happens.
+
+        Raises ArtefactError (E503) past the end of the table.
+        """
+        if not self._writes:
+            return
+        if self._at >= len(self._table):
+            raise trap(block, f"entry {self._at} of a table of {len(self._table)} is written")
+        self._table[self._at] = signed(value & 0xFFFF, 16)
+        self._at += 1
+
+    def read(self) -> int:
+        """The entry that S_LUT_ACCESS_DATA shows; the address counts by itself."""
+        value = int(self._table[min(self._at, len(self._table) - 1)]) & 0xFFFF
+        self._at += 1
+        return value
+
+
+class RegisterFile:
+    """All registers, each group of those that exist twice."""
+
+    def __init__(self, registers: RegisterMap) -> None:
+        self.map = registers
+        self._values: dict[str, list[dict[str, int]]] = {}
+        for each in registers.registers:
+            groups = self._values.setdefault(each.block, [{}, {}])
+            for group in groups:
+                group[each.name] = each.reset
+        self.tables: Mapping[str, LookUpTables] = {block: LookUpTables() for block in ("SDP", "CDP")}
+
+    def __contains__(self, block: str) -> bool:
+        """Whether the configuration has registers of a block."""
+        return block in self._values
+
+    def producer(self, block: str) -> int:
+        """The group that writes go to."""
+        return self.get(block, "S_POINTER") & 1
+
+    def consumer(self, block: str) -> int:
+        """The group that runs next."""
+        return self.get(block, "S_POINTER") >> 16 & 1
+
+    def enabled(self, block: str, group: int) -> bool:
+        """Whether a group waits to run."""
+        return bool(self._values[block][group]["D_OP_ENABLE"] & 1)
+
+    def get(self, block: str, name: str, group: int = 0) -> int:
+        """A register's value; of those that exist once, both groups hold the same."""
+        return self._values[block][group][name]
+
+    def set(self, register: Register, value: int) -> None:
+        """Stores what a program writes into the producer's group, or into a register that exists once."""
+        groups = [self.producer(register.block)] if register.of_group else range(GROUPS)
+        if register.name == "S_POINTER":
+            value = value & 1 | self.consumer(register.block) << 16
+        for each in groups:
+            self._values[register.block][each][register.name] = value
+
+    def report(self, block: str, name: str, group: int, value: int) -> None:
+        """Stores what a block says of an operation, in a register of its group."""
+        self._values[block][group][name] = value & 0xFFFFFFFF
+
+    def group(self, block: str, group: int) -> Group:
+        """What an operation of this group reads."""
+        return Group(self.map, block, dict(self._values[block][group]))
+
+    def finish(self, block: str, group: int) -> None:
+        """The group has run: it may be programmed again, and the other one is next."""
+        self._values[block][group]["D_OP_ENABLE"] = 0
+        pointer = self.producer(block) | (1 - group) << 16
+        for each in range(GROUPS):
+            self._values[block][each]["S_POINTER"] = pointer

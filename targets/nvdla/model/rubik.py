@@ -1,0 +1,88 @@
+"""RUBIK: rearranges cubes: contract (for deconvolution), split into planes, merge of planes.
+
+Contract: the surfaces of sub-kernel (row phase * stride_x + column phase) become those of the pixels
+(y * stride_y + row phase, x * stride_x + column phase). Split writes every channel as a plane of rows; merge reads
+planes as a cube, whose last atom it fills with 0.
+Source: in-memory formats, deconvolution and Feature Data Format; there are no outside data for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import cubes
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "RBK"
+
+
+def run(group: Group, machine: Machine, port: Port) -> None:
+    """One operation. Raises ArtefactError (E503) where the configuration has no RUBIK."""
+    if not machine.rubik:
+        raise trap(BLOCK, f"{machine.name} has no RUBIK")
+    {"CONTRACT": _contract, "SPLIT": _split, "MERGE": _merge}[group.named("RUBIK_MODE")](group, machine, port)
+
+
+def _precision(group: Group) -> str:
+    return group.named("IN_PRECISION").lower()
+
+
+def _size(group: Group) -> tuple[int, int, int]:
+    """Height, width and channels of the input."""
+    return group["DATAIN_HEIGHT"] + 1, group["DATAIN_WIDTH"] + 1, group["DATAIN_CHANNEL"] + 1
+
+
+def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Block3:
+    """Where a cube of so many rows, columns and surfaces lies; side: DAIN or DAOUT."""
+    height, width, surfaces = size
+    start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
+    line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURF_STRIDE")
+    return Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+
+
+def _surfaces(group: Group, machine: Machine, channels: int) -> int:
+    return -(-channels // machine.atom_elements(_precision(group)))
+
+
+def _contract(group: Group, machine: Machine, port: Port) -> None:
+    height, width, _ = _size(group)
+    sx, sy = group["DECONV_X_STRIDE"] + 1, group["DECONV_Y_STRIDE"] + 1
+    surfaces = _surfaces(group, machine, group["DATAOUT_CHANNEL"] + 1)
+    place = _cube(group, machine, "DAIN", (height, width, sx * sy * surfaces))
+    atoms = cubes.read(port, place, machine, _precision(group))
+    phases = atoms.reshape(sy, sx, surfaces, height, width, -1).transpose(2, 3, 0, 4, 1, 5)
+    merged = phases.reshape(surfaces, height * sy, width * sx, -1)
+    out = _cube(group, machine, "DAOUT", (height * sy, width * sx, surfaces))
+    cubes.write(port, out, machine, merged)
+
+
+def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: bool) -> Array:
+    """Planes (C, H, bytes of a line), as they lie in memory."""
+    height, width, channels = _size(group)
+    line_bytes = width * np.dtype(DTYPES[_precision(group)]).itemsize
+    start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
+    line, plane = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_PLANAR_STRIDE")
+    place = Block3(start, line_bytes, height, line, channels, plane)
+    return port.cube(place, line_bytes, unit=machine.atom_bytes, write=write)[:, :, 0]
+
+
+def _split(group: Group, machine: Machine, port: Port) -> None:
+    height, width, channels = _size(group)
+    place = _cube(group, machine, "DAIN", (height, width, _surfaces(group, machine, channels)))
+    data = cubes.as_channels(cubes.read(port, place, machine, _precision(group)))[..., :channels]
+    lines = np.ascontiguousarray(data.transpose(2, 0, 1)).view(np.uint8)
+    _planes(group, machine, port, "DAOUT", write=True)[...] = lines
+
+
+def _merge(group: Group, machine: Machine, port: Port) -> None:
+    height, width, channels = _size(group)
+    lines = np.ascontiguousarray(_planes(group, machine, port, "DAIN", write=False))
+    data = lines.view(DTYPES[_precision(group)]).transpose(1, 2, 0)
+    lanes = machine.atom_elements(_precision(group))
+    out = _cube(group, machine, "DAOUT", (height, width, _surfaces(group, machine, channels)))
+    cubes.write(port, out, machine, cubes.as_lanes(data, lanes))

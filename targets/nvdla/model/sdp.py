@@ -1,0 +1,235 @@
+"""SDP: what happens to single elements. Units X1 (BS), X2 (BN) and Y (EW), then the output converter.
+
+X: ALU operand << shift (saturating to 32 bits); max, min or sum (33 bits); times a 16-bit operand (49 bits); >>
+shift, rounded and saturated to 32 bits; ReLU. With PReLU, positive values pass by multiplier and shift.
+Y: multiply, shift, ALU, look-up tables; its operands from memory pass a converter.
+Output: (x - offset) * scale >> shift, rounded, saturated to 17 bits, then to the output's.
+Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts and no conversion).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
+from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group, LookUpTables
+from npuc.targets.nvdla.model.sdp_rdma import Operands
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "SDP"
+INFINITY = float(np.finfo(np.float32).max)
+"""What an infinity in an operand becomes (FP16 Supporting, Infinity)."""
+UNITS = ("BS", "BN", "EW")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One operation: the registers of SDP and of its RDMA, and the ways to memory."""
+
+    group: Group
+    rdma: Group | None
+    machine: Machine
+    port: Port
+    tables: LookUpTables
+    reports: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def precision(self) -> str:
+        """The processing precision."""
+        return self.group.named("PROC_PRECISION").lower()
+
+    @property
+    def floating(self) -> bool:
+        """Whether values are float32."""
+        return self.precision == "fp16"
+
+
+def needs_memory(group: Group) -> bool:
+    """Whether an operand comes from memory, so that SDP_RDMA must run."""
+    return any(_from_memory(group, unit, part) for unit in UNITS for part in ("ALU", "MUL"))
+
+
+def _from_memory(group: Group, unit: str, part: str) -> bool:
+    used = not group[f"{unit}_BYPASS"] and not group[f"{unit}_{part}_BYPASS"]
+    return used and group.named(f"{unit}_{part}_SRC") == "MEM"
+
+
+def run(task: Task, flying: Array | None) -> Array:
+    """The output (batch, surface, H, W, lane) in its own type.
+
+    flying: sums of CACC (batch, H, W, K); else SDP_RDMA fetches the cube.
+    Raises ArtefactError (E503) where sizes disagree or an operand is not fetched.
+    """
+    group = task.group
+    if any(not group[f"{unit}_BYPASS"] for unit in UNITS[2:]) and not task.machine.elementwise:
+        raise trap(BLOCK, f"{task.machine.name} has no unit Y", limit="EW_BYPASS = YES")
+    _expect_sizes(task, flying)
+    values = _source(task) if flying is None else _from_cacc(task, flying)
+    for unit in UNITS[:2]:
+        values = _x(task, unit, values)
+    values = _y(task, values)
+    return _converted(task, values)
+
+
+def _expect_sizes(task: Task, flying: Array | None) -> None:
+    """Raises ArtefactError (E503) where SDP waits for more elements than come, or the other way round."""
+    own = sdp_rdma.size(task.group)
+    if flying is not None and flying.shape[1:] != own:
+        limit = "x".join(str(each) for each in flying.shape[1:])
+        raise trap(BLOCK, f"a cube (H, W, C) of {'x'.join(str(each) for each in own)}", limit=f"{limit}, as CACC")
+    if task.rdma is not None and sdp_rdma.size(task.rdma) != own:
+        raise trap(BLOCK, f"a cube (H, W, C) of {own}", limit=f"{sdp_rdma.size(task.rdma)}, as SDP_RDMA")
+    if task.rdma is not None and task.rdma["PROC_PRECISION"] != task.group["PROC_PRECISION"]:
+        raise trap(BLOCK, "PROC_PRECISION differs", limit=f"{task.rdma.named('PROC_PRECISION')}, as SDP_RDMA")
+
+
+def _from_cacc(task: Task, flying: Array) -> Array:
+    if task.floating != np.issubdtype(flying.dtype, np.floating):
+        raise trap(BLOCK, f"PROC_PRECISION {task.group.named('PROC_PRECISION')}", limit="that of CACC")
+    return cubes.as_lanes(flying, task.machine.atom_elements(task.precision))
+
+
+def _source(task: Task) -> Array:
+    """The cube from memory, as int64 or float32."""
+    assert task.rdma is not None
+    kind = task.rdma.named("IN_PRECISION").lower()
+    if (kind == "fp16") != task.floating:
+        raise trap(BLOCK, f"{kind} input processed as {task.precision}", limit="table 30")
+    raw = sdp_rdma.source(task.rdma, task.machine, task.port)
+    if task.floating:
+        task.reports["D_STATUS_NAN_INPUT_NUM"] = fp16.nans(raw)
+        task.reports["D_STATUS_INF_INPUT_NUM"] = fp16.infinities(raw)
+    values = cubes.wide(raw, INFINITY, flush=bool(task.group["NAN_TO_ZERO"]))
+    return cubes.with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
+
+
+def _x(task: Task, unit: str, values: Array) -> Array:
+    """BS or BN."""
+    group = task.group
+    if group[f"{unit}_BYPASS"]:
+        return values
+    memory = sdp_rdma.operands(task.rdma, unit, task.machine, task.port)
+    if not group[f"{unit}_ALU_BYPASS"]:
+        operand = _operand(task, unit, "ALU", memory)
+        if not task.floating:
+            operand = shift_left(operand, group[f"{unit}_ALU_SHIFT_VALUE"], 32)
+        values = _alu(task, group.named(f"{unit}_ALU_ALGO"), values, operand)
+    plain = values
+    if not group[f"{unit}_MUL_BYPASS"]:
+        values = _product(task, values, _operand(task, unit, "MUL", memory))
+    if not task.floating:
+        values = saturate(shift_right(values, group[f"{unit}_MUL_SHIFT_VALUE"] & 0x3F), 32)
+    if group[f"{unit}_MUL_PRELU"] and not group[f"{unit}_MUL_BYPASS"]:
+        values = np.where(plain >= 0, plain if task.floating else saturate(plain, 32), values)
+    return values if group[f"{unit}_RELU_BYPASS"] else np.maximum(values, 0)
+
+
+def _operand(task: Task, unit: str, part: str, memory: Operands) -> Array:
+    """An operand of a unit: 16 bits from a register, or from memory, as int64 or float32."""
+    group = task.group
+    if _from_memory(group, unit, part):
+        return cubes.wide(memory[part], INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+    value = group[f"{unit}_{part}_OPERAND"] & 0xFFFF
+    if task.floating:
+        return cubes.wide(np.array(value, np.uint16).view(np.float16), INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+    return np.array(signed(value, 16), np.int64)
+
+
+def _alu(task: Task, algorithm: str, values: Array, operand: Array) -> Array:
+    """Maximum, minimum, sum, or 1 where two values differ."""
+    if algorithm == "EQL":
+        unequal = (values != operand).astype(values.dtype)
+        task.reports["D_STATUS"] = int(unequal.any())
+        return unequal
+    if algorithm == "MAX":
+        return np.maximum(values, operand)
+    if algorithm == "MIN":
+        return np.minimum(values, operand)
+    return fp16.inner(values.astype(np.float64) + operand) if task.floating else values + operand
+
+
+def _product(task: Task, values: Array, operand: Array) -> Array:
+    return fp16.inner(values.astype(np.float64) * operand) if task.floating else values * operand
+
+
+def _y(task: Task, values: Array) -> Array:
+    """EW."""
+    group = task.group
+    if group["EW_BYPASS"]:
+        return values
+    memory = sdp_rdma.operands(task.rdma, "EW", task.machine, task.port)
+    if not group["EW_MUL_BYPASS"]:
+        plain, values = values, _product(task, values, _y_operand(task, "MUL", memory))
+        if not task.floating:
+            values = saturate(shift_right(values, group["EW_TRUNCATE"]), 32)
+        if group["EW_MUL_PRELU"]:
+            values = np.where(plain >= 0, plain, values)
+    if not group["EW_ALU_BYPASS"]:
+        values = _alu(task, group.named("EW_ALU_ALGO"), values, _y_operand(task, "ALU", memory))
+        values = values if task.floating else saturate(values, 32)
+    if group["EW_LUT_BYPASS"]:
+        return values
+    if not task.machine.sdp_lut:
+        raise trap(BLOCK, f"{task.machine.name} has no look-up tables in SDP", limit="EW_LUT_BYPASS = YES")
+    values, counts = lut.look_up(group, task.tables, values, lut.SDP)
+    task.reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
+    return values
+
+
+def _y_operand(task: Task, part: str, memory: Operands) -> Array:
+    """An operand of EW: 32 bits from a register as they are, or from memory through its converter."""
+    group = task.group
+    if not _from_memory(group, "EW", part):
+        if task.floating:
+            return np.array(group[f"EW_{part}_OPERAND"], np.uint32).view(np.float32)
+        return np.array(group.signed(f"EW_{part}_OPERAND"), np.int64)
+    values = _operand(task, "EW", part, memory)
+    if task.floating or group[f"EW_{part}_CVT_BYPASS"]:
+        return values
+    scaled = (values - group.signed(f"EW_{part}_CVT_OFFSET")) * group.signed(f"EW_{part}_CVT_SCALE")
+    return saturate(shift_right(scaled, group[f"EW_{part}_CVT_TRUNCATE"]), 32)
+
+
+def _converted(task: Task, values: Array) -> Array:
+    """The output converter."""
+    group = task.group
+    kind = group.named("OUT_PRECISION").lower()
+    if task.floating:
+        result = fp16.stored(values)
+        task.reports["D_STATUS_NAN_OUTPUT_NUM"] = fp16.nans(result)
+        if kind == "fp16":
+            return _out_lanes(task, result, kind)
+        whole = np.rint(np.nan_to_num(result.astype(np.float64)))
+        return _out_lanes(task, saturate(whole, 8 * BYTES[kind]).astype(DTYPES[kind]), kind)
+    scaled = _scaled(values - group.signed("CVT_OFFSET"), group.signed("CVT_SCALE"), group["CVT_SHIFT"])
+    narrow = saturate(scaled, 17)
+    result = narrow if kind == "fp16" else saturate(narrow, 8 * BYTES[kind])
+    task.reports["D_PERF_OUT_SATURATION"] = int(np.count_nonzero(result != scaled))
+    return _out_lanes(task, result.astype(DTYPES[kind]), kind)
+
+
+def _scaled(values: Array, scale: int, shift: int) -> Array:
+    return shift_right(values * scale, shift)
+
+
+def _out_lanes(task: Task, values: Array, kind: str) -> Array:
+    return cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
+
+
+def write(task: Task, values: Array) -> None:
+    """Stores the output (batch, surface, H, W, lane)."""
+    group, atom = task.group, task.machine.atom_bytes
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
+    stride = group.bytes("DST_BATCH_STRIDE") if len(values) > 1 else 0
+    for batch, cube in enumerate(values):
+        surfaces, height, width, _ = cube.shape
+        place = Block3(start + batch * stride, width * atom, height, line, surfaces, surface)
+        cubes.write(task.port, place, task.machine, cube)

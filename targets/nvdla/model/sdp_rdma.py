@@ -1,0 +1,92 @@
+"""SDP_RDMA: fetches what SDP works on, and the operands of its units BS, BN and EW.
+
+Source: in-memory formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import cubes
+from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.model.traps import trap
+
+BLOCK = "SDP_RDMA"
+COMPONENTS = {"MUL": ("MUL",), "ALU": ("ALU",), "BOTH": ("ALU", "MUL")}
+"""What an element of an operand holds, in memory order, by DATA_USE."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a unit gets from memory: ALU and MUL operands that broadcast against (batch, surface, H, W, lane)."""
+
+    components: dict[str, Array]
+
+    def __getitem__(self, component: str) -> Array:
+        """The operand. Raises ArtefactError (E503) if it is not fetched."""
+        if component not in self.components:
+            known = ", ".join(self.components) or "nothing: the DMA is disabled"
+            raise trap("SDP", f"waits for {component} operands that {BLOCK} does not fetch", limit=known)
+        return self.components[component]
+
+
+def size(group: Group) -> tuple[int, int, int]:
+    """Height, width and channels of the cube."""
+    return group["HEIGHT"] + 1, group["WIDTH"] + 1, group["CHANNEL"] + 1
+
+
+def source(group: Group, machine: Machine, port: Port) -> Array:
+    """The cube that SDP works on, (batch, surface, H, W, lane) in its own type."""
+    height, width, channels = size(group)
+    kind = group.named("IN_PRECISION").lower()
+    atom = machine.atom_bytes
+    surfaces = -(-channels // machine.atom_elements(kind))
+    line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
+    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
+    place = Block3(start, width * atom, height, line, surfaces, surface)
+    if group["BATCH_NUMBER"]:
+        raise trap(BLOCK, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
+    return cubes.read(port, place, machine, kind)[None]
+
+
+def operands(group: Group | None, unit: str, machine: Machine, port: Port) -> Operands:
+    """What is fetched for a unit (BS, BN or EW)."""
+    letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
+    if group is None or group[f"{letter}RDMA_DISABLE"]:
+        return Operands({})
+    names = COMPONENTS[group.named(f"{letter}RDMA_DATA_USE")]
+    kind = group.named("PROC_PRECISION").lower()
+    one = group.named(f"{letter}RDMA_DATA_SIZE") == "ONE_BYTE"
+    if one and kind == "fp16":
+        raise trap(BLOCK, f"{letter}RDMA_DATA_SIZE is ONE_BYTE in fp16", limit="TWO_BYTE")
+    dtype = np.dtype(np.int8) if one else np.dtype(np.float16 if kind == "fp16" else np.int16)
+    lanes = machine.atom_elements(kind)
+    fetched = [
+        _cube(group, unit, port, (lanes * len(names) * dtype.itemsize, machine.atom_bytes, lanes), batch)
+        for batch in range(group["BATCH_NUMBER"] + 1)
+    ]
+    values = np.stack(fetched).view(dtype)
+    split = values.reshape(*values.shape[:-1], lanes, len(names))
+    return Operands({name: split[..., each] for each, name in enumerate(names)})
+
+
+def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batch: int) -> Array:
+    """The bytes (surface, H, W, byte in atom) of an operand; per channel, H = W = 1 and no gaps."""
+    atom, unit_bytes, lanes = sizes
+    letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
+    height, width, channels = size(group)
+    surfaces = -(-channels // lanes)
+    start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH")
+    if batch:
+        start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
+    if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL":
+        place = Block3(start, atom, 1, atom, surfaces, atom)
+    else:
+        line = group.bytes(f"{unit}_LINE_STRIDE")
+        place = Block3(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
+    return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))

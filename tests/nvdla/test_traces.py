@@ -1,0 +1,115 @@
+"""NVDLA's own test programs: every one runs on the model to its CRC or byte; what is written is read again."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla import model, trace
+from npuc.targets.nvdla.commands import Poll, Wait, Write
+from npuc.targets.nvdla.model import Memory
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "traces"
+PROGRAMS = sorted(FOLDER.glob("*/*")) or [FOLDER]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_a_test_program_of_nvdla_gives_its_golden_result(program: Path) -> None:
+    if not program.is_dir():
+        pytest.skip("no folder `shared` with NVDLA's test programs beside the project")
+    found = trace.read(program)
+    after = model.run(found.machine, found.commands, found.memory())
+    assert found.checks and all(check.holds(after) for check in found.checks)
+
+
+SAMPLE = trace.Trace(
+    "sample",
+    "nv_small",
+    (Write(0x30BC, 0x2000B), Poll(0x300C, 0xFFFFFFFF, 1), Write(0x9038, 1), Wait("SDP", 0)),
+    ((0x80000000, bytes(40) + bytes(range(1, 60))), (0x90000000, bytes(16))),
+    (trace.Check(0x90000000, 16, zlib.crc32(bytes(16))), trace.Check(0xA0000000, 8, zlib.crc32(bytes(8)))),
+)
+
+
+def _stored(folder: Path, program: trace.Trace) -> Path:
+    for name, data in trace.written(program).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    read = trace.read(_stored(tmp_path, SAMPLE))
+    assert (read.commands, read.checks) == (SAMPLE.commands, SAMPLE.checks)
+    assert read.memory().read(0x80000000, 99) == bytes(40) + bytes(range(1, 60))
+
+
+def test_a_program_is_written_in_the_calls_of_the_test_programs(tmp_path: Path) -> None:
+    lines = trace.written(SAMPLE)["sample.cfg"].decode().splitlines()
+    assert lines == [
+        "mem_init(pri_mem, 0x80000000, 0x63, ALL_ZERO);",
+        "mem_init(pri_mem, 0x90000000, 0x10, ALL_ZERO);",
+        "mem_init(pri_mem, 0xa0000000, 0x8, ALL_ZERO);",
+        'mem_load(pri_mem, 0x80000000, "sample_0.dat");',
+        "reg_write(NVDLA_CDMA.D_BANK_0, 0x2000b);",
+        "poll_reg_equal(NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, 0x1);",
+        "reg_write(NVDLA_SDP.D_OP_ENABLE_0, 0x1);",
+        "intr_notify(SDP_0, sync_id_0);",
+        f"check_crc(sync_id_0, 1, 0x90000000, 0x10, {zlib.crc32(bytes(16)):#x});",
+        f"check_crc(sync_id_0, 1, 0xa0000000, 0x8, {zlib.crc32(bytes(8)):#x});",
+    ]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        each
+        for each in PROGRAMS
+        if each.parent.name == "nv_small" and each.name.startswith(("dc_1x", "sdp_1x", "pdp_5"))
+    ]
+    or [FOLDER],
+    ids=lambda path: path.name,
+)
+def test_a_program_of_nvdla_written_again_gives_the_same_result(program: Path, tmp_path: Path) -> None:
+    if not program.is_dir():
+        pytest.skip("no folder `shared` with NVDLA's test programs beside the project")
+    read = trace.read(_stored(tmp_path, trace.read(program)))
+    after = model.run(read.machine, read.commands, read.memory())
+    assert read.checks and all(check.holds(after) for check in read.checks)
+
+
+def test_a_wrong_result_does_not_pass() -> None:
+    memory = Memory([(0x90000000, SAMPLE.memory().regions[1][1])])
+    memory.write(0x90000003, b"\1")
+    assert not SAMPLE.checks[0].holds(memory)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("reg_write(NVDLA_CDMA.D_NOTHING_0, 0x1);", "no register"),
+        ("reg_wrote(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
+        ("reg_write(NVDLA_CDMA.D_BANK_0, twelve);", "not understood"),
+        ("reg_write(NVDLA_CDMA.D_BANK_0);", "not understood"),
+        ("mem_init(pri_mem, 0x0, 0x10, RANDOM);", "not understood"),
+        ('mem_load(pri_mem, 0x0, "absent.dat");', "cannot be read"),
+    ],
+)
+def test_a_program_that_cannot_be_understood_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.cfg").write_text(text)
+    with pytest.raises(Exception, match=reason) as caught:
+        trace.read(tmp_path)
+    assert "error[E50" in str(caught.value)
+
+
+def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match="0 programs"):
+        trace.read(tmp_path)
+
+
+def test_a_poll_of_some_bits_cannot_be_written() -> None:
+    polled = trace.Trace("bits", "nv_small", (Poll(0x3000, 1, 0),), (), ())
+    with pytest.raises(ArtefactError, match="under a mask"):
+        trace.written(polled)
