@@ -291,6 +291,18 @@ def _cast(node: Node, emitter: Emitter) -> None:
     emitter.node("Cast", node.inputs, node.outputs, to=_element_type(node.text("to")))
 
 
+def _fake_quantize(node: Node, emitter: Emitter) -> None:
+    scale = emitter.constant(np.float32(node.number("scale")), "scale")
+    zero = emitter.constant(np.array(node.integer("zero_point"), node.text("dtype")), "zero")
+    steps = emitter.fresh("steps")
+    emitter.node("QuantizeLinear", [node.inputs[0], scale, zero], [steps])
+    emitter.node("DequantizeLinear", [steps, scale, zero], node.outputs)
+
+
+def _rescale(node: Node, emitter: Emitter) -> None:
+    emitter.node("Identity", node.inputs, node.outputs)
+
+
 def _resize(node: Node, emitter: Emitter) -> None:
     """By scales where they give the same size as in ONNX, floor(extent * scale); otherwise by sizes."""
     shape, sizes = emitter.graph.shape(node.inputs[0]), node.integers("sizes")
@@ -326,6 +338,8 @@ EXPORTERS: dict[str, Exporter] = {
     "Reshape": _shaped,
     "Expand": _shaped,
     "Cast": _cast,
+    "FakeQuantize": _fake_quantize,
+    "Rescale": _rescale,
     "Resize": _resize,
     "ReduceMean": _reduce,
     "ReduceSum": _reduce,

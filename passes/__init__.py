@@ -26,6 +26,7 @@ from npuc.passes.merge_pads import merge_pads
 from npuc.passes.recognise_activations import recognise_activations
 from npuc.passes.recognise_batch_norm import recognise_batch_norm
 from npuc.passes.recognise_gemm import recognise_gemm
+from npuc.passes.recognise_quantisation import recognise_quantisation
 from npuc.passes.remove_dead_code import remove_dead_code
 from npuc.passes.sink_reshapes import sink_reshapes
 from npuc.passes.unify_pooling import unify_pooling
@@ -34,6 +35,7 @@ from npuc.pipeline import Pass
 FLOAT_PASSES: tuple[Pass, ...] = (
     fold_constants,
     remove_dead_code,
+    recognise_quantisation,
     merge_duplicates,
     recognise_gemm,
     sink_reshapes,

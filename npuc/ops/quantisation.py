@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear, per tensor and per axis."""
+"""QuantizeLinear and DequantizeLinear, per tensor and per axis; FakeQuantize, which is both in one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.errors import ModelError
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import along, expect_axes, given
+from npuc.ops.rules import along, expect_axes, expect_float, given
 from npuc.ops.table import Op, bad_node, register
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
@@ -80,7 +80,25 @@ def _dequantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (steps.astype(np.float32) * scale,)
 
 
+def _fake_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    expect_float(node, types)
+    return (types[0],)
+
+
+def _fake(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    scale, zero = np.float32(node.number("scale")), node.integer("zero_point")
+    limits = np.iinfo(node.text("dtype"))
+    steps = np.clip(np.rint(inputs[0] / scale) + np.float32(zero), limits.min, limits.max)
+    return ((steps - np.float32(zero)) * scale,)
+
+
+def _same(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (inputs[0],)
+
+
 register(
+    Op("FakeQuantize", "x rounded to the steps of an integer type: quantised and dequantised.", _fake_types, _fake),
+    Op("Rescale", "x; the integer network gives it another scale here.", _fake_types, _same),
     Op("QuantizeLinear", "x / scale + zero point, rounded and saturated.", _quantize_types, _quantize),
     Op("DequantizeLinear", "(x - zero point) * scale.", _dequantize_types, _dequantize),
 )
