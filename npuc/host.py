@@ -49,6 +49,10 @@ class HostStep:
                 "E502", f"the host step cannot be computed: {error!r}", node=self.node, op=self.op
             ) from None
 
+    @property
+    def _zero(self) -> np.float32:
+        return np.float32(self.attrs.get("zero_point", 0))
+
     def _repeated(self, samples: int) -> Array:
         """A constant, the same for every sample."""
         value = np.array(self.attrs["value"], np.dtype(self.attrs["dtype"])).reshape(self.attrs["shape"])
@@ -57,9 +61,9 @@ class HostStep:
     def _compute(self, inputs: list[Array]) -> tuple[Array, ...]:
         match self.op:
             case "QuantizeLinear":
-                return (quantise(inputs[0], self.attrs["scale"]),)
+                return (quantise(inputs[0], self.attrs["scale"], self._zero, self.attrs.get("dtype", "int8")),)
             case "DequantizeLinear":
-                return (inputs[0].astype(np.float32) * np.float32(self.attrs["scale"]),)
+                return ((inputs[0].astype(np.float32) - self._zero) * np.float32(self.attrs["scale"]),)
             case "Transpose":
                 return (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
             case "Reshape":
@@ -102,7 +106,8 @@ ROUNDED = ("Softmax", "LogSoftmax", "LRN")
 """Operators with float arithmetic beyond one exact operation."""
 
 
-def quantise(x: Array, scale: float) -> Array:
-    """int8 of float32 values: x / scale in float32, rounded half to even, saturated (as ONNX QuantizeLinear)."""
-    steps = np.asarray(x / np.float32(scale))
-    return np.clip(np.rint(steps, out=steps), -128, 127, out=steps).astype(np.int8)
+def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
+    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as ONNX)."""
+    steps, limits = np.asarray(x / np.float32(scale)), np.iinfo(dtype)
+    steps = np.rint(steps, out=steps) + np.float32(zero)
+    return np.clip(steps, limits.min, limits.max, out=steps).astype(dtype)

@@ -23,7 +23,7 @@ from npuc.errors import ArtefactError, ModelError
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program, load_evidence, sha256
-from npuc.quantize.build import MOVEMENT
+from npuc.quantize.ties import MOVEMENT
 from npuc.records import read
 from npuc.reference import session
 from npuc.target import Target
@@ -134,6 +134,7 @@ class _Tensor:
     float: str
     scale: float
     shape: tuple[int, ...]
+    zero_point: int = 0
 
 
 @dataclass(frozen=True)
@@ -246,15 +247,15 @@ class _Verification:
         known = {**exact, **feed}
         alone = self._alone(known, integer)
         for name, entry in self.tensors.items():
-            scale = entry["scale"]
+            scale, zero = entry["scale"], entry.get("zero_point", 0)
             if name in simulated:
                 wrong = int((simulated[name] != integer[name]).sum())
                 tally.differing[name] = tally.differing.get(name, 0) + wrong
             if entry["float"] in known:
                 value = known[entry["float"]]
-                tally.entire.setdefault(name, Difference()).add(value, integer[name] * np.float64(scale))
+                tally.entire.setdefault(name, Difference()).add(value, (integer[name] - np.float64(zero)) * scale)
                 if name in alone:
-                    tally.single.setdefault(name, Difference()).add(value, alone[name] * np.float64(scale))
+                    tally.single.setdefault(name, Difference()).add(value, (alone[name] - np.float64(zero)) * scale)
 
     def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
         """Each layer's int8 result on the exact fp32 values of its inputs, quantised; where those are known."""
@@ -266,7 +267,9 @@ class _Verification:
             if entry is None:
                 feeds[name] = known[name]
             elif entry["float"] in known:
-                feeds[name] = quantise(known[entry["float"]], entry["scale"]).reshape(entry["shape"])
+                feeds[name] = quantise(
+                    known[entry["float"]], entry["scale"], entry.get("zero_point", 0)
+                ).reshape(entry["shape"])
             else:
                 feeds[name] = integer[name.removesuffix(EXACT)]
         return _values(self.single, list(self.tensors), feeds)

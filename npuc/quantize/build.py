@@ -6,7 +6,7 @@ and DequantizeLinear stand where the two worlds meet. The int8 form of tensor `t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,135 +15,19 @@ from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Draft, Quantised, int8_name
+from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.integer import accumulator_bound
-from npuc.quantize.scales import Ratio, Ties, choose_scales
-from npuc.quantize.tables import Tabulate, as_unary, is_relu, wanted_values
+from npuc.quantize.scales import choose_scales
+from npuc.quantize.tables import CONVERSIONS, INPUTS, Tabulate, as_unary, is_relu, wanted_values
+from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, ties_of
 from npuc.quantize.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
     MOST_SHIFT,
     average_taps,
     quantise_weights,
+    sum_factors,
 )
-
-MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
-"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
-
-SELECTION = ("MaxPool", "GlobalMaxPool")
-"""Operators whose every result is one of their elements."""
-
-
-def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
-    """The nodes that run on int8: those the target accepts, and data movement from such to such."""
-    after: set[str] = set()
-    forward: list[Node] = []
-    for node in graph.nodes:
-        computed = [name for name in node.inputs if name not in graph.constants]
-        moves = node.op in MOVEMENT and all(name in after for name in computed)
-        if moves or accepts(node):
-            after.update(node.outputs)
-            forward.append(node)
-    before: set[str] = set()
-    kept: list[Node] = []
-    for node in reversed(forward):
-        if node.op not in MOVEMENT or before.intersection(node.outputs):
-            before.update(data_inputs(node))
-            kept.append(node)
-    return tuple(reversed(kept))
-
-
-def data_inputs(node: Node) -> tuple[str, ...]:
-    """The inputs that carry activations."""
-    return node.inputs[:1] if node.op in ("Conv", "PRelu") else node.inputs
-
-
-def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The float tensors that get an int8 form, in order of appearance."""
-    found = dict.fromkeys(name for node in nodes for name in (*data_inputs(node), *node.outputs))
-    return tuple(found)
-
-
-def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
-    """The window of an average or global pooling node."""
-    if node.op.startswith("Global"):
-        height, width = graph.shape(node.inputs[0])[2:]
-        return height, width
-    height, width = node.integers("kernel_shape")
-    return height, width
-
-
-def ties_of(graph: Graph, nodes: Sequence[Node]) -> Ties:
-    """What the operators demand of the scales of their tensors."""
-    equal: list[tuple[str, str]] = []
-    ratios: list[Ratio] = []
-    ceilings: dict[str, float] = {}
-    powers: list[str] = []
-    for node in nodes:
-        x, y = node.inputs[0], node.output
-        if node.op in (*MOVEMENT, *SELECTION, "Neg") or is_relu(node):
-            equal += [(x, other) for other in (*node.inputs[1:], *node.outputs)]
-        elif selects(graph, node):
-            equal.append((x, y))
-        elif node.op in ("AveragePool", "GlobalAveragePool"):
-            exponent = average_taps(average_kernel(graph, node))[1]
-            ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
-        elif node.op == "Add":
-            equal.append((x, node.inputs[1]))
-            ratios.append(Ratio(y, x, 0, MOST_SHIFT))
-        elif node.op == "Mul":
-            powers.append(node.inputs[factor_of(graph, node)])
-            ratios.append(Ratio(y, node.inputs[1 - factor_of(graph, node)], -MOST_GAIN, MOST_SHIFT))
-        if (node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip":
-            ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
-    finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
-
-
-def visible(graph: Graph) -> frozenset[str]:
-    """The graph's outputs, and what is only moved or averaged on its way to one: a user sees each of their values.
-
-    The values that saturate are the largest of all, which then cannot be told apart.
-    """
-    found = set(graph.outputs)
-    for node in reversed(graph.nodes):
-        moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or selects(graph, node)
-        if moves and found.intersection(node.outputs):
-            found.update(data_inputs(node))
-    return frozenset(found)
-
-
-def selects(graph: Graph, node: Node) -> bool:
-    """Whether a Conv gives elements of its input as they are: with equal scales it is exact."""
-    taps = graph.constant(node.inputs[1]) if node.op == "Conv" and len(node.inputs) == 2 else None
-    if taps is None or not np.isin(taps, (0, 1)).all():
-        return False
-    return bool((np.count_nonzero(taps.reshape(len(taps), -1), axis=1) == 1).all())
-
-
-MOST_GAIN = 5
-"""A product's scale is at most 2^5 times finer than its larger operand's: a gate needs no more."""
-
-
-def factor_of(graph: Graph, node: Node) -> int:
-    """Which operand of a product gets a scale that is a power of two: the smaller one, else the second."""
-    sizes = [graph.tensors[name].size for name in node.inputs]
-    return 0 if sizes[0] < sizes[1] else 1
-
-
-def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> dict[str, float]:
-    """For the result of each convolution the deviation of the error that quantising its input alone brings.
-
-    Finer steps would be spent on noise; the range that they cost is worth more, above all where few calibration
-    samples happen to cancel.
-    """
-    found: dict[str, float] = {}
-    for node in nodes:
-        if node.op == "Conv":
-            w = graph.constants[node.inputs[1]]
-            gain = np.sqrt(np.mean(np.square(w, dtype=np.float64)) * (w.size / len(w)))
-            found[node.output] = float(spreads[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
-    return {name: floor for name, floor in found.items() if floor > 0}
-
 
 def quantise(
     graph: Graph,
@@ -151,24 +35,30 @@ def quantise(
     spreads: Mapping[str, Spread],
     method: str = "mse",
     tabulate: Tabulate | None = None,
+    given: Mapping[str, Steps] = NOTHING_GIVEN,
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
-    spreads: of every tensor in tensors_of(nodes). tabulate: makes the target's activation tables. Raises
-    UnsupportedOperator (E205) for a node without an integer form.
+    spreads: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
+    tables. Raises UnsupportedOperator (E205) for a node without an integer form.
     """
-    ties = replace(ties_of(graph, nodes), floors=floors(graph, nodes, spreads))
-    scales = choose_scales(spreads, ties, method)
-    return _Builder(graph, nodes, scales, tabulate).built()
+    free = {name: spread for name, spread in spreads.items() if name not in given}
+    ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    steps = {name: Steps(scale) for name, scale in choose_scales(free, ties, method).items()}
+    return _Builder(graph, nodes, {**steps, **given}, tabulate).built()
 
 
 class _Builder(Draft):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
     def __init__(
-        self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float], tabulate: Tabulate | None
+        self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], tabulate: Tabulate | None
     ) -> None:
-        super().__init__(graph, scales)
+        super().__init__(
+            graph,
+            {name: each.scale for name, each in steps.items()},
+            {name: each.zero for name, each in steps.items()},
+        )
         self.tabulate = tabulate
         self.integer = {id(node) for node in nodes}
 
@@ -177,51 +67,104 @@ class _Builder(Draft):
         for node in self.float.nodes:
             if id(node) not in self.integer:
                 self.keep(node)
-                continue
-            inputs = tuple(self.as_int8(name) for name in data_inputs(node))
-            op, attrs, extra = self._form(node)
-            outputs = tuple(int8_name(name) for name in node.outputs)
-            name = node.name or node.output
-            self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+            elif node.op in CONVERSIONS and self._same_steps(node):
+                self.share(node.output, self.as_int8(node.inputs[0]))
+            else:
+                self._convert(node)
         return self.result()
+
+    def _convert(self, node: Node) -> None:
+        inputs = tuple(self.as_int8(name) for name in data_inputs(node))
+        op, attrs, extra = self._form(node)
+        outputs = tuple(int8_name(name) for name in node.outputs)
+        name = node.name or node.output
+        limits = self._limits(node)
+        if limits is None:
+            self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+            return
+        free = f"{outputs[0]}/unlimited"
+        self.stand(free, node.output)
+        self.add(Node(op, (*inputs, *extra), (free,), attrs, name, node.sources))
+        attrs, extra = self._table(f"{outputs[0]}/limits", np.clip(INPUTS, *limits).astype(np.float64))
+        self.add(Node("IntTable", (free, *extra), outputs, attrs, f"{name}/limits", node.sources))
+
+    def _same_steps(self, node: Node) -> bool:
+        return self.steps(node.inputs[0]) == self.steps(node.output)
+
+    def _limits(self, node: Node) -> tuple[int, int] | None:
+        """The limits of a fused activation that neither saturation nor a ReLU at 0 gives; None if there are none."""
+        if node.text("activation") not in ("Relu", "Clip"):
+            return None
+        zero = self.zeros[node.output]
+        top = node.number("max", np.inf) / self.scales[node.output] + zero
+        high = 127 if top >= 126.5 else round(top)
+        return None if zero in (0, -128) and high == 127 else (zero, high)
 
     def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
-        relu = int(node.text("activation") in ("Relu", "Clip"))
+        relu = int(node.text("activation") in ("Relu", "Clip") and not self.zeros[node.output])
         match node.op:
             case "Conv":
-                return "IntConv", {**_window(node), "relu": relu}, self._weights(node)
+                return "IntConv", {**self._window(node), "relu": relu}, self._weights(node)
             case "AveragePool" | "GlobalAveragePool":
                 channels = self.float.shape(node.inputs[0])[1]
-                window = {} if node.op.startswith("Global") else _window(node)
+                window = {} if node.op.startswith("Global") else self._window(node)
                 return "IntConv", {**window, "group": channels, "average": 1}, self._average(node)
             case "GlobalMaxPool":
                 return "MaxPool", {"kernel_shape": average_kernel(self.float, node)}, ()
             case "Add":
-                attrs: dict[str, Attr] = {"shift": self._shift(node), "relu": relu}
-                if "fused_input" in node.attrs:
-                    attrs["fused_input"] = node.integer("fused_input")
-                return "IntAdd", attrs, ()
+                return self._sum(node, relu)
             case "Mul":
                 return "IntMul", {"shift": self._product_shift(node)}, ()
-            case "Relu" | "Clip" if is_relu(node):
+            case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and not self.zeros[node.output]:
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
                 return op, dict(node.attrs), ()
             case _:
                 return self._activation(node)
 
+    def _window(self, node: Node) -> dict[str, Attr]:
+        """The attributes of a window that an integer operator shares with its float one, and what surrounds x."""
+        keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
+        found = {key: node.attrs[key] for key in keys if key in node.attrs}
+        zero = self.zeros[node.inputs[0]]
+        return {**found, "padding": zero} if zero and any(node.integers("pads", ())) else found
+
+    def _sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """A plain addition where the scales allow it, else one that multiplies its operands."""
+        ratios = [self.scales[name] / self.scales[node.output] for name in node.inputs]
+        zeros = [self.zeros[name] for name in (*node.inputs, node.output)]
+        shift = -np.log2(ratios[0])
+        if ratios[0] == ratios[1] and not any(zeros) and shift in range(MOST_SHIFT + 1):
+            attrs: dict[str, Attr] = {"shift": int(shift), "relu": relu}
+            if "fused_input" in node.attrs:
+                attrs["fused_input"] = node.integer("fused_input")
+            return "IntAdd", attrs, ()
+        _expect_weights(node, np.ones(1), max(ratios))
+        first, second, exponent = sum_factors(*ratios)
+        bias = np.array((zeros[2] << exponent) - first * zeros[0] - second * zeros[1], np.int32)
+        named = {"w": np.array([first, second], np.int8), "bias": bias}
+        return "IntSum", {"shift": exponent, "relu": relu}, self._named(node, named)
+
     def _activation(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """A table, or two slopes per channel."""
-        x_scale, y_scale = self.scales[node.inputs[0]], self.scales[node.output]
-        function = as_unary(self.float, node)
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        function = node if is_relu(node) else as_unary(self.float, node)
         if function is not None and self.tabulate is not None:
-            table = self.tabulate(wanted_values(function, x_scale, y_scale))
-            named = {"starts": table.starts, "a": table.a, "b": table.b}
-            return "IntTable", {"shift": table.shift, "error_lsb": table.error}, self._named(node, named)
+            values = wanted_values(function, x.scale, y.scale, x.zero, y.zero)
+            return "IntTable", *self._table(int8_name(node.output), values)
         if node.op == "PRelu":
-            return "IntPRelu", {}, self._slopes(node, x_scale, y_scale)
+            return "IntPRelu", {}, self._slopes(node, x.scale, y.scale)
         raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+
+    def _table(self, stem: str, values: Array) -> tuple[dict[str, Attr], tuple[str, ...]]:
+        """Attributes and constants of the table that gives these values."""
+        if self.tabulate is None:
+            raise UnsupportedOperator("E205", "the target has no activation tables", tensor=stem)
+        table = self.tabulate(values)
+        named = {"starts": table.starts, "a": table.a, "b": table.b}
+        constants = tuple(self.constant(f"{stem}/{key}", value) for key, value in named.items())
+        return {"shift": table.shift, "error_lsb": table.error}, constants
 
     def _slopes(self, node: Node, x_scale: float, y_scale: float) -> tuple[str, ...]:
         """Factors and shifts of a PRelu, quantised as the weights of one tap."""
@@ -233,9 +176,6 @@ class _Builder(Draft):
             found = quantise_weights(value, None, x_scale, y_scale)
             named |= {side: found.w.ravel(), f"{side}_shift": found.shift}
         return self._named(node, named)
-
-    def _shift(self, node: Node) -> int:
-        return round(np.log2(self.scales[node.output] / self.scales[node.inputs[0]]))
 
     def _product_shift(self, node: Node) -> int:
         """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
@@ -253,19 +193,25 @@ class _Builder(Draft):
         return shift
 
     def _weights(self, node: Node) -> tuple[str, ...]:
-        x, weights, *rest = node.inputs
+        _, weights, *rest = node.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
         w = self.float.constants[weights]
-        _expect_weights(node, w, self.scales[x] / self.scales[node.output])
-        found = quantise_weights(w, bias, self.scales[x], self.scales[node.output])
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        _expect_weights(node, w, x.scale / y.scale)
+        found = quantise_weights(w, bias, x.scale, y.scale, x.zero, y.zero)
         _expect_accumulators(node, found.w, found.bias)
         return self._layer(node, found.w, found.bias, found.shift)
 
     def _average(self, node: Node) -> tuple[str, ...]:
+        """Taps whose sum takes up the ratio of the scales; where that is a power of two, the shift does."""
         channels = self.float.shape(node.inputs[0])[1]
-        taps, exponent = average_taps(average_kernel(self.float, node))
-        shift = np.full(channels, exponent + self._shift(node), np.int8)
-        return self._layer(node, np.tile(taps, (channels, 1, 1, 1)), np.zeros(channels, np.int32), shift)
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        power, kernel = np.log2(x.scale / y.scale), average_kernel(self.float, node)
+        taps, exponent = average_taps(kernel, 1.0 if power == round(power) else x.scale / y.scale)
+        shift = exponent - (round(power) if power == round(power) else 0)
+        bias = (y.zero << shift) - x.zero * int(taps.sum())
+        w = np.tile(taps, (channels, 1, 1, 1))
+        return self._layer(node, w, np.full(channels, bias, np.int32), np.full(channels, shift, np.int8))
 
     def _layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
         return self._named(node, {"w": w, "bias": bias, "shift": shift})
@@ -274,12 +220,6 @@ class _Builder(Draft):
         """The names of a node's new constants."""
         stem = int8_name(node.output)
         return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())
-
-
-def _window(node: Node) -> dict[str, Attr]:
-    """The attributes of a window that an integer operator shares with its float one."""
-    keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
-    return {key: node.attrs[key] for key in keys if key in node.attrs}
 
 
 def _expect_weights(node: Node, w: Array, ratio: float) -> None:

@@ -79,6 +79,11 @@ class Spread:
         return count, total, energy
 
 
+def uniform(largest: float) -> Spread:
+    """The spread of a tensor of which only the largest |x| is known."""
+    return Spread(np.ones(BINS, np.int64), largest * (1 - 1e-6) / BINS)
+
+
 EMPTY = Spread(np.zeros(BINS, np.int64), 1.0)
 
 

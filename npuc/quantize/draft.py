@@ -7,21 +7,26 @@ worlds meet, QuantizeLinear and DequantizeLinear arise. The int8 form of tensor 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
+from npuc.quantize.given import Steps, steps_of
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for."""
+    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for.
+
+    zeros: the integer that stands for 0, of the tensors where it is another than 0.
+    """
 
     graph: Graph
     scales: Mapping[str, float]
     floats: Mapping[str, str]
+    zeros: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def int8_name(tensor: str) -> str:
@@ -32,12 +37,32 @@ def int8_name(tensor: str) -> str:
 class Draft:
     """Collects the nodes and constants of the integer graph of a float graph, in its order."""
 
-    def __init__(self, graph: Graph, scales: Mapping[str, float]) -> None:
+    def __init__(self, graph: Graph, scales: Mapping[str, float], zeros: Mapping[str, int] | None = None) -> None:
         self.float = graph
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
+        self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = dict(graph.constants)
         self.have: set[str] = {*graph.inputs, *graph.constants}
+        self._shared: dict[str, str] = {}
+        self._stands: dict[str, str] = {}
+
+    def steps(self, tensor: str) -> Steps:
+        """The scale and zero point of a float tensor's int8 form."""
+        return Steps(self.scales[tensor], self.zeros[tensor])
+
+    def int8(self, tensor: str) -> str:
+        """The name of a float tensor's int8 form: its own, or that of the tensor it shares one with."""
+        return self._shared.get(tensor, int8_name(tensor))
+
+    def share(self, tensor: str, integers: str) -> None:
+        """Lets these integers be the int8 form of a tensor as well."""
+        self._shared[tensor] = integers
+        self._stands.setdefault(integers, tensor)
+
+    def stand(self, integers: str, tensor: str) -> None:
+        """Says that integers have the steps of a float tensor, whose int8 form they need not be."""
+        self._stands[integers] = tensor
 
     def add(self, node: Node) -> None:
         """Appends an integer node, whose tensors have their names in the integer graph."""
@@ -45,15 +70,28 @@ class Draft:
         self.have.update(node.outputs)
 
     def keep(self, node: Node) -> None:
-        """Appends a node of the float graph as it is."""
+        """Appends a node of the float graph as it is; a QuantizeLinear to integers that are there becomes a copy."""
+        x = node.inputs[0]
+        if node.op == "QuantizeLinear" and x in self.scales and self.int8(x) in self.have and self._gives(node, x):
+            self.add(replace(node, op="Identity", inputs=(self.int8(x),), attrs={}))
+            return
         for tensor in filter(None, node.inputs):
-            self._border(int8_name(tensor), tensor, "DequantizeLinear", tensor)
+            self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
         self.add(node)
 
     def as_int8(self, tensor: str) -> str:
         """The int8 form of a float tensor that exists in either form."""
-        self._border(tensor, int8_name(tensor), "QuantizeLinear", tensor)
-        return int8_name(tensor)
+        producer = self.float.producers.get(tensor)
+        if producer is not None and producer.op == "DequantizeLinear" and self._gives(producer, tensor):
+            self.share(tensor, producer.inputs[0])
+        self._border(tensor, self.int8(tensor), "QuantizeLinear", tensor)
+        return self.int8(tensor)
+
+    def _gives(self, node: Node, tensor: str) -> bool:
+        """Whether the integers that the model itself converts are those of a tensor's int8 form."""
+        steps = steps_of(self.float, node)
+        integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
+        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == "int8"
 
     def constant(self, name: str, value: Array) -> str:
         """The name of a new constant."""
@@ -63,12 +101,15 @@ class Draft:
     def result(self) -> Quantised:
         """The graph, with the outputs of the float graph."""
         for tensor in self.float.outputs:
-            self._border(int8_name(tensor), tensor, "DequantizeLinear", tensor)
+            self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
         types = {name: self.float.tensors[name] for name in self.float.inputs}
         graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
-        present = {int8_name(name): name for name in self.scales if int8_name(name) in graph.tensors}
+        stands = {int8_name(name): name for name in self.scales} | self._stands
+        present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
         floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
-        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats)
+        floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
+        zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
+        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats, zeros)
 
     def _onnx_tensor(self, tensor: str) -> str:
         """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
@@ -83,5 +124,5 @@ class Draft:
         if result in self.have:
             return
         scale = self.constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
-        zero = self.constant(f"{tensor}/zero", np.zeros((), np.int8))
+        zero = self.constant(f"{tensor}/zero", np.array(self.zeros[tensor], np.int8))
         self.add(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))

@@ -1,6 +1,7 @@
 """The operators of the integer graph: int8 tensors, 32-bit accumulators, requantisation by shifts.
 
-Every activation is int8 and symmetric (zero point 0). An accumulator is requantised per output channel by
+Every activation is int8; the integer that stands for 0 is 0 but where a model gives another, which biases then take
+and with which windows are padded. An accumulator is requantised per output channel by
 sat8(floor(acc / 2^n + 1/2)): round half up, toward plus infinity, then saturate to -128..127.
 Source: easynpu, chapter PE; the rounding and the saturation as the author's RTL has them.
 The rows here join the operator table, so an integer graph is a Graph like any other.
@@ -47,8 +48,11 @@ def _expect(node: Node, types: Sequence[TensorType], *dtypes: str) -> None:
 
 
 def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """x (1, Ci, H, W) int8, w (Co, Ci/group, Hk, Wk) int8, bias (Co,) int32, shift (Co,) int8."""
-    _expect(node, types, "int8", "int8", "int32", "int8")
+    """x (1, Ci, H, W) int8, w (Co, Ci/group, Hk, Wk) int8, bias (Co,) int32, shift (Co,) int8.
+
+    Behind these a target may put what its machine needs for the integer that surrounds x (`padding`).
+    """
+    _expect(node, types, "int8", "int8", "int32", "int8", *("int8" for _ in types[4:]))
     x, w = types[0].shape, types[1].shape
     if len(x) != 4 or len(w) != 4 or w[1] * node.integer("group", 1) != x[1]:
         raise bad_node(node, f"weight {list(w)} for input {list(x)}")
@@ -62,7 +66,7 @@ def convolve(node: Node, x: Array, w: Array) -> Array:
     """The sums of products of a convolution: int64 (N, Co, Ho, Wo); w: (Co, Ci/group, Hk, Wk) integers."""
     window, group = window_of(node, w.shape[2:]), node.integer("group", 1)
     extents = window.extents(node, x.shape[2:])
-    padded = window.padded(x, 0, extents).astype(np.int64)
+    padded = window.padded(x, node.integer("padding"), extents).astype(np.int64)
     split = padded.reshape(x.shape[0], group, -1, *padded.shape[2:])
     taps = w.astype(np.int64).reshape(group, w.shape[0] // group, w.shape[1], -1)
     acc = sum(
@@ -73,7 +77,7 @@ def convolve(node: Node, x: Array, w: Array) -> Array:
 
 
 def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, w, bias, shift = inputs
+    x, w, bias, shift = inputs[:4]
     acc = convolve(node, x, w) + bias[:, None, None]
     return (requantise(acc, shift[:, None, None], bool(node.integer("relu"))),)
 
@@ -86,6 +90,18 @@ def _pair_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
 
 def _add(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     acc = inputs[0].astype(np.int32) + inputs[1]
+    return (requantise(acc, node.integer("shift"), bool(node.integer("relu"))),)
+
+
+def _sum_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """Two int8 maps as of a sum, w (2,) int8, bias () int32."""
+    _expect(node, types, "int8", "int8", "int8", "int32")
+    return (TensorType(broadcast(node, types[0].shape, types[1].shape), "int8"),)
+
+
+def _sum(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    (left, right), (first, second) = (each.astype(np.int64) for each in inputs[:2]), inputs[2].astype(np.int64)
+    acc = first * left + second * right + inputs[3]
     return (requantise(acc, node.integer("shift"), bool(node.integer("relu"))),)
 
 
@@ -136,6 +152,7 @@ def _prelu(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 register(
+    Op("IntSum", "The requantised sum of two int8 tensors, each times a factor, and a bias.", _sum_types, _sum),
     Op("IntConv", "int8 convolution with bias, requantised per channel.", _conv_types, _conv),
     Op("IntAdd", "The requantised sum of two int8 tensors.", _pair_types, _add),
     Op("IntMul", "The requantised product of two int8 tensors.", _pair_types, _mul),

@@ -51,8 +51,11 @@ def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, 
 
 def _conv(node: Node, emit: Emitter) -> None:
     x = node.inputs[0]
-    w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:])
+    w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:4])
     attrs = window_attrs(node, w)
+    if node.integer("padding"):
+        del attrs["pads"]
+        x = _padded(emit, x, node.integers("pads"), node.integer("padding"))
     relu, column = bool(node.integer("relu")), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
@@ -70,6 +73,22 @@ def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
     window = {key: node.integers(key) for key in ("strides", "pads", "dilations")}
     present: dict[str, Attr] = {key: value for key, value in window.items() if value}
     return {**present, "kernel_shape": w.shape[2:], "group": node.integer("group", 1)}
+
+
+def _padded(emit: Emitter, x: str, pads: Sequence[int], value: int) -> str:
+    """x surrounded by an integer."""
+    rank = len(pads) // 2
+    around = np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64)
+    return step(emit, "Pad", x, emit.constant(around, "pads"), emit.constant(np.int8(value), "value"))
+
+
+def _sum(node: Node, emit: Emitter) -> None:
+    (first, second), bias = (emit.graph.constants[name].astype(np.float64) for name in node.inputs[2:])
+    acc = emit.constant(bias, "bias")
+    for name, factor in zip(node.inputs[:2], (first, second), strict=True):
+        product = step(emit, "Mul", step(emit, "Cast", name, to=DOUBLE), emit.constant(factor, "factor"))
+        acc = step(emit, "Add", acc, product)
+    _requantise(emit, acc, np.array(node.integer("shift")), bool(node.integer("relu")), node.output, np.float64)
 
 
 def wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
@@ -156,6 +175,7 @@ EXPORTERS.update({op: through_float(EXPORTERS[op]) for op in ("DepthToSpace", "S
 EXPORTERS.update(
     {
         "IntConv": _conv,
+        "IntSum": _sum,
         "IntAdd": _pair,
         "IntMul": _pair,
         "IntRelu": _relu,

@@ -55,8 +55,8 @@ def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse"
 
     method: "mse", or "minmax" (no value saturates).
     """
-    class_of = _components(spreads, ties.equal)
-    group_of = _components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
+    class_of = components(spreads, ties.equal)
+    group_of = components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
     scales: dict[str, float] = {}
     for group in dict.fromkeys(group_of.values()):
         members = {c: [t for t in spreads if class_of[t] == c] for c in group_of if group_of[c] == group}
@@ -70,7 +70,7 @@ def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse"
     return {tensor: scales[tensor] for tensor in spreads}
 
 
-def _components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
+def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
     """For each name the first name of its connected component."""
     leader = {name: name for name in names}
     order = {name: position for position, name in enumerate(leader)}

@@ -27,6 +27,10 @@ TABLE_OPS = (
 """Operators whose int8 form is a table; a Clip with the lower limit 0 is a ReLU instead."""
 
 
+CONVERSIONS = ("FakeQuantize", "Rescale")
+"""Operators whose input and result differ in nothing but their scales and zero points."""
+
+
 @dataclass(frozen=True)
 class Table:
     """starts, a: (segments,) int8; b: (segments,) int32; shift: 0..31; error: its largest error in LSB of y."""
@@ -56,20 +60,24 @@ def single_slope(graph: Graph, node: Node) -> float | None:
 
 def as_unary(graph: Graph, node: Node) -> Node | None:
     """The function of one element that becomes a table, or None if the node is no such function."""
+    if node.op in CONVERSIONS:
+        return Node("Identity", node.inputs, node.outputs)
     if node.op == "PRelu":
         slope = single_slope(graph, node)
         return None if slope is None else Node("LeakyRelu", node.inputs[:1], node.outputs, {"alpha": slope})
     return node if node.op in TABLE_OPS and not is_relu(node) else None
 
 
-def wanted_values(function: Node, x_scale: float, y_scale: float) -> Array:
-    """f(x) in units of y's scale for every int8 x: (256,) float64, infinite or NaN where f is.
+def wanted_values(
+    function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0
+) -> Array:
+    """The y that stands for f(x), for every int8 x: (256,) float64, infinite or NaN where f is.
 
-    function: a node of one input, by its operator's meaning.
+    function: a node of one input, by its operator's meaning. x_zero, y_zero: the integers that stand for 0.
     """
     with np.errstate(all="ignore"):
-        (values,) = OPS[function.op].compute(function, [INPUTS * x_scale])
-        return values.astype(np.float64) / y_scale
+        (values,) = OPS[function.op].compute(function, [(INPUTS - x_zero) * x_scale])
+        return values.astype(np.float64) / y_scale + y_zero
 
 
 def domain(function: Node) -> tuple[float, float]:

@@ -28,22 +28,27 @@ class IntegerWeights:
     shift: Array
 
 
-def quantise_weights(w: Array, bias: Array | None, x_scale: float, y_scale: float) -> IntegerWeights:
+def quantise_weights(
+    w: Array, bias: Array | None, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0
+) -> IntegerWeights:
     """int8 weights with the least squared error per output channel.
 
-    w: (Co, ...) float; bias: (Co,) float or None. Per channel two shifts compete: the largest that saturates
+    w: (Co, ...) float; bias: (Co,) float or None. x_zero, y_zero: the integers that stand for 0; the bias takes
+    them exactly, if the input is padded with x_zero. Per channel two shifts compete: the largest that saturates
     no weight, and one more. A weight of LARGEST_WEIGHT or more in units of Sy / Sx saturates even at shift 0: the
     caller refuses it first, where saturation changes the sum (not for a single factor, as PRelu has).
     """
     flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale
+    offset = offset + y_zero
     largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
     safe = np.floor(np.log2(127.499 / largest))
     candidates = [np.clip(np.minimum(safe + more, _limit(flat, offset)), 0, MOST_SHIFT) for more in (0, 1)]
     errors = [((_integers(flat, shift) / _power(shift) - flat) ** 2).sum(axis=1) for shift in candidates]
     shift = np.where(errors[1] < errors[0], candidates[1], candidates[0])
     integers = _integers(flat, shift).astype(np.int8)
-    rounded = np.rint(offset * np.exp2(shift)).clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
+    centre = np.rint(offset * np.exp2(shift)) - x_zero * integers.astype(np.int64).sum(axis=1)
+    rounded = centre.clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
     return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
 
 
@@ -66,13 +71,28 @@ def _limit(flat: Array, offset: Array) -> Array:
     return np.minimum(np.floor(np.log2(room)), FINEST_SHIFT)
 
 
-def average_taps(kernel: tuple[int, int]) -> tuple[Array, int]:
-    """int8 taps of an average over the kernel whose sum is exactly 2^S, and S.
+def average_taps(kernel: tuple[int, int], ratio: float = 1.0) -> tuple[Array, int]:
+    """int8 taps of an average over the kernel, and S: their sum is the ratio times 2^S, rounded.
 
-    The taps differ by at most 1; the larger ones are spread evenly, so that no constant error is left.
-    Source: quantisation notes, Average pooling with int8 weights.
+    ratio: of the input's scale to the result's. The taps differ by at most 1; the larger ones are spread evenly,
+    so that no constant error is left. Source: quantisation notes, Average pooling with int8 weights.
     """
     count = kernel[0] * kernel[1]
-    exponent = int(np.floor(np.log2(127 * count)))
-    edges = np.arange(count + 1, dtype=np.int64) * (1 << exponent) // count
+    exponent = min(int(np.floor(np.log2(127 * count / ratio))), MOST_EXPONENT)
+    total = round(ratio * 2.0**exponent)
+    edges = np.arange(count + 1, dtype=np.int64) * total // count
     return np.diff(edges).astype(np.int8).reshape(kernel), exponent
+
+
+def sum_factors(left: float, right: float) -> tuple[int, int, int]:
+    """int8 factors and a shift so that (a * left + b * right) is about (a * first + b * second) / 2^shift.
+
+    left, right: of each operand's scale to the result's, below LARGEST_WEIGHT.
+    """
+    shift = min(int(np.floor(np.log2(LARGEST_WEIGHT / max(left, right) * (1 - 1e-9)))), MOST_EXPONENT)
+    first, second = (round(ratio * 2.0**shift) for ratio in (left, right))
+    return first, second, shift
+
+
+MOST_EXPONENT = 22
+"""With it the largest zero point, in units of an accumulator, still leaves room in 32 bits."""

@@ -12,8 +12,8 @@ from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.quantize.build import MOVEMENT
 from npuc.quantize.draft import Quantised
+from npuc.quantize.ties import MOVEMENT
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields
@@ -222,7 +222,8 @@ def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Regi
     attrs: dict[str, Any] = dict(node.attrs)
     inputs = node.inputs
     if node.op in BORDER:
-        attrs["scale"] = float(graph.constants[node.inputs[1]])
+        scale, zero = (graph.constants[name] for name in node.inputs[1:])
+        attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
         inputs = node.inputs[:1]
     arrays = [position for position, each in enumerate(regions) if each.array]
     here = regions.index(region)

@@ -15,8 +15,8 @@ from npuc.errors import EncodingError, NpucError, Problem
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.patterns import along_axis
-from npuc.quantize.build import MOVEMENT, average_kernel
 from npuc.quantize.tables import TABLE_OPS
+from npuc.quantize.ties import MOVEMENT, average_kernel
 from npuc.targets.easynpu.addressing import map_shape
 from npuc.targets.easynpu.fusion import conv_mnemonic
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
@@ -164,6 +164,8 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
 """Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
+    "QuantizeLinear": "it converts an output of the network",
+    "DequantizeLinear": "it converts an input of the network",
     "Softmax": "the machine has no exponential and no division",
     "LogSoftmax": "the machine has no exponential and no logarithm",
     "ArgMax": "the machine has no index arithmetic",

@@ -13,10 +13,12 @@ from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Pass
 from npuc.program import Program, canonical_json
-from npuc.quantize.build import MOVEMENT, integer_nodes, quantise, tensors_of
-from npuc.quantize.calibration import spreads
+from npuc.quantize.build import quantise
+from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.draft import Quantised
-from npuc.quantize.tables import domains
+from npuc.quantize.given import given_steps
+from npuc.quantize.tables import CONVERSIONS, domains
+from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
 from npuc.targets.easynpu import images, isa, lowering, pricing, report, support
 from npuc.targets.easynpu import machine as machines
@@ -52,7 +54,7 @@ class EasyNpu:
         found: list[Problem] = []
         on_array = {id(node) for node in self._integer(graph, machine)}
         for node in graph.nodes:
-            if id(node) in on_array or (node.op in MOVEMENT and not options.strict):
+            if id(node) in on_array or (node.op in MOVEMENT and not options.strict) or node.op in CONVERSIONS:
                 continue
             where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
             if node.op not in support.HOST:
@@ -69,9 +71,15 @@ class EasyNpu:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine)
         nodes = self._integer(graph, machine)
-        found = spreads(graph, samples.feeds(), tensors_of(nodes), domains(graph, nodes))
-        quantised = quantise(graph, nodes, found, options.method, best_table)
         documented = options.isa == "documented"
+        tensors = tensors_of(nodes)
+        given = given_steps(graph, tensors, equal_ties(graph, nodes))
+        free = [name for name in tensors if name not in given]
+        found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
+        if documented:  # the document adds and pools at equal scales: of what is given the range remains
+            found |= {name: uniform(steps.reach) for name, steps in given.items()}
+            found, given = {name: found[name] for name in tensors}, {}
+        quantised = quantise(graph, nodes, found, options.method, best_table, given)
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         signature = {
@@ -164,7 +172,7 @@ def _evidence(quantised: Quantised) -> dict[str, bytes]:
     from npuc.quantize.integer_onnx import integer_model
 
     graph = quantised.graph
-    layers = [node for node in graph.nodes if graph.tensors[node.output].dtype == "int8"]
+    layers = [node for node in graph.nodes if node.output in quantised.scales]
     tensors = [name for node in layers for name in node.outputs]
     model = integer_model(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
     described = {
@@ -172,6 +180,7 @@ def _evidence(quantised: Quantised) -> dict[str, bytes]:
             name: {
                 "float": quantised.floats[name],
                 "scale": quantised.scales[name],
+                "zero_point": quantised.zeros.get(name, 0),
                 "shape": list(graph.shape(name)),
             }
             for name in tensors

@@ -11,9 +11,10 @@ from npuc.errors import UnsupportedOperator
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.build import integer_nodes, quantise, tensors_of
+from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads
 from npuc.quantize.draft import Quantised
+from npuc.quantize.ties import integer_nodes, tensors_of
 from npuc.targets.easynpu.tables import best_table
 
 RANDOM = np.random.default_rng(0)
