@@ -58,12 +58,18 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
 
 
 def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
-    """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is."""
+    """Standard normal values (8-bit integers: all alike) from a fixed seed: they show that a program runs, not how
+    accurate it is."""
     random = np.random.default_rng(seed)
-    return Samples(
-        {name: random.standard_normal((count, *each.shape)).astype(each.dtype) for name, each in inputs.items()},
-        synthetic=True,
-    )
+
+    def values(each: TensorType) -> Array:
+        shape = (count, *each.shape)
+        if each.dtype in ("int8", "uint8"):
+            limits = np.iinfo(each.dtype)
+            return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
+        return random.standard_normal(shape).astype(each.dtype)
+
+    return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
 
 
 def save(path: Path, arrays: Mapping[str, Array]) -> None:

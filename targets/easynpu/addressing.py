@@ -49,7 +49,7 @@ def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
 
 def is_window(graph: Graph, node: Node) -> bool:
     """Whether a Slice or Split only takes whole words: unit steps forward, channels from a multiple of 16 on."""
-    if len(graph.shape(node.inputs[0])) != 4:
+    if node.op not in ("Slice", "Split") or len(graph.shape(node.inputs[0])) != 4:
         return False
     if node.op == "Split":
         offsets = split_offsets(graph, node)

@@ -52,6 +52,27 @@ def _combining_stages(scope: Scope, node: Node, chunk: slice) -> tuple[Stage, ..
     return (Stage(word, block, node), relu_stage(scope, node, chunk))
 
 
+def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
+    """The sum of two maps, each times a factor: two depthwise 1x1 words, the first of which keeps its psums."""
+    factors, bias = (scope.graph.constants[name] for name in node.inputs[2:])
+    last, shift = (node, *followers)[-1], node.integer("shift")
+    result = scope.views.tensors[last.output]
+    height, width = scope.size(node)
+    for part in _channel_parts(scope, (node, *followers), result):
+        channels = part.stop - part.start
+        stages: list[Stage] = []
+        for name, factor, offset in zip(node.inputs[:2], factors, (bias, 0), strict=True):
+            final = bool(stages)
+            word = pointwise_word("dwconv_relu" if final and node.integer("relu") else "dwconv", channels, height, width)
+            weights = np.full((channels, 1, 1, 1), factor, np.int8)
+            scale = np.full(channels, shift if final else 0, np.int8)
+            block = pack_layer(weights, np.full(channels, offset, np.int32), scale, dense=False)
+            source = chunk_view(scope.operand(name, node), part)
+            stages.append(Stage(word, block, node, node.output if final else None, source, keeps=not final))
+        stages += following(scope, followers, part)
+        yield Job(tuple(stages), chunk_view(result, part), None, scope.start(last, part))
+
+
 def pointwise(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
     """A function of one element, and what is fused behind it."""
     last = (node, *followers)[-1]

@@ -13,9 +13,10 @@ import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Node
+from npuc.targets.easynpu.borders import border_weights
 from npuc.targets.easynpu.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
-from npuc.targets.easynpu.isa import BY_MNEMONIC
+from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
 from npuc.targets.easynpu.kernels import split_kernel, window_word
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, groups, pack_layer
@@ -27,7 +28,7 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM, UnsupportedOperator (E204) where documented
     words cannot express a split.
     """
-    w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:])
+    w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:4])
     last = (node, *followers)[-1]
     added = next((each for each in followers if each.op == "IntAdd"), None)
     name = conv_mnemonic(node.integer("group", 1), scope.graph.shape(node.inputs[0])[1], len(w))
@@ -56,6 +57,9 @@ def _chunk(scope: Scope, node: Node, name: str, followers: Sequence[Node]) -> in
     word, _ = window_word(scope, node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
     parts = [part.word for part in split_kernel(word, scope.machine, dense=dense)]
     per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
+    if node.integer("padding"):
+        borders = border_weights(scope.graph.constants[node.inputs[1]], dense=dense)
+        per_group += len(parts) * sum(BS_WORDS + int(np.prod(each.shape[1:])) for each in borders)
     per_group += sum(group_words(each) for each in followers)
     tables = table_words(followers)
     most = min(FIELD_CHANNELS // LANES, scope.machine.weight_pad_entries, scope.machine.psum_entries)
@@ -96,8 +100,11 @@ def _conv_stages(
     relu = bool(node.integer("relu"))
     merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
     stages: list[Stage] = []
+    if node.integer("padding"):
+        bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(np.int32)
+        stages += _border_stages(scope, node, word, w, bias, dense=dense)
     for part in parts:
-        first, last = part is parts[0], part is parts[-1]
+        first, last = not stages, part is parts[-1]
         kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
         block = pack_layer(kernel, bias if first else np.zeros_like(bias), shift, dense=dense)
         mnemonic = f"{name}_relu" if merged and last else name
@@ -110,6 +117,22 @@ def _conv_stages(
     if relu and not merged:
         stages.append(relu_stage(scope, node, chunk))
     return tuple(stages)
+
+
+def _border_stages(
+    scope: Scope, node: Node, word: Layer, w: Array, bias: Array, *, dense: bool
+) -> Iterator[Stage]:
+    """The words that put the node's integer around its map, the first with the bias; all keep their psums."""
+    pixel = scope.views.tensors[node.inputs[-1]]
+    none = np.zeros(len(w), np.int8)
+    for weights in border_weights(w, dense=dense):
+        opcode = BY_MNEMONIC["conv" if dense else "dwconv"].opcode
+        whole = replace(word, opcode=opcode, Ci=weights.shape[1] if dense else word.Co)
+        for part in split_kernel(whole, scope.machine, dense=dense):
+            kernel = weights[:, part.channels if dense else slice(None), part.rows, part.columns]
+            source = pixel.pixel_for(part.word.Ci, part.word.Hi, part.word.Wi)
+            yield Stage(part.word, pack_layer(kernel, bias, none, dense=dense), node, None, source, keeps=True)
+            bias = np.zeros_like(bias)
 
 
 def _used_channels(w: Array) -> slice:

@@ -17,7 +17,7 @@ from npuc.targets.easynpu.movement import WORD_OP
 
 POINTWISE = ("IntRelu", "IntTable", "IntPRelu")
 """Functions of one element: they continue on any result but a pool's."""
-ARRAY_OPS = ("IntConv", "IntAdd", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
+ARRAY_OPS = ("IntConv", "IntAdd", "IntSum", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
 
 
 def runs_on_array(graph: Graph, node: Node) -> bool:
@@ -61,7 +61,7 @@ def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mappi
         if producer is None or id(producer) not in present or producer.integer("average"):
             continue
         adds = node.op == "IntAdd"
-        heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntMul", *POINTWISE)
+        heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntSum", "IntMul", *POINTWISE)
         same = graph.shape(producer.output) == graph.shape(node.output)
         if adds and id(producer) in found:  # a chain has one operand, which a sum before it may have taken
             continue
@@ -88,7 +88,13 @@ def _continued(graph: Graph, node: Node) -> str:
 
 def group_words(node: Node) -> int:
     """Weight words per 16 channels of a word behind a convolution."""
-    words = {"IntAdd": BS_WORDS, "IntMul": BS_WORDS, "IntPRelu": SLOPE_WORDS, "IntConv": BS_WORDS + 1}
+    words = {
+        "IntAdd": BS_WORDS,
+        "IntMul": BS_WORDS,
+        "IntSum": 2 * (BS_WORDS + 1),
+        "IntPRelu": SLOPE_WORDS,
+        "IntConv": BS_WORDS + 1,
+    }
     return words.get(node.op, 0)
 
 

@@ -16,6 +16,7 @@ from npuc.quantize.draft import Quantised
 from npuc.quantize.ties import MOVEMENT
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
+from npuc.targets.easynpu.borders import PIXEL, pixel
 from npuc.targets.easynpu.emission import EmittedJob, cut, emit_job, expect_fields
 from npuc.targets.easynpu.grids import shares_of, tiles_of
 from npuc.targets.easynpu.jobs import Job
@@ -219,6 +220,8 @@ def _constants(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[
 
 def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
     """A node of the integer graph as a step of the host; scales become attributes."""
+    if node.op == PIXEL:
+        return HostStep.constant(node.output, pixel(node))
     attrs: dict[str, Any] = dict(node.attrs)
     inputs = node.inputs
     if node.op in BORDER:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from npuc.ir import Node
 from npuc.targets.easynpu.addressing import concat_offsets
-from npuc.targets.easynpu.channelwise import combination, max_pool, pointwise
+from npuc.targets.easynpu.channelwise import combination, max_pool, pointwise, weighted_sum
 from npuc.targets.easynpu.concatenation import copies, selecting
 from npuc.targets.easynpu.convolutions import convolutions
 from npuc.targets.easynpu.fusion import POINTWISE, fused_behind
@@ -39,6 +39,8 @@ def _jobs(scope: Scope, head: Node, followers: Sequence[Node]) -> Iterator[Job]:
             yield from convolutions(scope, head, followers)
         case "IntAdd" | "IntMul":
             yield from combination(scope, head, followers)
+        case "IntSum":
+            yield from weighted_sum(scope, head, followers)
         case "MaxPool":
             yield from max_pool(scope, head)
         case op if op in POINTWISE:

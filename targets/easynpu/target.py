@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
 from npuc.targets.easynpu import images, isa, lowering, pricing, report, support
 from npuc.targets.easynpu import machine as machines
+from npuc.targets.easynpu.borders import with_borders
 from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.movement import MOVES
@@ -80,6 +82,8 @@ class EasyNpu:
             found |= {name: uniform(steps.reach) for name, steps in given.items()}
             found, given = {name: found[name] for name in tensors}, {}
         quantised = quantise(graph, nodes, found, options.method, best_table, given)
+        evidence = _evidence(quantised)
+        quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         signature = {
@@ -89,7 +93,7 @@ class EasyNpu:
             ]
             for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))
         }
-        return Program({**manifest, **signature}, files, _evidence(quantised))
+        return Program({**manifest, **signature}, files, evidence)
 
     def runner(self, program: Program) -> Runner:
         """The steps of the manifest and the simulator of its machine."""

@@ -30,15 +30,22 @@ class View:
     row_step: int = 1
     column_step: int = 1
     """A step of 0 repeats the one row or column: a broadcast operand."""
+    group_step: int = 1
+    """0 repeats the first 16 channels."""
 
     def within(self, whole: Place) -> Place:
         """Where the view lies when its buffer lies at this place."""
         base = whole.base + self.row * whole.row + self.column * whole.pixel + self.group * whole.group
-        return replace(whole, base=base, row=whole.row * self.row_step, pixel=whole.pixel * self.column_step)
+        row, pixel = whole.row * self.row_step, whole.pixel * self.column_step
+        return replace(whole, base=base, row=row, pixel=pixel, group=whole.group * self.group_step)
 
     def channel_groups(self, first: int, channels: int) -> View:
         """The groups from `first` on that hold this many channels."""
-        return replace(self, group=self.group + first, channels=channels)
+        return replace(self, group=self.group + first * self.group_step, channels=channels)
+
+    def pixel_for(self, channels: int, height: int, width: int) -> View:
+        """The first pixel and its first 16 channels, repeated over a map."""
+        return View(self.buffer, channels, height, width, self.group, self.row, self.column, 0, 0, 0)
 
     def part(self, row: int, column: int) -> View:
         """The rows and columns from an offset on."""

@@ -97,6 +97,8 @@ class Sliding:
 def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:
     """What a node reads of an activation along an axis (0 channels, 1 rows, 2 columns) for parts of its output."""
     extent = map_shape(graph.shape(name))[axis]
+    if node.op == "IntConv" and name != node.inputs[0]:  # the pixel that surrounds the map
+        return np.zeros_like(low), np.full_like(high, extent)
     if axis and node.op in ("IntConv", "MaxPool"):
         return Sliding.of(graph, node, axis).needed(low, high)
     mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
