@@ -50,8 +50,8 @@ class HostStep:
             ) from None
 
     @property
-    def _zero(self) -> np.float32:
-        return np.float32(self.attrs.get("zero_point", 0))
+    def _zero(self) -> float:
+        return float(self.attrs.get("zero_point", 0))
 
     def _repeated(self, samples: int) -> Array:
         """A constant, the same for every sample."""
@@ -63,7 +63,7 @@ class HostStep:
             case "QuantizeLinear":
                 return (quantise(inputs[0], self.attrs["scale"], self._zero, self.attrs.get("dtype", "int8")),)
             case "DequantizeLinear":
-                return ((inputs[0].astype(np.float32) - self._zero) * np.float32(self.attrs["scale"]),)
+                return ((inputs[0].astype(np.float32) - np.float32(self._zero)) * np.float32(self.attrs["scale"]),)
             case "Transpose":
                 return (inputs[0].transpose(0, *(axis + 1 for axis in self.attrs["perm"])),)
             case "Reshape":
@@ -109,5 +109,5 @@ ROUNDED = ("Softmax", "LogSoftmax", "LRN")
 def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
     """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as ONNX)."""
     steps, limits = np.asarray(x / np.float32(scale)), np.iinfo(dtype)
-    steps = np.rint(steps, out=steps) + np.float32(zero)
+    np.add(np.rint(steps, out=steps), np.float32(zero), out=steps)
     return np.clip(steps, limits.min, limits.max, out=steps).astype(dtype)

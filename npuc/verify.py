@@ -255,7 +255,9 @@ class _Verification:
                 value = known[entry["float"]]
                 tally.entire.setdefault(name, Difference()).add(value, (integer[name] - np.float64(zero)) * scale)
                 if name in alone:
-                    tally.single.setdefault(name, Difference()).add(value, (alone[name] - np.float64(zero)) * scale)
+                    tally.single.setdefault(name, Difference()).add(
+                        value, (alone[name] - np.float64(zero)) * scale
+                    )
 
     def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
         """Each layer's int8 result on the exact fp32 values of its inputs, quantised; where those are known."""
@@ -267,9 +269,9 @@ class _Verification:
             if entry is None:
                 feeds[name] = known[name]
             elif entry["float"] in known:
-                feeds[name] = quantise(
-                    known[entry["float"]], entry["scale"], entry.get("zero_point", 0)
-                ).reshape(entry["shape"])
+                feeds[name] = quantise(known[entry["float"]], entry["scale"], entry.get("zero_point", 0)).reshape(
+                    entry["shape"]
+                )
             else:
                 feeds[name] = integer[name.removesuffix(EXACT)]
         return _values(self.single, list(self.tensors), feeds)

@@ -20,7 +20,20 @@ Layout = tuple[int | None, ...]
 
 UNARY = frozenset(
     (
-        *("Abs", "Cast", "Ceil", "Clip", "Elu", "Erf", "Exp", "FakeQuantize", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
+        *(
+            "Abs",
+            "Cast",
+            "Ceil",
+            "Clip",
+            "Elu",
+            "Erf",
+            "Exp",
+            "FakeQuantize",
+            "Floor",
+            "Gelu",
+            "HardSigmoid",
+            "HardSwish",
+        ),
         *("Identity", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Softplus"),
         *("Softsign", "Sqrt", "Swish", "Tanh"),
     )

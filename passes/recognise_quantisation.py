@@ -61,7 +61,9 @@ def _raise_dequantize(draft: Draft, node: Node) -> bool:
         replace(node, inputs=(name, *node.inputs[1:]), outputs=(x,), name=x)
         for name, x in zip(moved.inputs, floats, strict=False)
     ]
-    outputs = tuple(node.output if name == node.inputs[0] else draft.fresh(f"{name}/float") for name in moved.outputs)
+    outputs = tuple(
+        node.output if name == node.inputs[0] else draft.fresh(f"{name}/float") for name in moved.outputs
+    )
     inputs = (*floats, *moved.inputs[data:])
     sources = draft.sources(moved, node)
     after = replace(moved, inputs=inputs, outputs=outputs, attrs=attrs, name=node.name, sources=sources)
@@ -96,8 +98,8 @@ def _pair(draft: Draft, node: Node) -> bool:
     new = [Node("FakeQuantize", quantize.inputs[:1], (rounded,), attrs, node.name, draft.sources(quantize, node))]
     if made != read:
         scaled = draft.fresh(f"{node.output}/scaled")
-        factor = draft.constant(np.float32(other / scale), f"{node.output}/factor")
-        shift = draft.constant(np.float32((zero - other_zero) * other), f"{node.output}/shift")
+        factor = draft.constant(np.array(other / scale, np.float32), f"{node.output}/factor")
+        shift = draft.constant(np.array((zero - other_zero) * other, np.float32), f"{node.output}/shift")
         new.append(Node("Mul", (rounded, factor), (scaled,), {}, f"{node.name}/scaled", node.sources))
         new.append(Node("Add", (scaled, shift), node.outputs, {}, f"{node.name}/shifted", node.sources))
     draft.replace(node, *new)

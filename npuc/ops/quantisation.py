@@ -97,7 +97,9 @@ def _same(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 register(
-    Op("FakeQuantize", "x rounded to the steps of an integer type: quantised and dequantised.", _fake_types, _fake),
+    Op(
+        "FakeQuantize", "x rounded to the steps of an integer type: quantised and dequantised.", _fake_types, _fake
+    ),
     Op("Rescale", "x; the integer network gives it another scale here.", _fake_types, _same),
     Op("QuantizeLinear", "x / scale + zero point, rounded and saturated.", _quantize_types, _quantize),
     Op("DequantizeLinear", "(x - zero point) * scale.", _dequantize_types, _dequantize),

@@ -29,6 +29,7 @@ from npuc.quantize.weights import (
     sum_factors,
 )
 
+
 def quantise(
     graph: Graph,
     nodes: Sequence[Node],
@@ -92,7 +93,7 @@ class _Builder(Draft):
         return self.steps(node.inputs[0]) == self.steps(node.output)
 
     def _limits(self, node: Node) -> tuple[int, int] | None:
-        """The limits of a fused activation that neither saturation nor a ReLU at 0 gives; None if there are none."""
+        """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
         if node.text("activation") not in ("Relu", "Clip"):
             return None
         zero = self.zeros[node.output]

@@ -70,7 +70,7 @@ class Draft:
         self.have.update(node.outputs)
 
     def keep(self, node: Node) -> None:
-        """Appends a node of the float graph as it is; a QuantizeLinear to integers that are there becomes a copy."""
+        """Appends a node of the float graph as it is; integers that are there are copied."""
         x = node.inputs[0]
         if node.op == "QuantizeLinear" and x in self.scales and self.int8(x) in self.have and self._gives(node, x):
             self.add(replace(node, op="Identity", inputs=(self.int8(x),), attrs={}))

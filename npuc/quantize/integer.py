@@ -1,7 +1,7 @@
 """The operators of the integer graph: int8 tensors, 32-bit accumulators, requantisation by shifts.
 
-Every activation is int8; the integer that stands for 0 is 0 but where a model gives another, which biases then take
-and with which windows are padded. An accumulator is requantised per output channel by
+Every activation is int8. The integer that stands for 0 is 0 but where a model gives another, which biases then
+take and with which windows are padded. An accumulator is requantised per output channel by
 sat8(floor(acc / 2^n + 1/2)): round half up, toward plus infinity, then saturate to -128..127.
 Source: easynpu, chapter PE; the rounding and the saturation as the author's RTL has them.
 The rows here join the operator table, so an integer graph is a Graph like any other.

@@ -68,9 +68,7 @@ def as_unary(graph: Graph, node: Node) -> Node | None:
     return node if node.op in TABLE_OPS and not is_relu(node) else None
 
 
-def wanted_values(
-    function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0
-) -> Array:
+def wanted_values(function: Node, x_scale: float, y_scale: float, x_zero: int = 0, y_zero: int = 0) -> Array:
     """The y that stands for f(x), for every int8 x: (256,) float64, infinite or NaN where f is.
 
     function: a node of one input, by its operator's meaning. x_zero, y_zero: the integers that stand for 0.

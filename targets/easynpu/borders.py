@@ -1,10 +1,10 @@
 """Maps surrounded by another integer than 0, on a machine that pads with zeros.
 
-With x surrounded by z the sum of a convolution is that with zeros, plus, where the window reaches into the padding,
-z times the weights there: sum(w x) + sum over taps inside of (-w z) + z sum(w). The middle term is a convolution of
-a map that is z everywhere, in the same window: a word of its own over one pixel with pitches of 0, whose psums are
-kept for the layer's word. It costs a depthwise layer as much again, a dense one as many input channels as the
-largest sum of weights takes 8-bit weights (`border_weights`).
+With x surrounded by z the sum of a convolution is that with zeros plus, where the window reaches into the padding,
+z times the weights there: sum(w x) + sum over taps inside of (-w z) + z sum(w). The middle term is a convolution
+of a map that is z everywhere, in the same window: a word of its own over one pixel with pitches of 0, whose psums
+are kept for the layer's word. It costs a depthwise layer as much again, a dense one as many input channels as the
+largest sum of weights takes 8-bit weights (border_weights).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pixel(node: Node) -> Array:
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:
-    """Weights (Co, channels, Hk, Wk) int8 of the words over the constant map: channel by channel they sum up to -w.
+    """Weights (Co, channels, Hk, Wk) int8 over the constant map; over channels they sum up as -w does.
 
     Channel-wise words have one channel; a weight of -128 takes two words.
     """

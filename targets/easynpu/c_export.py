@@ -161,7 +161,8 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
             rank=len(port.shape),
             shape=f"{role}_shape_{number}" if port.shape else 0,
             bytes=bytes_of(found.types[port.name]),
-            scale=floating(found.scales.get(port.name, 0)),
+            scale=floating(found.scales.get(port.name, (0, 0))[0]),
+            zero=floating(found.scales.get(port.name, (0, 0))[1]),
         )
         for number, port in enumerate(ports)
     ]
@@ -262,6 +263,6 @@ def _rows(ports: Sequence[Port], found: Plan) -> str:
     rows: list[str] = []
     for number, port in enumerate(ports):
         name = " ".join(port.name.split()).replace("|", "\\|")
-        size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, "-")
+        size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, ("-", 0))[0]
         rows.append(f"| {number} | {name} | {port.dtype} | {list(port.shape)} | {size} | {scale} |")
     return "\n".join(rows)

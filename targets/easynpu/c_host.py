@@ -74,6 +74,8 @@ def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
     x = types[step.inputs[0]]
     if x.dtype != ("int8" if step.op == "DequantizeLinear" else "float32"):
         raise _refused(step, f"an element type of {x.dtype}", step.inputs[0])
+    if step.op == "QuantizeLinear" and step.attrs.get("dtype", "int8") != "int8":
+        raise _refused(step, f"an element type of {step.attrs['dtype']}", step.outputs[0])
     rule = COMPUTES[step.op]
     return [rule(step, x.shape)]
 
@@ -118,8 +120,8 @@ def _along(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
 
 def _quantisation(step: HostStep, shape: Sequence[int]) -> Operation:
     name = {"QuantizeLinear": "npuc_quantize", "DequantizeLinear": "npuc_dequantize"}[step.op]
-    scale = {"scale": float(step.attrs["scale"])}
-    return Operation(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=scale)
+    numbers = {"scale": float(step.attrs["scale"]), "zero": float(step.attrs.get("zero_point", 0))}
+    return Operation(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=numbers)
 
 
 def _normalised(step: HostStep, shape: Sequence[int]) -> Operation:

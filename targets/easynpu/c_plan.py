@@ -32,7 +32,8 @@ class Plan:
     """What the driver does, and its tensors in order of appearance.
 
     storage: for every tensor the one whose memory it has, often itself; addresses: of those in the arena;
-    constants: of those that the program holds; scales: of inputs and outputs that are int8 on the machine.
+    constants: of those that the program holds; scales: scale and zero point of inputs and outputs
+    that are int8 on the machine.
     """
 
     actions: tuple[Action, ...]
@@ -41,7 +42,7 @@ class Plan:
     addresses: Mapping[str, int]
     constants: Mapping[str, Array]
     arena_bytes: int
-    scales: Mapping[str, float]
+    scales: Mapping[str, tuple[float, float]]
 
 
 def plan(program: Program) -> Plan:
@@ -122,17 +123,17 @@ def _touched(action: Action) -> list[str]:
     return [move.tensor for move in (*action.loads, *action.stores)]
 
 
-def _scales(found: Sequence[Operation]) -> dict[str, float]:
-    """The scale of the int8 form that a float tensor has; copies hand it on."""
-    scales: dict[str, float] = {}
+def _scales(found: Sequence[Operation]) -> dict[str, tuple[float, float]]:
+    """Scale and zero point of the int8 form that a float tensor has; copies hand them on."""
+    scales: dict[str, tuple[float, float]] = {}
     for each in found:
         if each.name == "npuc_dequantize":
-            scales[each.target] = each.numbers["scale"]
+            scales[each.target] = (each.numbers["scale"], each.numbers["zero"])
         elif each.copy is not None and each.source in scales:
             scales[each.target] = scales[each.source]
     for each in reversed(found):
         if each.name == "npuc_quantize":
-            scales[each.source] = each.numbers["scale"]
+            scales[each.source] = (each.numbers["scale"], each.numbers["zero"])
         elif each.copy is not None and each.target in scales:
             scales.setdefault(each.source, scales[each.target])
     return scales

@@ -63,7 +63,9 @@ def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         stages: list[Stage] = []
         for name, factor, offset in zip(node.inputs[:2], factors, (bias, 0), strict=True):
             final = bool(stages)
-            word = pointwise_word("dwconv_relu" if final and node.integer("relu") else "dwconv", channels, height, width)
+            word = pointwise_word(
+                "dwconv_relu" if final and node.integer("relu") else "dwconv", channels, height, width
+            )
             weights = np.full((channels, 1, 1, 1), factor, np.int8)
             scale = np.full(channels, shift if final else 0, np.int8)
             block = pack_layer(weights, np.full(channels, offset, np.int32), scale, dense=False)

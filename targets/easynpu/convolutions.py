@@ -101,7 +101,9 @@ def _conv_stages(
     merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
     stages: list[Stage] = []
     if node.integer("padding"):
-        bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(np.int32)
+        bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(
+            np.int32
+        )
         stages += _border_stages(scope, node, word, w, bias, dense=dense)
     for part in parts:
         first, last = not stages, part is parts[-1]

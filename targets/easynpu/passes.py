@@ -7,7 +7,8 @@
    and depthwise convolutions (permutations of channels before other Gathers become many slices); windows that the
    array does not average or compare are split. Then activations are fused again, as new convolutions have arisen.
 3. Shapes. What is elementwise and still on a tensor that is no image computes on one. This follows everything
-   that moves functions across a Reshape. Copies and rows are last: any pass before may leave some.
+   that moves functions across a Reshape. Copies and rows follow: any pass before may leave some. Last, what limits
+   the results that are left.
 """
 
 from npuc.passes.as_images import as_images
@@ -19,6 +20,7 @@ from npuc.passes.expand_groups import expand_groups
 from npuc.passes.fuse_again import fuse_again
 from npuc.passes.gathers_to_slices import gathers_to_slices
 from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.limit_at_zero import limit_at_zero
 from npuc.passes.maxima_to_pools import maxima_to_pools
 from npuc.passes.pads_to_convs import pads_to_convs
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
@@ -59,4 +61,5 @@ PASSES: tuple[Pass, ...] = (
     as_images,
     copies_to_concats,
     gemm_to_conv,
+    limit_at_zero,
 )

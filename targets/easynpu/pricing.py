@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
-from npuc.quantize.build import MOVEMENT
+from npuc.quantize.ties import MOVEMENT
 from npuc.targets.easynpu.kernels import FIELD_CHANNELS, split_kernel
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES

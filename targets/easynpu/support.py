@@ -15,6 +15,7 @@ from npuc.errors import EncodingError, NpucError, Problem
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.patterns import along_axis
+from npuc.quantize.given import steps_of
 from npuc.quantize.tables import TABLE_OPS
 from npuc.quantize.ties import MOVEMENT, average_kernel
 from npuc.targets.easynpu.addressing import map_shape
@@ -172,6 +173,24 @@ HOST: Mapping[str, str] = {
     "LRN": "the machine has no power function",
     **dict.fromkeys(MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
 }
+
+
+def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
+    """Why a network's own QuantizeLinear or DequantizeLinear cannot be taken as given, or None if it can."""
+    if node.op not in ("QuantizeLinear", "DequantizeLinear") or steps_of(graph, node) is not None:
+        return None
+    integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
+    sizes = [graph.tensors[name].size for name in node.inputs[1:]]
+    reason = f"to {max(sizes)} scales" if max(sizes) > 1 else f"to {graph.tensors[integers].dtype}"
+    return Problem(
+        "E202",
+        f"an activation is quantised {reason}",
+        node=node.sources[0] if node.sources else node.name,
+        op=node.op,
+        tensor=integers,
+        limit="one scale and zero point for a tensor, constant, int8 or uint8",
+        remedy="quantise activations per tensor to 8 bits; weights may have a scale for every channel",
+    )
 
 
 def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:

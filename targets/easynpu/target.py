@@ -23,8 +23,8 @@ from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
 from npuc.targets.easynpu import images, isa, lowering, pricing, report, support
 from npuc.targets.easynpu import machine as machines
-from npuc.targets.easynpu.borders import with_borders
 from npuc.targets.easynpu.artefact import Contents
+from npuc.targets.easynpu.borders import with_borders
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.movement import MOVES
 from npuc.targets.easynpu.passes import PASSES
@@ -58,6 +58,8 @@ class EasyNpu:
         for node in graph.nodes:
             if id(node) in on_array or (node.op in MOVEMENT and not options.strict) or node.op in CONVERSIONS:
                 continue
+            converts = support.conversion_refusal(graph, node)
+            found += [converts] if converts else []
             where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
             if node.op not in support.HOST:
                 refusal = support.refusal(graph, node, machine)
@@ -160,7 +162,7 @@ class EasyNpu:
 
 def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
     """Whether a node only moves data between the network's inputs or outputs and the array."""
-    if node.op not in MOVEMENT:
+    if node.op not in (*MOVEMENT, "QuantizeLinear", "DequantizeLinear"):
         return False
     from networkx import ancestors, descendants
 

@@ -17,9 +17,9 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize import integer, integer_onnx  # noqa: F401  registers operators and their exporters
 from npuc.quantize.build import quantise
-from npuc.quantize.ties import tensors_of
 from npuc.quantize.calibration import spreads
 from npuc.quantize.tables import Table, domains
+from npuc.quantize.ties import tensors_of
 from npuc.targets.easynpu.tables import best_table
 from tests.passes.networks import network, node
 

@@ -97,7 +97,8 @@ def test_every_onnx_node_that_left_something_is_a_source_of_a_node(name: str) ->
 
 
 def test_every_pass_finds_something_in_the_random_networks() -> None:
-    idle = {each.__name__ for each in FLOAT_PASSES}
+    # rounding would turn the last bits, in which passes may differ, into whole steps: it has tests of its own
+    idle = {each.__name__ for each in FLOAT_PASSES} - {"recognise_quantisation"}
     for seed in RANDOM:
         stages = _stages(seed)
         pairs = zip(FLOAT_PASSES, stages, stages[1:], strict=False)

@@ -101,6 +101,7 @@ struct npuc_host {
     uint16_t from, to; /* tensors */
     uint32_t outer, extent, inner;
     float scale;                  /* quantize, dequantize */
+    float zero;                   /* the same: the integer that stands for 0 */
     const struct npuc_copy *copy; /* copy */
     const struct npuc_lrn *lrn;   /* lrn */
 };
@@ -116,7 +117,8 @@ struct npuc_step {
 
 enum npuc_type { NPUC_INT8, NPUC_INT64, NPUC_FLOAT32 };
 
-/* An input or output of the network. scale: of its int8 form on the machine, 0 where it has none. */
+/* An input or output of the network. scale: of its int8 form on the machine, 0 where it has none; zero: the integer
+ * that stands for 0 there. */
 struct npuc_tensor {
     const char *name;
     enum npuc_type type;
@@ -124,6 +126,7 @@ struct npuc_tensor {
     const uint32_t *shape;
     uint32_t bytes;
     float scale;
+    float zero;
 };
 
 struct npuc_program {

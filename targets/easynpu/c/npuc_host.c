@@ -23,14 +23,14 @@ static uint32_t elements(const struct npuc_host *step)
     return step->outer * step->extent * step->inner;
 }
 
-/* x / scale in float32, half to even, saturated; not a number gives 0. */
+/* x / scale in float32, half to even, plus zero, saturated; not a number gives 0. */
 void npuc_quantize(const struct npuc_host *step, const void *x, void *y)
 {
     int8_t *result = y;
     uint32_t i;
 
     for (i = 0; i < elements(step); i++) {
-        const float scaled = rintf(get(x, i) / step->scale);
+        const float scaled = rintf(get(x, i) / step->scale) + step->zero;
         if (scaled >= 127.0f) {
             result[i] = 127;
         } else if (scaled <= -128.0f) {
@@ -47,7 +47,7 @@ void npuc_dequantize(const struct npuc_host *step, const void *x, void *y)
     uint32_t i;
 
     for (i = 0; i < elements(step); i++) {
-        set(y, i, (float)values[i] * step->scale);
+        set(y, i, ((float)values[i] - step->zero) * step->scale);
     }
 }
 
