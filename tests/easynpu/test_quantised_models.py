@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.target import Options, target
 from npuc.verify import Tolerance, verify
 
@@ -22,13 +21,13 @@ TRAINED = {
 
 
 def _verified(
-    model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], samples: data.Samples | None = None, **options: Any
+    model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any
 ) -> tuple[program.Program, dict[str, Any]]:
     compiled, made_up = driver.compile_model(model, EASYNPU, Options(**options), shapes)
     directory = folder / "program"
     program.save(compiled, directory)
     loaded = program.load(directory)
-    return loaded, verify(model, directory, loaded, EASYNPU, samples or made_up, Tolerance(0, 0))
+    return loaded, verify(model, directory, loaded, EASYNPU, made_up, Tolerance(0, 0))
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -39,17 +38,8 @@ def test_a_trained_quantised_model_is_bit_exact_and_close_to_onnxruntime(
     loaded, report = _verified(shared / "models" / f"{name}.onnx", tmp_path, {x: shape})
     assert report["bit_exact"]
     assert [port.dtype for port in (*loaded.inputs, *loaded.outputs)] == ["int8", "int8"]
-    single = [each["single"]["sqnr_db"] for each in report["layers"] if each["single"]]
+    single = [
+        each["single"]["sqnr_db"] for each in report["layers"] if each["single"] and each["single"]["sqnr_db"]
+    ]
     assert len(single) > 8
     assert min(single) > 15
-
-
-def test_images_get_the_labels_that_onnxruntime_gives_them(shared: Path, tmp_path: Path) -> None:
-    with np.load(shared / "tasks" / "cifar20_resnet8" / "test.npz") as archive:
-        images = (archive["x"].astype(np.int16) - 128).astype(np.int8).reshape(-1, 1, 32, 32, 3)
-    samples = data.Samples({"input_1_int8": images})
-    model = shared / "models" / "tiny_resnet8_int8qdq.onnx"
-    _, report = _verified(model, tmp_path, {"input_1_int8": (1, 32, 32, 3)}, samples)
-    assert report["bit_exact"]
-    assert report["argmax_agreement"] == 1
-    assert report["outputs"][0]["sqnr_db"] > 25
