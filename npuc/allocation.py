@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Buffer:
 
 def lower_bound(buffers: Sequence[Buffer]) -> int:
     """The most units alive in one step: no placement needs less."""
-    return max((sum(b.size for b in buffers if b.first <= step <= b.last) for step in _steps(buffers)), default=0)
+    changes = sorted([(b.first, 0, b.size) for b in buffers] + [(b.last, 1, -b.size) for b in buffers])
+    return max(accumulate(size for _, _, size in changes), default=0)
 
 
 def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
@@ -43,13 +45,16 @@ def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
     return best
 
 
+def fits(buffers: Sequence[Buffer], capacity: int) -> bool:
+    """Whether `allocate` finds a place for all of them."""
+    if lower_bound(buffers) > capacity:
+        return False
+    return sum(b.size for b in buffers) <= capacity or peak(buffers, allocate(buffers)) <= capacity
+
+
 def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:
     """The first unit beyond all buffers."""
     return max((addresses[b.name] + b.size for b in buffers), default=0)
-
-
-def _steps(buffers: Sequence[Buffer]) -> set[int]:
-    return {b.first for b in buffers}
 
 
 def _first_fit(order: Sequence[Buffer]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from math import ceil
 
@@ -26,7 +27,7 @@ from npuc.targets.easynpu.placement import placeable
 from npuc.targets.easynpu.regions import inputs_of, outputs_of
 from npuc.targets.easynpu.timing import is_dense
 from npuc.targets.easynpu.views import Views, views_of
-from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, ranges_for, whole, windows_for
+from npuc.targets.easynpu.windows import Window, is_channelwise, is_tileable, ranges_for, whole
 
 MOST_TILES = 16
 """Along rows, and along columns."""
@@ -71,13 +72,21 @@ class Strip:
     compute_cycles: int
     """Cycles in which the PEs multiply; halo counts as often as it is computed."""
 
+    def cost(self, weight: float) -> float:
+        """In cycles. weight: what a word of traffic counts for."""
+        return self.compute_cycles + self.traffic_words * weight
+
 
 @dataclass(frozen=True)
 class Share:
-    """A node's share of a run's jobs, whatever its tiles: words of the weight stream, compute cycles a pixel."""
+    """A node's share of a run's jobs, whatever its tiles."""
 
     weight_words: int = 0
+    """Of the weight stream."""
+    table_words: int = 0
+    """Of these, what every part of the channels streams again: an activation table."""
     pixel_cycles: int = 0
+    """Cycles in which one row of PEs multiplies for a pixel of all channels."""
 
 
 def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
@@ -87,9 +96,47 @@ def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
         for stage in job.stages:
             word, before = stage.word, found.get(stage.node.output, Share())
             sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
-            cycles = before.pixel_cycles + sweeps * groups(word.Co)
-            found[stage.node.output] = Share(before.weight_words + len(stage.block), cycles)
+            found[stage.node.output] = Share(
+                before.weight_words + len(stage.block),
+                len(stage.block) if stage.node.op == "IntTable" else 0,
+                before.pixel_cycles + sweeps * groups(word.Co),
+            )
     return found
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranges of every tensor along an axis, for every useful number of tiles, one tile after the other.
+
+    Channels (axis 0) in groups of 16, else rows or columns.
+    """
+
+    counts: tuple[int, ...]
+    low: Array
+    """(tensors, tiles of all counts)"""
+    high: Array
+
+    @cached_property
+    def starts(self) -> Array:
+        """Where the tiles of each count begin."""
+        return np.cumsum((0, *self.counts[:-1]))
+
+    @cached_property
+    def largest(self) -> Array:
+        """(counts, tensors): the largest tile's."""
+        return np.maximum.reduceat(self.high - self.low, self.starts, axis=1).T
+
+    @cached_property
+    def total(self) -> Array:
+        """(counts, tensors): of all tiles together."""
+        return np.add.reduceat(self.high - self.low, self.starts, axis=1).T
+
+    def kinds(self, count: int) -> list[Array]:
+        """(tensors, 2): the ranges of one tile of every kind, where tiles with equal extents are of one kind."""
+        start = self.starts[self.counts.index(count)]
+        low, high = self.low[:, start : start + count], self.high[:, start : start + count]
+        _, first = np.unique(high - low, axis=1, return_index=True)
+        return [np.stack([low[:, at], high[:, at]], axis=1) for at in first[::-1]]
 
 
 class Range:
@@ -99,19 +146,109 @@ class Range:
         self.graph = graph
         self.nodes = tuple(nodes)
         self.machine = machine
-        self.outputs = outputs_of(graph, nodes)
-        self.strips = list(_strips(graph, self.nodes, self.outputs, machine, shares))
+        self.tensors = _tensors(graph, nodes)
+        self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
+        self.before = fused_behind(graph, nodes, machine)
+        self.axes = self._axes()
+        self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
     def best(self, weight: float) -> Strip | None:
         """The cheapest strip that fits, if one does. weight: cycles that a word of traffic counts for."""
-        ordered = sorted(self.strips, key=lambda strip: strip.compute_cycles + strip.traffic_words * weight)
-        return next((strip for strip in ordered if self._fits(strip.grid)), None)
+        ordered = sorted(self.strips, key=lambda strip: strip.cost(weight))
+        return next((strip for strip in ordered if self.fits(strip.grid)), None)
 
-    def _fits(self, grid: Grid) -> bool:
+    def fits(self, grid: Grid) -> bool:
+        """Whether every tile can be placed: the buffers of its views, by lifetime; tiles of one kind are alike."""
         if grid not in self.fitting:
-            self.fitting[grid] = fits(self.graph, self.nodes, grid, self.machine)
+            counts = grid.channels, grid.rows, grid.columns
+            kinds = [axis.kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
+            self.fitting[grid] = all(self._placeable(self._windows(*each)) for each in product(*kinds))
         return self.fitting[grid]
+
+    def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, Window]:
+        found: dict[str, Window] = {}
+        for at, name in enumerate(self.tensors):
+            first, end = (int(bound) * LANES for bound in channels[at])
+            depth = map_shape(self.graph.shape(name))[0]
+            (top, bottom), (left, right) = rows[at].tolist(), columns[at].tolist()
+            found[name] = Window((first, min(end, depth)), (top, bottom), (left, right))
+        return found
+
+    def _placeable(self, windows: Mapping[str, Window]) -> bool:
+        views = views_of(self.graph, self.nodes, windows)
+        return placeable(*self._lifetimes(views), self.machine)
+
+    def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:
+        """The buffers that the jobs of these nodes will hold, by first and last step, and those read as operands."""
+        inner = {node.output for node in self.before.values()}
+        buffer = {name: view.buffer for name, view in views.tensors.items()}
+        first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
+        last = dict(first)
+        operands: set[str] = set()
+        for step, node in enumerate(self.nodes):
+            if node.output in inner:
+                continue
+            reads: list[str] = []
+            chain: Node | None = node
+            while chain is not None:
+                names = [name for name in chain.inputs if name in buffer and name not in inner]
+                reads += names
+                if chain.op in ("IntAdd", "IntMul"):
+                    operands.update(buffer[name] for name in names[-1:])
+                chain = self.before.get(id(chain))
+            for name in (*reads, *node.outputs):
+                first.setdefault(buffer[name], step)
+                last[buffer[name]] = step
+        last.update({buffer[name]: len(self.nodes) for name in self.outputs})
+        found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
+        return found, operands
+
+    def _axes(self) -> tuple[Axis, ...]:
+        """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
+        shapes = {map_shape(self.graph.shape(name))[1:] for name in self.outputs}
+        unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
+        if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
+            return ()
+        return tuple(_axis(self.graph, self.nodes, self.outputs, self.tensors, axis) for axis in range(3))
+
+    def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
+        """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
+        if not self.axes:
+            return
+        channels, rows, columns = self.axes
+        capacities = self.machine.fmap_words, self.machine.skip_words
+        alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
+        inputs = [self.tensors.index(name) for name in self.inputs]
+        stored = sum(whole(self.graph, name).words for name in self.outputs)
+        mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
+        weights, tables = sum(each.weight_words for each in mine), sum(each.table_words for each in mine)
+        cycles = np.array([each.pixel_cycles for each in mine]) // self.machine.pe_rows
+        sums = rows.total[:, None] * columns.total[None]
+        largest = rows.largest[:, None] * columns.largest[None]
+        tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
+        tiles = np.multiply.outer(rows.counts, columns.counts)
+        chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
+        for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
+            fitting = tall[:, None] & wide & _may_fit(largest * deepest, alive, capacities)
+            stream = weights + tables * (parts - 1)
+            resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
+            traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
+            for r, c in np.argwhere(fitting):
+                grid = Grid(parts, rows.counts[r], columns.counts[c])
+                yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
+
+
+def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
+    """Where a placement is not out of the question; words: (..., tensors), alive: (steps, tensors).
+
+    Two memories hold what is alive; each has room for one map beyond a half of the larger one, two beyond a third.
+    """
+    most = max(capacities)
+    possible = (words.max(axis=-1) <= most) & ((words @ alive.T).max(axis=-1) <= sum(capacities))
+    for parts in (2, 3):
+        possible &= ((words * parts > most) @ alive.T).max(axis=-1) <= 2 * (parts - 1)
+    return possible
 
 
 def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
@@ -123,113 +260,11 @@ def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, 
     return [dict(zip(outputs, tile, strict=True)) for tile in zip(*windows, strict=True)]
 
 
-def fits(graph: Graph, nodes: Sequence[Node], grid: Grid, machine: Machine) -> bool:
-    """Whether every tile can be placed: the buffers of its views, by lifetime. Of each shape one is tried."""
-    tiles = {
-        tuple(window.shape for window in windows.values()): windows
-        for windows in (windows_for(graph, nodes, tile) for tile in tiles_of(graph, nodes, grid))
-    }
-    largest = sorted(tiles.values(), key=lambda windows: -sum(window.words for window in windows.values()))
-    return bool(largest) and all(_placeable(graph, nodes, windows, machine) for windows in largest)
-
-
-def _placeable(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window], machine: Machine) -> bool:
-    if max(max(window.shape[1:]) for window in windows.values()) > MOST_EXTENT:
-        return False
-    buffers, operands = _lifetimes(graph, nodes, views_of(graph, nodes, windows), machine)
-    return placeable(buffers, operands, machine)
-
-
-def _lifetimes(
-    graph: Graph, nodes: Sequence[Node], views: Views, machine: Machine
-) -> tuple[list[Buffer], set[str]]:
-    """The buffers that the jobs of these nodes will hold, from first to last step, and those read as operands."""
-    before = fused_behind(graph, nodes, machine)
-    inner = {node.output for node in before.values()}
-    last = dict.fromkeys((views.tensors[name].buffer for name in inputs_of(graph, nodes)), 0)
-    first = dict(last)
-    operands: set[str] = set()
-    for step, node in enumerate(nodes):
-        if node.output in inner:
-            continue
-        reads: list[str] = []
-        chain: Node | None = node
-        while chain is not None:
-            names = [name for name in chain.inputs if name not in graph.constants and name not in inner]
-            reads += names
-            if chain.op in ("IntAdd", "IntMul"):
-                operands.update(views.tensors[name].buffer for name in names[-1:])
-            chain = before.get(id(chain))
-        for name in (*reads, *node.outputs):
-            buffer = views.tensors[name].buffer
-            first.setdefault(buffer, step)
-            last[buffer] = step
-    last.update({views.tensors[name].buffer: len(nodes) for name in outputs_of(graph, nodes)})
-    found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
-    return found, operands
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """For every number of tiles along an axis: per tensor the largest range and the sum of all ranges."""
-
-    counts: tuple[int, ...]
-    largest: Array
-    """(counts, tensors)"""
-    total: Array
-
-
-def _strips(
-    graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine: Machine, shares: Mapping[str, Share]
-) -> Iterator[Strip]:
-    """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
-    shapes = {map_shape(graph.shape(name))[1:] for name in outputs}
-    if not outputs or _divides_interleaving(graph, nodes) or (len(shapes) > 1 and min(map(min, shapes)) < 2):
-        return
-    tensors = _tensors(graph, nodes)
-    rows, columns = (_axis(graph, nodes, outputs, tensors, axis) for axis in (1, 2))
-    alive = _alive(graph, nodes, tensors, outputs, machine)
-    inputs = [tensors.index(name) for name in inputs_of(graph, nodes)]
-    depth = np.array([groups(map_shape(graph.shape(name))[0]) for name in tensors])
-    work = np.array([shares.get(name, Share()).pixel_cycles for name in tensors]) // machine.pe_rows
-    weights = sum(shares.get(node.output, Share()).weight_words for node in nodes)
-    stored = sum(whole(graph, name).words for name in outputs)
-    sums = rows.total[:, None] * columns.total[None]
-    largest = rows.largest[:, None] * columns.largest[None]
-    extents = np.maximum(rows.largest.max(axis=1)[:, None], columns.largest.max(axis=1)[None])
-    counts = np.multiply.outer(rows.counts, columns.counts)
-    cycles = sums @ work
-    for parts in range(1, _most_parts(graph, nodes) + 1):
-        split = _split(graph, nodes, tensors, parts)
-        chunk = np.where(split, -(-depth // parts), depth)
-        fitting = (largest * chunk @ alive.T).max(axis=-1) <= machine.fmap_words + machine.skip_words
-        fitting &= (largest * chunk).max(axis=-1) <= max(machine.fmap_words, machine.skip_words)
-        loaded = (sums * depth * np.where(split, 1, parts))[..., inputs].sum(axis=-1)
-        resident = ceil(weights / parts) <= machine.weight_words
-        traffic = loaded + stored + weights * (1 if resident else counts)
-        for r, c in np.argwhere(fitting & (extents <= MOST_EXTENT)):
-            grid = Grid(parts, rows.counts[r], columns.counts[c])
-            yield Strip(tuple(nodes), grid, int(traffic[r, c]), int(cycles[r, c]))
-
-
 def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:
     """Whether a DepthToSpace and the concatenation that it interleaves are not both in the range."""
     inside = {id(node) for node in nodes}
     pairs = ((node, interleaved(graph, node)) for node in graph.nodes if node.op == "DepthToSpace")
     return any(concat is not None and (id(node) in inside) != (id(concat) in inside) for node, concat in pairs)
-
-
-def _most_parts(graph: Graph, nodes: Sequence[Node]) -> int:
-    """Channel parts that may be computed one after the other: those of a single layer."""
-    single = len(nodes) == 1 and all(is_tileable(graph, nodes, axis) for axis in (1, 2))
-    return groups(graph.shape(nodes[0].output)[1]) if single else 1
-
-
-def _split(graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], parts: int) -> Array:
-    """Which tensors a tile holds a part of the channels of."""
-    node = nodes[0]
-    names = {node.output, *(node.inputs if is_channelwise(graph, node) else ())} if parts > 1 else set[str]()
-    return np.array([name in names for name in tensors])
 
 
 def _tensors(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -240,28 +275,44 @@ def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], mach
     """The most words alive in one step if nothing is tiled."""
     tensors = _tensors(graph, nodes)
     words = np.array([whole(graph, name).words for name in tensors])
-    return int((_alive(graph, nodes, tensors, outputs, machine) @ words).max())
+    return int((_alive(nodes, tensors, outputs, fused_behind(graph, nodes, machine), graph) @ words).max())
 
 
-def _axis(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], tensors: Sequence[str], axis: int) -> _Axis:
-    """Ranges of rows (axis 1) or columns (axis 2) of every tensor, for all useful numbers of tiles at once."""
+def _axis(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], tensors: Sequence[str], axis: int) -> Axis:
+    """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
+    unit = 1 if axis else LANES
     extents = {name: map_shape(graph.shape(name))[axis] for name in outputs}
-    least = min(extents.values())
-    most = min(least, MOST_TILES) if is_tileable(graph, nodes, axis) else 1
-    counts = tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
+    least = min(-(-extent // unit) for extent in extents.values())
+    most = least if _divides(graph, nodes, axis) else 1
+    counts = tuple(
+        n
+        for n in range(1, min(most, MOST_TILES if axis else most) + 1)
+        if n == 1 or -(-least // n) < -(-least // (n - 1))
+    )
     wanted: dict[str, tuple[Array, Array]] = {}
     for name, extent in extents.items():
-        bounds = np.array([cut for n in counts for cut in cuts(extent, n)])
-        wanted[name] = bounds[:, 0], bounds[:, 1]
+        bounds = unit * np.array([cut for n in counts for cut in cuts(-(-extent // unit), n)])
+        wanted[name] = bounds[:, 0], np.minimum(bounds[:, 1], extent)
     ranges = ranges_for(graph, nodes, wanted, axis)
-    nothing = np.zeros(sum(counts), np.int64)
-    sizes = np.stack([high - low for low, high in (ranges.get(name, (nothing, nothing)) for name in tensors)])
-    starts = np.cumsum((0, *counts[:-1]))
-    return _Axis(counts, np.maximum.reduceat(sizes, starts, axis=1).T, np.add.reduceat(sizes, starts, axis=1).T)
+    nothing = np.zeros((2, sum(counts)), np.int64)
+    low, high = np.stack([ranges.get(name, nothing) for name in tensors], axis=1)
+    return Axis(counts, low // unit, -(-high // unit))
+
+
+def _divides(graph: Graph, nodes: Sequence[Node], axis: int) -> bool:
+    """Whether tiles along an axis make sense: of channels, behind a first layer that may sum over them."""
+    if axis:
+        return is_tileable(graph, nodes, axis)
+    whole_maps = all(is_tileable(graph, nodes, each) for each in range(3))
+    return whole_maps and all(is_channelwise(graph, node) for node in nodes[1:])
 
 
 def _alive(
-    graph: Graph, nodes: Sequence[Node], tensors: Sequence[str], outputs: Sequence[str], machine: Machine
+    nodes: Sequence[Node],
+    tensors: Sequence[str],
+    outputs: Sequence[str],
+    before: Mapping[int, Node],
+    graph: Graph,
 ) -> Array:
     """(steps, tensors): 1 where a tensor is held while a node runs; parts of a map lie in it, and take nothing."""
     index = {name: at for at, name in enumerate(tensors)}
@@ -282,7 +333,7 @@ def _alive(
             operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
             first[index[node.output]] = min([first[at] for at in operands], default=step)
             merged.update(operands)
-    merged.update(index[node.output] for node in fused_behind(graph, nodes, machine).values())
+    merged.update(index[node.output] for node in before.values())
     for name in outputs:
         last[index[holder[name]]] = len(nodes) - 1
     steps = np.arange(len(nodes))[:, None]

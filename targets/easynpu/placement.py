@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from npuc.allocation import Buffer, allocate, lower_bound, peak
+from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.jobs import Job
@@ -214,7 +214,7 @@ def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> t
     """The buffers for the skip and for the Fmap DTCM: operands in the skip DTCM, and what else must go there."""
     skip = _that_fit([b for b in buffers if b.name in operands], machine.skip_words)
     fmap = [b for b in buffers if b not in skip]
-    if peak(fmap, allocate(fmap)) > machine.fmap_words:
+    if not fits(fmap, machine.fmap_words):
         skip = _that_fit([*skip, *sorted(fmap, key=lambda b: b.size)], machine.skip_words)
         fmap = [b for b in buffers if b not in skip]
     return skip, fmap
@@ -223,7 +223,7 @@ def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> t
 def placeable(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> bool:
     """Whether `explicit` would find a place for these buffers."""
     _, fmap = assign(buffers, operands, machine)
-    return peak(fmap, allocate(fmap)) <= machine.fmap_words
+    return fits(fmap, machine.fmap_words)
 
 
 def _explicit_places(
@@ -269,6 +269,6 @@ def _that_fit(buffers: Sequence[Buffer], capacity: int) -> list[Buffer]:
     chosen: list[Buffer] = []
     for buffer in buffers:
         together = [*chosen, buffer]
-        if peak(together, allocate(together)) <= capacity:
+        if fits(together, capacity):
             chosen = together
     return chosen

@@ -100,5 +100,8 @@ def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
 def outputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
     """The tensors of the nodes that are read outside, in order."""
     inside = {id(node) for node in nodes}
-    outside = {name for node in graph.nodes if id(node) not in inside for name in node.inputs} | set(graph.outputs)
-    return tuple(name for node in nodes for name in node.outputs if name in outside)
+
+    def leaves(name: str) -> bool:
+        return name in graph.outputs or any(id(reader) not in inside for reader in graph.readers[name])
+
+    return tuple(name for node in nodes for name in node.outputs if leaves(name))

@@ -2,7 +2,7 @@
 
 The nodes of a region are cut into consecutive ranges, each with a grid of tiles (grids). Dynamic programming over
 the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers, exactly
-within its class of plans: contiguous ranges of at most 24 layers, uniform grids of up to 16 x 16 tiles along the
+within its class of plans: contiguous ranges of at most 24 units, uniform grids of up to 16 x 16 tiles along the
 axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocation places.
 """
 
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.addressing import is_part
+from npuc.targets.easynpu.fusion import fused_behind
 from npuc.targets.easynpu.grids import Range, Share, Strip
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.regions import inputs_of
 from npuc.targets.easynpu.windows import whole
 
-MOST_NODES = 24
+MOST_UNITS = 24
+"""Of a range: a unit is a layer with what a cut would never separate from it."""
 OBJECTIVES = ("time", "traffic", "cycles")
 RARELY = 1e-6
 """What the other quantity counts for where only traffic or only cycles is minimised: it breaks ties."""
@@ -52,36 +55,53 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
         "traffic": 1 / RARELY,
         "cycles": RARELY,
     }
-    ranges = {
-        (start, end): Range(graph, nodes[start:end], machine, shares)
-        for end in range(1, len(nodes) + 1)
-        for start in range(max(0, end - MOST_NODES), end)
-    }
-    return {name: _best(graph, nodes, machine, ranges, weight) for name, weight in weights.items()}
+    for points in (units(graph, nodes, machine), range(len(nodes) + 1)):
+        ranges = {
+            (start, end): Range(graph, nodes[start:end], machine, shares)
+            for position, end in enumerate(points)
+            for start in points[max(0, position - MOST_UNITS) : position]
+        }
+        found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
+        fitting = {name: Plan(strips) for name, strips in found.items() if strips is not None}
+        if fitting:
+            return fitting
+    raise _nothing_fits(
+        graph, next(node for node in nodes if not Range(graph, [node], machine, shares).best(1)), machine
+    )
+
+
+def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
+    """Where a region may be cut: before which nodes, and at its end.
+
+    Not between a layer and what is fused behind it, a part of a map and its readers, or rows and columns and the
+    concatenation that they exist for.
+    """
+    at = {id(node): position for position, node in enumerate(nodes)}
+    spans = [(at[id(producer)], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
+    for position, node in enumerate(nodes):
+        readers = [at[id(each)] for name in node.outputs for each in graph.readers[name] if id(each) in at]
+        if is_part(graph, node):
+            spans.append((position, max(readers, default=position)))
+        elif len(readers) == 1 and nodes[readers[0]].op == "Concat" and nodes[readers[0]].integer("axis") > 1:
+            spans.append((position, readers[0]))
+    inside = {between for first, last in spans for between in range(first + 1, last + 1)}
+    return [position for position in range(len(nodes) + 1) if position not in inside]
 
 
 def _best(
-    graph: Graph,
-    nodes: Sequence[Node],
-    machine: Machine,
-    ranges: Mapping[tuple[int, int], Range],
-    weight: float,
-) -> Plan:
-    """The cheapest cuts: after every node, the cheapest plan up to there."""
-    best: list[tuple[float, tuple[Strip, ...]] | None] = [(0.0, ())]
-    for end in range(1, len(nodes) + 1):
+    points: Sequence[int], ranges: Mapping[tuple[int, int], Range], weight: float
+) -> tuple[Strip, ...] | None:
+    """The strips of the cheapest cuts: after every point, the cheapest plan up to there; None if nothing fits."""
+    best: dict[int, tuple[float, tuple[Strip, ...]]] = {points[0]: (0.0, ())}
+    for position, end in enumerate(points[1:], 1):
         options: list[tuple[float, tuple[Strip, ...]]] = []
-        for start in range(end - 1, max(-1, end - 1 - MOST_NODES), -1):
-            before = best[start]
-            if before is not None and (strip := ranges[start, end].best(weight)) is not None:
-                cost = strip.compute_cycles + strip.traffic_words * weight
-                options.append((before[0] + cost, (*before[1], strip)))
-        best.append(min(options, key=lambda option: option[0], default=None))
-    found = best[-1]
-    if found is None:
-        at = next(position for position, each in enumerate(best) if each is None)
-        raise _nothing_fits(graph, nodes[at - 1], machine)
-    return Plan(found[1])
+        for start in reversed(points[max(0, position - MOST_UNITS) : position]):
+            if start in best and (strip := ranges[start, end].best(weight)) is not None:
+                cost, before = best[start]
+                options.append((cost + strip.cost(weight), (*before, strip)))
+        if options:
+            best[end] = min(options, key=lambda option: option[0])
+    return best[points[-1]][1] if points[-1] in best else None
 
 
 def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:
