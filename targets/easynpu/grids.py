@@ -180,7 +180,7 @@ class Range:
         return placeable(*self._lifetimes(views), self.machine)
 
     def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:
-        """The buffers that the jobs of these nodes will hold, by first and last step, and those read as operands."""
+        """The buffers that the jobs will hold, by first and last step, and those that are read as operands."""
         inner = {node.output for node in self.before.values()}
         buffer = {name: view.buffer for name, view in views.tensors.items()}
         first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
