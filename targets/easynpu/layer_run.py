@@ -14,6 +14,7 @@ from npuc.targets.easynpu.chains import POINTWISE, Stage
 from npuc.targets.easynpu.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.scattering import Scatter
 from npuc.targets.easynpu.schedule import (
     NONE,
     Access,
@@ -53,19 +54,27 @@ class Watcher(Protocol):
 
 
 class LayerRun:
-    """One chain: `run` executes it; `results` are the int8 maps (Ho, Wo, groups, 16) of its words."""
+    """One chain: `run` executes it; `results` are the int8 maps (Ho, Wo, groups, 16) of its words.
+
+    A reshape behind other words has no pass of its own: the last one's results go where it says.
+    """
 
     def __init__(self, hardware: Hardware, chain: Sequence[Stage], watcher: Watcher | None = None) -> None:
         machine, low = hardware.machine, hardware.low
         self.hardware = hardware
-        self.chain = chain
+        self.end = chain[-1].number
+        """The number of the last word."""
+        target, reshape = chain[-1].ofmap(machine, not low), chain[-1].reshape
+        self.scatter = Scatter.of(reshape, target) if reshape is not None else None
+        self.chain = chain = chain if reshape is None else chain[:-1]
+        """The words that compute."""
         self.watcher = watcher
         self.parts = [stage.layer for stage in chain[: accumulating(chain)]]
         self.dense = is_dense(self.parts[0])
         self.sources = [stage.ifmap(machine, low) for stage in chain[: len(self.parts)]]
         self.operands = [stage.operand() if stage.name in COMBINING else None for stage in chain]
         self.targets = [[stage.stored()] if stage.layer.stored else [] for stage in chain]
-        self.targets[-1].insert(0, chain[-1].ofmap(machine, not low))
+        self.targets[-1].insert(0, target)
         shape = (self.parts[0].Ho, self.parts[0].Wo, groups(self.parts[0].Co), LANES)
         self.results = [np.zeros(shape, np.int8) for _ in chain]
         self.lanes = (np.arange(shape[2] * LANES) < self.parts[0].Co).reshape(shape[2], 1, LANES)
@@ -172,7 +181,8 @@ class LayerRun:
     def _access(self, stage: int) -> Access:
         operand = self.operands[stage]
         results = frozenset(each.place.memory for each in self.targets[stage])
-        return Access(None if operand is None else operand.place.memory, results)
+        writes = self.scatter.writes if self.scatter is not None and stage == len(self.chain) - 1 else 1
+        return Access(None if operand is None else operand.place.memory, results, writes)
 
     def _load(self, step: Step, side: int) -> Array:
         """Fills a set of ifmap pads; the addresses that were read, NONE for padding."""
@@ -252,8 +262,12 @@ class LayerRun:
         planes = x.reshape(len(x), tile.y, tile.x, LANES).transpose(1, 2, 0, 3)
         self.results[stage][tile.oy : tile.oy + tile.y, tile.ox : tile.ox + tile.x, rows] = planes
         for position, target in enumerate(self.targets[stage]):
-            at = self._addresses(target, step)
-            self.hardware.dtcm(target.place.memory).write(at, x)
+            memory = self.hardware.dtcm(target.place.memory)
+            if self.scatter is not None and position == 0 and stage == len(self.chain) - 1:
+                at = self.scatter.write(memory, tile, rows, x)
+            else:
+                at = self._addresses(target, step)
+                memory.write(at, x)
             if position == 0:
                 self.count.ofmap_words += at.size
                 before = self._touched.get(stage, Touched(None, None))
@@ -304,6 +318,9 @@ class LayerRun:
     def _finish(self) -> None:
         hardware, count = self.hardware, self.count
         hardware.end_layer()
+        if self.scatter is not None:
+            target = self.targets[-1][0]
+            self.results.append(hardware.dtcm(target.place.memory).read(target.grid))
         count.cycles = self.cycle
         count.ifmap_pad_entries = hardware.ifmap_pads.most
         count.weight_pad_entries = hardware.weight_pads.most

@@ -49,8 +49,14 @@ class Dtcm:
         self.values[at] = words
         self.written[at] = self.replaced[at] = True
 
+    def write_lanes(self, at: Array, lanes: Array, values: Array) -> None:
+        """Stores single lanes of the words at these addresses; the others keep what they hold."""
+        self._expect_inside(at)
+        self.values[at, lanes] = values
+        self.written[at] = self.replaced[at] = True
+
     def load(self, at: Array, words: Array) -> None:
-        """The same from the host, between layers."""
+        """Stores words from the host, between layers."""
         self.write(at, words)
         self.settle()
 

@@ -105,13 +105,23 @@ def rearranged(x: Array, word: Reshape) -> Array:
 
 def written_words(word: Reshape) -> int:
     """Words that are written for the map: each of its words once per word of the result that it has lanes for."""
+    return int(_written(word).sum())
+
+
+def most_written(word: Reshape) -> int:
+    """The most words of the result that any word of the map has lanes for."""
+    return int(_written(word).max())
+
+
+def _written(word: Reshape) -> Array:
+    """Words of the result that each word of the map has lanes for: (Hi, Wi, groups)."""
     row, column, channel = _targets(word)
     words = (row * word.Wo + column) * -(-word.Co // LANES) + channel // LANES
-    found = 0
+    counts: list[Array] = []
     for start in range(0, word.Ci, LANES):
         lanes = np.sort(words[..., start : start + LANES], axis=-1)
-        found += lanes[..., :1].size + int((np.diff(lanes, axis=-1) != 0).sum())
-    return found
+        counts.append(1 + (np.diff(lanes, axis=-1) != 0).sum(axis=-1))
+    return np.stack(counts, axis=-1)
 
 
 def _targets(word: Reshape) -> tuple[Array, Array, Array]:

@@ -136,7 +136,9 @@ class Sweep:
     operand: Array
     """The position whose operand is read, or NONE."""
     result: Array
-    """The position whose result is written, or NONE."""
+    """The write that takes place, or NONE: write n is that of position n // writes."""
+    writes: int
+    """Cycles in which every result is written."""
     blocked: Array
     """Whether no sub-ifmap word can be loaded."""
 
@@ -169,7 +171,8 @@ class Sweep:
         position, issue, operand, result = (np.concatenate(each) for each in zip(*cycles, strict=True))
         blocked = (result != NONE) | ((operand != NONE) & (access.operand == source))
         compute = len(firsts) * (1 + bubble)
-        return cls(stage, passes, ozis, words, compute, position, issue == 1, operand, result, blocked)
+        columns = (position, issue == 1, operand, result)
+        return cls(stage, passes, ozis, words, compute, *columns, access.writes, blocked)
 
 
 @dataclass(frozen=True)
@@ -178,22 +181,22 @@ class Access:
 
     operand: str | None = None
     results: frozenset[str] = frozenset()
+    writes: int = 1
+    """Cycles in which every result is written, if there are results."""
 
     def cycles(self, positions: range, least: int) -> tuple[Array, Array, Array, Array]:
         """The cycles of positions that enter the PEs together, at least as many as given.
 
-        In each: the first of them; whether they enter; whose operand is read and whose result is written, or NONE.
+        In each: the first of them; whether they enter; whose operand is read and which write takes place, or NONE.
         """
-        apart = self.operand in self.results
-        accesses = len(positions) * ((1 + apart) if self.operand is not None or self.results else 0)
-        first = np.full(max(accesses, least), positions[0])
+        reads = len(positions) if self.operand is not None else 0
+        writes = len(positions) * self.writes if self.results else 0
+        begin = reads if self.operand in self.results else 0
+        first = np.full(max(reads, begin + writes, least), positions[0])
         issue, operand, result = np.zeros_like(first), np.full_like(first, NONE), np.full_like(first, NONE)
-        begin = len(positions) if apart else 0
         issue[begin] = 1
-        if self.operand is not None:
-            operand[: len(positions)] = positions
-        if self.results:
-            result[begin : begin + len(positions)] = positions
+        operand[:reads] = positions[:reads]
+        result[begin : begin + writes] = positions[0] * self.writes + np.arange(writes)
         return first, issue, operand, result
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from npuc.ir import Array
 from npuc.targets.easynpu.artefact import Segment
-from npuc.targets.easynpu.chains import Stage, chains, check, refused
+from npuc.targets.easynpu.chains import Stage, chains, check
 from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.layer_run import LayerRun, Watcher
@@ -63,15 +63,13 @@ class Stepper:
 
     def _run_chain(self, state: Hardware, chain: Sequence[Stage], words: int, observe: Observer | None) -> None:
         """words: instruction words of the chain, extension words included."""
-        if chain[-1].reshape is None:
+        if chain[0].reshape is None:
             run = LayerRun(state, chain, self.watcher)
             run.run(words)
             count, results = run.count, run.results
-        elif len(chain) == 1:
-            count, result = run_reshape(state, chain[0], chain[-1].reshape, words, self.watcher)
-            results = [result]
         else:
-            raise refused(chain[-1].number, "a fused reshape, which is not stepped", chain[-1].word)
+            count, result = run_reshape(state, chain[0], chain[0].reshape, words, self.watcher)
+            results = [result]
         self.layers.append(count)
         if "dst" not in chain[-1].operands:
             state.low = not state.low

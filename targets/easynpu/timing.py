@@ -31,23 +31,24 @@ class PortUse:
     """What each position of a pass, one word per 16 channels, asks of the DTCMs beside the loads."""
 
     cycles: int = 0
-    """Cycles that its accesses take; 2 where an operand is read from a memory that the result is written to."""
+    """Cycles that its accesses take; one more where an operand is read from a memory that the result goes to."""
     blocked: int = 0
     """Cycles in which no sub-ifmap word can be loaded."""
     ofmap: int = 0
-    """Words that it writes over the shared bus: 0 or 1."""
+    """Cycles that it writes over the shared bus: one, or more where a reshape scatters its lanes."""
 
 
-def port_use(reads: str | None, writes: Sequence[str], source: str) -> PortUse:
+def port_use(reads: str | None, writes: Sequence[str], source: str, times: int = 1) -> PortUse:
     """The ports that a pass uses. A DTCM serves one access a cycle; a result goes to several memories at once.
 
     reads: the memory of its operand, which has a path of its own beside the shared bus; writes: the memories of
-    its result; source: the memory that sub-ifmaps are loaded from.
+    its result; source: the memory that sub-ifmaps are loaded from; times: the words that a result is scattered to.
     """
     apart = reads in writes
-    cycles = 2 if apart else int(reads is not None or bool(writes))
-    blocked = int(bool(writes)) + int(reads == source and (apart or not writes))
-    return PortUse(cycles, blocked, int(bool(writes)))
+    written = times if writes else 0
+    cycles = written + 1 if apart else max(written, int(reads is not None))
+    blocked = written + int(reads == source and (apart or not writes))
+    return PortUse(cycles, blocked, written)
 
 
 RESULT = PortUse(1, 1, 1)

@@ -97,7 +97,7 @@ class Tracer:
         """Decoding, parameters, first weights, first sub-ifmap."""
         self._side = 0
         chunk = Chunk(0, run.cycle)
-        number = run.chain[-1].number
+        number = run.end
         chunk.put(0, words, state=DECODE, instruction=number + 1 - words + np.arange(words))
         chunk.put(words, run.cycle, instruction=run.chain[0].number, state=LOAD_BS)
         at = words
@@ -126,7 +126,7 @@ class Tracer:
     def finished(self, run: LayerRun) -> None:
         """The registers of the PEs drain."""
         chunk = Chunk(run.cycle - DRAIN, DRAIN)
-        chunk.put(0, DRAIN, state=DRAINING, instruction=run.chain[-1].number)
+        chunk.put(0, DRAIN, state=DRAINING, instruction=run.end)
         self._waiting.append(chunk)
         self._flush(run.cycle)
 
@@ -228,11 +228,18 @@ def _touching(run: LayerRun, step: Executed, sweep: Sweep) -> dict[str, Array | 
     if touched is None or not ((sweep.result != NONE).any() or (sweep.operand != NONE).any()):
         return {}
     columns: dict[str, Array | int] = {}
-    ozi = np.repeat(np.arange(sweep.ozis), len(sweep.issue)) * step.step.tile.positions
-    for prefix, at, addresses, place in (
-        ("bus", sweep.result, touched.results, next(iter(run.targets[sweep.stage]), None)),
-        ("operand", sweep.operand, touched.operands, run.operands[sweep.stage]),
+    positions = step.step.tile.positions
+    for prefix, at, addresses, place, count in (
+        (
+            "bus",
+            sweep.result,
+            touched.results,
+            next(iter(run.targets[sweep.stage]), None),
+            positions * sweep.writes,
+        ),
+        ("operand", sweep.operand, touched.operands, run.operands[sweep.stage], positions),
     ):
+        ozi = np.repeat(np.arange(sweep.ozis), len(sweep.issue)) * count
         if addresses is not None and place is not None and (at != NONE).any():
             valid = np.tile(at != NONE, sweep.ozis)
             columns[f"{prefix}_valid"] = valid

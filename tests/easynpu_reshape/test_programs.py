@@ -9,12 +9,10 @@ import pytest
 
 from npuc.bits import encode
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.artefact import ImageLoad, Segment
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.rearrangement import PERMUTATIONS, problem
-from npuc.targets.easynpu.stepping import Stepper
 from tests.easynpu.naive import ADD, CONV, DST, DWCONV, FUSED, MAXPOOL, RELU, SRC, STORED
-from tests.easynpu.test_simulator import MACHINE, Writer, compare, noise, run_both, shape_of
+from tests.easynpu.test_simulator import Writer, compare, noise, run_both, shape_of
 
 Shape = tuple[int, int, int]
 
@@ -129,14 +127,3 @@ def test_reshapes_that_no_machine_executes_are_refused(word: Reshape, flags: int
         run_both(writer, *noise(np.random.default_rng(6)))
     assert caught.value.problems[0].code == "E503"
     assert reason in caught.value.problems[0].reason
-
-
-def test_the_stepping_simulator_refuses_a_fused_reshape_by_name() -> None:
-    writer = Writer(np.random.default_rng(5))
-    same = {"Ho": 2, "Wo": 3, "Co": 16, "Zs": 1, "y": 2, "x": 3}
-    writer.emit(writer.pointwise(same) | {"opcode": RELU}, FUSED)
-    writer.words.append(encode(Reshape(perm=2, Hi=2, Wi=3, Ci=16, Ho=3, Wo=2, Co=16)))
-    stepper = Stepper(MACHINE, {"itcm.bin": b"".join(value.to_bytes(16, "little") for value in writer.words)})
-    with pytest.raises(ArtefactError) as caught:
-        stepper.run(Segment((ImageLoad("itcm", 0, "itcm.bin", 0, 2),), (), 2, ()), stepper.state(1), {})
-    assert "instruction 1: a fused reshape" in caught.value.problems[0].reason

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from npuc.targets.easynpu.isa import EXTENSIONS, Control, Layer, Operand
+from npuc.targets.easynpu.isa import EXTENSIONS, Control, Layer, Operand, Reshape
 from npuc.targets.easynpu.machine import Machine
 from tests.easynpu_stepping.bench import (
     ADD,
@@ -125,6 +125,25 @@ def test_a_fused_word_takes_one_pass_and_the_result_leaves_in_it() -> None:
     (found,) = run([head, pointwise(RELU, head)]).layers
     assert found.cycles == 2 + 6 + 36 + 144 * 16 + 16 + 3
     assert (found.ofmap_words, found.compute_cycles) == (16, 145 * 16)
+
+
+def test_a_reshape_that_keeps_pixels_whole_is_free_behind_another_word() -> None:
+    """Rows and columns exchanged: every result is one word elsewhere. One more word to decode."""
+    head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
+    (found,) = run([head, Reshape(perm=2, Hi=4, Wi=4, Ci=16, Ho=4, Wo=4, Co=16)]).layers
+    assert found.cycles == 2 + 6 + 36 + 144 * 16 + 3
+    assert (found.ofmap_words, found.compute_cycles) == (16, 144 * 16)
+
+
+def test_a_result_whose_channels_become_pixels_is_written_once_for_each_pixel() -> None:
+    """16 channels to 2 x 2 pixels of 4: four words for each of 16 positions, in the last pass."""
+    head = layer(CONV | FUSED, (4, 4), 3, 1, 16, 16, (4, 4))
+    word = Reshape(
+        Hi=4, Wi=4, Ci=16, Ho=8, Wo=8, Co=4, split_c=4, onto_c=1, insert_c=1, split_h=2, onto_h=2, insert_h=1
+    )
+    (found,) = run([head, word]).layers
+    assert found.cycles == 2 + 6 + 36 + 143 * 16 + 4 * 16 + 3
+    assert (found.ofmap_words, found.compute_cycles) == (64, 144 * 16)
 
 
 def test_a_second_operand_in_the_skip_dtcm_is_free() -> None:

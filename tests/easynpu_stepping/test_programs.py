@@ -12,16 +12,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from npuc.bits import encode
 from npuc.ir import Array
 from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.chains import Stage, chains
 from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
+from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.stepping import Stepper
 from npuc.targets.easynpu.streams import parameter_words
 from npuc.targets.easynpu.timing import Followers, chain_cost, port_use
+from tests.easynpu import naive
 from tests.easynpu import test_simulator as programs
+from tests.easynpu_reshape import test_programs as reshapes
 
 
 @dataclass
@@ -81,6 +85,13 @@ def expect_modelled(hardware: Hardware, count: int, layers: Sequence[LayerCount]
 
 
 def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> tuple[int, int, int]:
+    if chain[0].reshape is not None:  # a word is read, and written to every word that it has lanes for
+        read, written = chain[0].ifmap(machine, low).grid.size, sum(scattered(chain[0].reshape))
+        return words + read + written, 0, read + written
+    last, target = chain[-1], chain[-1].ofmap(machine, not low)
+    times = 1
+    if last.reshape is not None:
+        times, chain = max(scattered(last.reshape)), chain[:-1]
     kept = sum(stage.keeps for stage in chain)
     parts, fused = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
     ports = []
@@ -88,13 +99,26 @@ def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) ->
         reads = stage.operand().place.memory if stage.name in ("add", "mul") else None
         writes = [stage.stored().place.memory] if stage.layer.stored else []
         if stage is chain[-1]:
-            writes.append(stage.ofmap(machine, not low).place.memory)
-        ports.append(port_use(reads, writes, chain[0].ifmap(machine, low).place.memory))
+            writes.append(target.place.memory)
+        source = chain[0].ifmap(machine, low).place.memory
+        ports.append(port_use(reads, writes, source, times if stage is chain[-1] else 1))
     loaded = sum(parameter_words(stage) for stage in fused)
     followers = Followers(len(fused), loaded, words - len(parts), tuple(ports))
     y, x = (np.array([extent]) for extent in (parts[0].y, parts[0].x))
     cost = chain_cost(parts, y, x, machine, followers)
     return int(cost.cycles[0]), int(cost.compute[0]), int(cost.bus[0])
+
+
+def scattered(word: Reshape) -> list[int]:
+    """For every word of a map the words of the result that its lanes go to, by the interpreter of the document."""
+    fields = naive.fields(naive.RESHAPE, encode(word))
+    groups = -(-word.Ci // 16)
+    number = np.arange(word.Hi * word.Wi)[:, None] * groups + np.arange(word.Ci) // 16
+    origin = naive.restacked(number.reshape(word.Hi, word.Wi, word.Ci), fields)
+    found: dict[int, set[tuple[int, int, int]]] = {}
+    for (row, column, channel), of in np.ndenumerate(origin):
+        found.setdefault(int(of), set()).add((row, column, channel // 16))
+    return [len(each) for each in found.values()]
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +156,31 @@ def test_rows_of_pes_divide_the_positions_and_change_no_result(
 @pytest.mark.parametrize("seed", range(30))
 def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int) -> None:
     programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed: int) -> None:
+    reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_pes_scatter_as_one_row_does(seed: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MACHINE", replace(programs.MACHINE, pe_rows=rows))
+    reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_reshape_reads_and_writes_where_extension_words_say(seed: int) -> None:
+    reshapes.test_a_reshape_reads_and_writes_where_extension_words_say(seed)
+
+
+def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:
+    reshapes.test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had()
+
+
+def test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero() -> None:
+    reshapes.test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero()
 
 
 @pytest.mark.parametrize("seed", range(8))
