@@ -14,6 +14,8 @@ from npuc.machine_files import bad_machine, described, read_values
 PAGE = "docs/bm1684.md"
 ADDRESSES = 1 << 32
 """A local_addr_t has 32 bits."""
+SYSTEM_START = 1 << 32
+"""The system_addr_t of the first byte of global memory."""
 
 
 @dataclass(frozen=True)

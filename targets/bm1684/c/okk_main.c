@@ -1,0 +1,59 @@
+/*
+ * Runs a kernel on the model: system memory is a file that is changed in place, its arguments are another, the
+ * calls it made are written to a third.
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "okk_model.h"
+
+#define USAGE "KERNEL ARGUMENTS MEMORY CALLS NPUS LOCAL_BYTES LANES SYSTEM_START"
+
+/* A file in memory, shared with it if what is written shall be there afterwards. */
+static unsigned char *mapped(const char *path, int sharing, uint64_t *bytes)
+{
+    struct stat status;
+    int file = open(path, O_RDWR);
+    if (file < 0 || fstat(file, &status) != 0) {
+        perror(path);
+        exit(1);
+    }
+    *bytes = (uint64_t)status.st_size;
+    void *found = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, sharing, file, 0);
+    if (found == MAP_FAILED) {
+        perror(path);
+        exit(1);
+    }
+    close(file);
+    return found;
+}
+
+int main(int count, char **values)
+{
+    if (count != 9) {
+        fprintf(stderr, "usage: %s %s\n", values[0], USAGE);
+        return 2;
+    }
+    uint64_t argument_bytes;
+    const void *arguments = mapped(values[2], MAP_PRIVATE, &argument_bytes);
+    okk_machine.npus = atoi(values[5]);
+    okk_machine.local_bytes = (uint32_t)strtoul(values[6], NULL, 10);
+    okk_machine.lanes = atoi(values[7]);
+    okk_machine.system_start = strtoull(values[8], NULL, 10);
+    okk_machine.system = mapped(values[3], MAP_SHARED, &okk_machine.system_bytes);
+    okk_kernel_func_t kernel = okk_kernel(values[1]);
+    if (kernel == NULL) {
+        fprintf(stderr, "no kernel %s is registered\n", values[1]);
+        return 2;
+    }
+    okk_begin(values[4]);
+    kernel(arguments);
+    okk_end();
+    return 0;
+}

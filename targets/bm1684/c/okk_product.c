@@ -1,0 +1,52 @@
+/* Blocks of 4 rows and 16 columns, in registers. No product is contracted with its sum. */
+#include "okk_product.h"
+
+#include <string.h>
+
+#include "okk_model.h"
+
+#define BLOCK 4
+#define WIDTH 8
+
+typedef float vector __attribute__((vector_size(4 * WIDTH)));
+
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+#define FAST __attribute__((target_clones("avx2", "default")))
+#else
+#define FAST
+#endif
+
+struct okk_left okk_left_make(int rows, int depth)
+{
+    size_t blocks = (size_t)okk_ceil_div(rows, BLOCK);
+    return (struct okk_left){okk_memory(blocks * BLOCK * (size_t)depth * sizeof(float)), rows, depth};
+}
+
+void okk_left_set(struct okk_left *left, int row, int column, float value)
+{
+    size_t block = (size_t)(row / BLOCK) * (size_t)left->depth;
+    left->packed[(block + (size_t)column) * BLOCK + (size_t)(row % BLOCK)] = value;
+}
+
+FAST static void block_product(const float *left, const float *panel, int depth, float *out)
+{
+    vector sums[BLOCK][OKK_PANEL / WIDTH] = {0};
+    for (int k = 0; k < depth; k++) {
+        vector right[OKK_PANEL / WIDTH];
+        memcpy(right, panel + (size_t)k * OKK_PANEL, sizeof right);
+        for (int row = 0; row < BLOCK; row++)
+            for (int at = 0; at < OKK_PANEL / WIDTH; at++)
+                sums[row][at] += left[(size_t)k * BLOCK + (size_t)row] * right[at];
+    }
+    memcpy(out, sums, sizeof sums);
+}
+
+void okk_product(const struct okk_left *left, const float *panel, float *out)
+{
+    float block[BLOCK * OKK_PANEL];
+    for (int row = 0; row < left->rows; row += BLOCK) {
+        int count = left->rows - row < BLOCK ? left->rows - row : BLOCK;
+        block_product(left->packed + (size_t)row * (size_t)left->depth, panel, left->depth, block);
+        memcpy(out + (size_t)row * OKK_PANEL, block, (size_t)count * OKK_PANEL * sizeof(float));
+    }
+}

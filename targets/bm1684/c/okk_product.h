@@ -1,0 +1,21 @@
+/* Products of matrices in the host's memory, fast and with the same bits on every machine. */
+#ifndef OKK_PRODUCT_H
+#define OKK_PRODUCT_H
+
+#define OKK_PANEL 16 /* columns of a panel */
+
+/* A left matrix (rows, depth) as okk_product wants it; okk_left_set gives it an element. */
+struct okk_left {
+    float *packed;
+    int rows, depth;
+};
+struct okk_left okk_left_make(int rows, int depth);
+void okk_left_set(struct okk_left *left, int row, int column, float value);
+
+/*
+ * out (rows, 16) = left * panel, where panel is (depth, 16). Every sum runs over ascending depth, so that the
+ * result does not depend on how the work is divided.
+ */
+void okk_product(const struct okk_left *left, const float *panel, float *out);
+
+#endif
