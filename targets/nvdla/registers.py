@@ -127,9 +127,9 @@ def _reserved(low: int, high: int, reset: int) -> tuple[str, type[int], Any]:
     return f"{RESERVED}{high}_{low}", int, bits(high, low, "reserved", default=default)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RegisterMap:
-    """The registers of a configuration in order of their addresses."""
+    """The registers of a configuration in order of their addresses; there is one object of each map."""
 
     name: str
     registers: tuple[Register, ...]

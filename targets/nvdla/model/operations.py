@@ -1,0 +1,195 @@
+"""Operations: which blocks run together, and what happens when all of them are enabled.
+
+SDP runs alone (its input from SDP_RDMA) or behind the convolution pipeline, PDP alone or behind SDP, CDP and RUBIK
+alone. BDMA takes no part here: it has a queue of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from npuc.ir import Array
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
+from npuc.targets.nvdla.model.memory import Memory, Port
+from npuc.targets.nvdla.model.register_file import Group, RegisterFile
+from npuc.targets.nvdla.model.traps import trap
+
+CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
+CONVOLUTION_INTERRUPTS = ("CDMA_DAT", "CDMA_WT", "CACC")
+PARTNER = {"SDP_RDMA": "SDP", "PDP": "PDP_RDMA", "PDP_RDMA": "PDP", "CDP": "CDP_RDMA", "CDP_RDMA": "CDP"}
+AGREED = ("ENTRIES", "DATA_BANK", "WEIGHT_BANK", "WEIGHT_FORMAT", "WEIGHT_KERNEL", "BATCHES")
+"""Fields that CDMA and CSC must have alike."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that has run."""
+
+    engine: str
+    """The block whose interrupt ends it."""
+    groups: Mapping[str, int]
+    """Its register group by block."""
+    port: Port
+    """What it read and wrote."""
+    interrupts: tuple[str, ...]
+
+
+class Operations:
+    """The blocks of one NVDLA."""
+
+    def __init__(self, machine: Machine, memory: Memory, registers: RegisterFile) -> None:
+        self._machine, self._memory, self._registers = machine, memory, registers
+        self._buffered: cdma.Buffered | None = None
+
+    def next(self) -> Operation | None:
+        """Runs an operation whose blocks are all enabled, if there is one.
+
+        Raises ArtefactError (E503) where its registers make no sense.
+        """
+        for run in (self._sdp, self._pdp, self._cdp, self._rubik):
+            done = run()
+            if done is not None:
+                return done
+        return None
+
+    def waiting(self) -> list[str]:
+        """Blocks with an enabled group."""
+        known = self._registers.map.by_title
+        blocks = [title.partition(".")[0] for title in known if title.endswith(".D_OP_ENABLE")]
+        return [each for each in blocks if any(self._registers.enabled(each, group) for group in (0, 1))]
+
+    def missing(self) -> str:
+        """What the enabled blocks wait for, as a sentence."""
+        waiting = self.waiting()
+        if not waiting:
+            return "no block is enabled"
+        absent = [each for block in waiting for each in self._partners(block) if each not in waiting]
+        missing = ", ".join(dict.fromkeys(absent)) or "a partner with the same consumer group"
+        return f"{', '.join(waiting)} enabled, waiting for {missing}"
+
+    def _partners(self, block: str) -> tuple[str, ...]:
+        """The blocks without which an enabled one does not run."""
+        if block in CONVOLUTION:
+            return (*CONVOLUTION, "SDP")
+        group = self._enabled("SDP")
+        if block == "SDP" and group is not None:
+            return self._blocks_of_sdp(group)
+        return (PARTNER[block],) if block in PARTNER else ()
+
+    def _enabled(self, block: str) -> Group | None:
+        """The registers of a block's next operation, if it is enabled."""
+        group = self._registers.consumer(block)
+        return self._registers.group(block, group) if self._registers.enabled(block, group) else None
+
+    def _blocks_of_sdp(self, group: Group) -> tuple[str, ...]:
+        """The blocks that run with an operation of SDP."""
+        flying = group.named("FLYING_MODE") == "ON"
+        rdma = self._enabled("SDP_RDMA")
+        fetches = not flying or sdp.needs_memory(group) or (rdma is not None and _fetches_nothing(rdma))
+        return (
+            *(("SDP_RDMA",) if fetches else ()),
+            *(CONVOLUTION if flying else ()),
+            *(("PDP",) if group.named("OUTPUT_DST") == "PDP" else ()),
+        )
+
+    def _sdp(self) -> Operation | None:
+        """SDP from memory or behind the convolution, and PDP behind it."""
+        group = self._enabled("SDP")
+        blocks = self._blocks_of_sdp(group) if group is not None else ()
+        if group is None or any(self._enabled(each) is None for each in blocks):
+            return None
+        port = Port(self._memory, "SDP")
+        flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
+        sums = self._convolve(port) if flying else None
+        rdma = self._enabled("SDP_RDMA") if "SDP_RDMA" in blocks else None
+        task = sdp.Task(group, rdma, self._machine, port, self._registers.tables["SDP"])
+        values = sdp.run(task, sums)
+        if to_pdp:
+            self._pool_flying(values, port)
+        else:
+            sdp.write(task, values)
+        self._report("SDP", task.reports)
+        raised = (*(CONVOLUTION_INTERRUPTS if flying else ()), "SDP", *(("PDP",) if to_pdp else ()))
+        return self._done("SDP", ("SDP", *blocks), port, raised)
+
+    def _convolve(self, port: Port) -> Array:
+        """The sums of the convolution pipeline (batch, H, W, K)."""
+        groups = {each: self._registers.group(each, self._registers.consumer(each)) for each in CONVOLUTION}
+        _expect_agreement(groups)
+        buffered = cdma.fetch(groups["CDMA"], self._machine, port.named("CDMA"), self._buffered)
+        self._report("CDMA", buffered.reports)
+        sums, saturated = cacc.accumulate(groups["CACC"], csc.lay_out(groups["CSC"], self._machine, buffered))
+        self._report("CACC", {"D_OUT_SATURATION": saturated})
+        kept = groups["CDMA"]["SKIP_DATA_RLS"] or groups["CDMA"]["SKIP_WEIGHT_RLS"]
+        self._buffered = buffered if kept else None
+        return sums
+
+    def _pool_flying(self, values: Array, port: Port) -> None:
+        group = self._registers.group("PDP", self._registers.consumer("PDP"))
+        if group.named("FLYING_MODE") != "ON_FLYING" or len(values) != 1:
+            raise trap("PDP", "FLYING_MODE = OFF_FLYING behind SDP", limit="ON_FLYING, one batch")
+        reports: dict[str, int] = {}
+        pdp.write(group, self._machine, port.named("PDP"), pdp.run(group, values[0], reports))
+        self._report("PDP", reports)
+
+    def _pdp(self) -> Operation | None:
+        group, rdma = self._enabled("PDP"), self._enabled("PDP_RDMA")
+        if group is None or rdma is None or group.named("FLYING_MODE") == "ON_FLYING":
+            return None
+        port = Port(self._memory, "PDP")
+        reports: dict[str, int] = {}
+        source = pdp.fetch(rdma, self._machine, port.named("PDP_RDMA"))
+        pdp.write(group, self._machine, port, pdp.run(group, source, reports))
+        self._report("PDP", reports)
+        return self._done("PDP", ("PDP", "PDP_RDMA"), port, ("PDP",))
+
+    def _cdp(self) -> Operation | None:
+        group, rdma = self._enabled("CDP"), self._enabled("CDP_RDMA")
+        if group is None or rdma is None:
+            return None
+        port = Port(self._memory, "CDP")
+        reports: dict[str, int] = {}
+        source = cdp.fetch(rdma, self._machine, port.named("CDP_RDMA"))
+        result = cdp.run(group, self._machine, source, self._registers.tables["CDP"], reports)
+        cdp.write(group, self._machine, port, result)
+        self._report("CDP", reports)
+        return self._done("CDP", ("CDP", "CDP_RDMA"), port, ("CDP",))
+
+    def _rubik(self) -> Operation | None:
+        group = self._enabled("RBK")
+        if group is None:
+            return None
+        port = Port(self._memory, "RBK")
+        rubik.run(group, self._machine, port)
+        return self._done("RBK", ("RBK",), port, ("RUBIK",))
+
+    def _report(self, block: str, reports: Mapping[str, int]) -> None:
+        """Counting registers of the operation's group."""
+        group = self._registers.consumer(block)
+        for name, value in reports.items():
+            self._registers.report(block, name, group, value)
+
+    def _done(self, engine: str, blocks: Iterable[str], port: Port, interrupts: tuple[str, ...]) -> Operation:
+        """The operation; its groups may be programmed again, and the other groups are next."""
+        groups = {each: self._registers.consumer(each) for each in blocks}
+        for block, group in groups.items():
+            self._registers.finish(block, group)
+        return Operation(engine, groups, port, interrupts)
+
+
+def _fetches_nothing(rdma: Group) -> bool:
+    """Whether an operation of SDP_RDMA belongs to a layer that takes nothing from it."""
+    return all(rdma[f"{each}RDMA_DISABLE"] for each in "BNE") and rdma.named("FLYING_MODE") == "ON"
+
+
+def _expect_agreement(groups: Mapping[str, Group]) -> None:
+    """Raises ArtefactError (E503) where blocks of the convolution are set up for different layers."""
+    wanted = groups["CDMA"]
+    for name, group in groups.items():
+        if any(group[field] != wanted[field] for field in ("CONV_MODE", "PROC_PRECISION")):
+            raise trap(name, "CONV_MODE or PROC_PRECISION differs", limit="that of CDMA")
+    for field in AGREED:
+        if groups["CSC"][field] != wanted[field]:
+            raise trap("CSC", f"{field} = {groups['CSC'][field]}", limit=f"{wanted[field]}, as CDMA")
