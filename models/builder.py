@@ -41,7 +41,7 @@ def explicit_pads(extents: Sequence[int], spans: Sequence[int], strides: Sequenc
     return [total // 2 for total in totals] + [total - total // 2 for total in totals]
 
 
-_GAIN = {"Conv": 2.0, "Gemm": 2.0, "ConvTranspose": 2.0, "Relu": 0.5}
+_GAIN = {"Conv": 2.0, "Gemm": 2.0, "ConvTranspose": 2.0, "Relu": 0.5, "Clip": 0.5}
 """Mean square of a result over that of its operand, for weights as `_he` draws them."""
 
 
@@ -145,6 +145,11 @@ class NetworkBuilder:
     def relu(self, x: str) -> str:
         """max(x, 0)."""
         return self.node("Relu", [x], self.shapes[x])
+
+    def relu6(self, x: str) -> str:
+        """min(max(x, 0), 6)."""
+        low, high = (self.weight(np.array(v, np.float32), role) for v, role in ((0, "low"), (6, "high")))
+        return self.node("Clip", [x, low, high], self.shapes[x])
 
     def swish(self, x: str) -> str:
         """x * sigmoid(x), in the two nodes that exporters write."""
