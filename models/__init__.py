@@ -29,8 +29,10 @@ _NAMES = (
     "ds_cnn",
     "lenet",
     "mobilenet_v1_025",
+    "mobilenet_v2",
     "residual_awkward",
     "resnet8",
+    "small_cnn",
     "unet_small",
 )
 

@@ -58,7 +58,9 @@ def binary(lo: Lowering, node: Node) -> None:
         _one_operand(lo, node, _scalar_form(node.op, *number))
         return
     left, right = _operands(lo, node)
-    out = _result(lo, node, left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right)
+    out = _result(
+        lo, node, left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
+    )
     args = (out.at, left.at, right.at, out.shape, None, _repeating(lo, left, out), _repeating(lo, right, out))
     call = Call(f"bdc_{BINARY[node.op]}", args, (left.at.buffer, right.at.buffer), out.at.buffer)
     lo.emit(call, *activation(node, out))
@@ -70,7 +72,12 @@ def _number(lo: Lowering, node: Node) -> tuple[int, float] | None:
     for index, name in enumerate(node.inputs[:2]):
         value = lo.graph.constant(name)
         other = lo.graph.shape(node.inputs[1 - index])
-        if value is not None and value.size and (value == value.flat[0]).all() and other == lo.graph.shape(node.output):
+        if (
+            value is not None
+            and value.size
+            and (value == value.flat[0]).all()
+            and other == lo.graph.shape(node.output)
+        ):
             return index, float(value.flat[0])
     return None
 
@@ -83,7 +90,9 @@ def _scalar_form(op: str, index: int, value: float) -> Recipe:
         case "Div", 0:
             return lambda f: f.to("C_div", value)
         case "Div", 1:
-            return lambda f: f.to("mul_C", 1.0 / value) if np.log2(abs(value) or 3) % 1 == 0 else f.to("div_C", value)
+            return lambda f: (
+                f.to("mul_C", 1.0 / value) if np.log2(abs(value) or 3) % 1 == 0 else f.to("div_C", value)
+            )
         case _:
             return lambda f: f.to(f"{BINARY[op]}_C", value)
 
@@ -108,7 +117,11 @@ def _beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width:
     aligned = (1,) * (len(result) - len(shape)) + tuple(shape)
     inner = local_shape(aligned)
     fits = len(result) > 2 and inner.c == base.shape.c
-    fits = fits and all(a in (1, b) for a, b in zip(inner, base.shape, strict=True)) and lo.graph.constant(name) is None
+    fits = (
+        fits
+        and all(a in (1, b) for a, b in zip(inner, base.shape, strict=True))
+        and lo.graph.constant(name) is None
+    )
     if fits and len(shape) == len(result):
         return lo.local(name, None, base.at.npu)
     return _repeated(lo, name, result, base)
@@ -166,11 +179,16 @@ class Function:
         self.calls.append(Call(f"bdc_{name}", args, (a.at.buffer, b.at.buffer), to.at.buffer))
         return to
 
-    def series(self, name: str, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
-        """exp, sigmoid or tanh, which need a tensor to work in and do not compute in place."""
-        to, x, work = out or self.y, of or self.x, self.temporary()
-        buffers = (x.at.buffer, work.at.buffer)
-        self.calls.append(Call(f"bdc_{name}", (to.at, x.at, work.at, x.shape), buffers, to.at.buffer))
+    def series(
+        self, name: str, limits: tuple[float, float | None], out: Tensor | None = None, of: Tensor | None = None
+    ) -> Tensor:
+        """exp, sigmoid or tanh of an operand kept within limits; needs a tensor to work in and a new result."""
+        to, x, work, (low, high) = out or self.y, of or self.x, self.temporary(), limits
+        limited = self.to("max_C", low, out=self.temporary(), of=x)
+        if high is not None:
+            self.to("min_C", high, out=limited, of=limited)
+        args = (to.at, limited.at, work.at, x.shape, TERMS)
+        self.calls.append(Call(f"bdc_{name}_tunable", args, (limited.at.buffer, work.at.buffer), to.at.buffer))
         return to
 
     def root(self, name: str, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
@@ -179,6 +197,9 @@ class Function:
         self.calls.append(Call(f"bdc_{name}", (to.at, x.at, x.shape), (x.at.buffer,), to.at.buffer))
         return to
 
+
+TERMS = 10
+"""Of the series of exp, sigmoid and tanh: more give the same fp32 values (32 are the interface's default)."""
 
 Recipe = Callable[[Function], object]
 
@@ -194,8 +215,8 @@ IN_PLACE = ("Relu", "Clip", "Neg")
 
 def _one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False) -> None:
     whole = lo.graph.shape(node.output)
-    names = [name for name in node.inputs if name and lo.graph.constant(name) is None]
-    x = lo.local(next((name for name in names if lo.graph.shape(name) == whole), node.inputs[0]))
+    computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
+    x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))
     y = lo.output(node.output, x.shape, x.at.npu) if fresh else _result(lo, node, x)
     function = Function(lo, x, y, [])
     recipe(function)

@@ -9,7 +9,10 @@ from npuc.ir import Node
 from npuc.targets.bm1684.elementwise import Function, Recipe
 
 LARGEST_EXPONENT = 40.0
-"""Beyond it tanh(softplus(x)) is 1 and softplus(x) is x in fp32; its square is still finite."""
+"""Beyond it tanh(softplus(x)) is 1 in fp32; the square of exp of it is still finite."""
+
+EXP, SIGMOID, TANH, BELOW = (-80.0, 87.0), (-40.0, 40.0), (-20.0, 20.0), (-80.0, None)
+"""Where the interface's series hold (seen on the vendor's model: exp(-200) is inf); beyond, results are flat."""
 
 
 def _clip(node: Node) -> Recipe:
@@ -59,7 +62,7 @@ def _swish(node: Node) -> Recipe:
 
     def recipe(f: Function) -> None:
         inner = f.x if alpha == 1 else f.to("mul_C", alpha, out=f.temporary())
-        f.series("sigmoid", of=inner)
+        f.series("sigmoid", SIGMOID, of=inner)
         f.both("mul", f.x, f.y)
 
     return recipe
@@ -81,7 +84,7 @@ def _elu(node: Node) -> Recipe:
 
     def recipe(f: Function) -> None:
         below = f.to("min_C", 0.0, out=f.temporary())
-        f.series("exp", of=below)
+        f.series("exp", BELOW, of=below)
         f.to("add_C", -1.0, of=f.y)
         f.to("mul_C", node.number("alpha", 1.0), of=f.y)
         f.to("relu", out=below)
@@ -93,7 +96,7 @@ def _elu(node: Node) -> Recipe:
 def _mish(f: Function) -> None:
     """x * tanh(log(1 + e)) = x * e (e + 2) / (e (e + 2) + 2) with e = exp(x)."""
     below = f.to("min_C", LARGEST_EXPONENT, out=f.temporary())
-    e = f.series("exp", out=f.temporary(), of=below)
+    e = f.series("exp", BELOW, out=f.temporary(), of=below)
     f.to("add_C", 2.0, of=e)
     product = f.both("mul", e, f.y, out=e)
     f.to("add_C", 2.0, of=product)
@@ -103,7 +106,7 @@ def _mish(f: Function) -> None:
 
 ERF_P = 0.3275911
 ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
-"""erf(x) = 1 - (a1 t + .. + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0 (Abramowitz and Stegun 7.1.26: 1.5e-7)."""
+"""erf(x) = 1 - (a1 t + .. + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0: Abramowitz and Stegun 7.1.26, 1.5e-7."""
 
 
 def _erf(f: Function) -> None:
@@ -125,7 +128,7 @@ def _erf_of(f: Function, scale: float) -> None:
         f.both("mul", total, t, out=total)
     square = f.both("mul", size, size, out=f.temporary())
     f.to("mul_C", -1.0, out=square, of=square)
-    bell = f.series("exp", out=t, of=square)
+    bell = f.series("exp", BELOW, out=t, of=square)
     f.both("mul", total, bell, out=total)
     f.to("C_sub", 1.0, out=total, of=total)
     f.to("max_C", 1e-30, out=size, of=size)
@@ -144,7 +147,7 @@ def _gelu(node: Node) -> Recipe:
             f.to("add_C", 1.0, out=inner, of=inner)
             f.both("mul", f.x, inner, out=inner)
             f.to("mul_C", sqrt(2 / pi), out=inner, of=inner)
-            f.series("tanh", of=inner)
+            f.series("tanh", TANH, of=inner)
         else:
             _erf_of(f, sqrt(0.5))
         f.to("add_C", 1.0, of=f.y)
@@ -181,14 +184,12 @@ RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
     "Gelu": _gelu,
     "Erf": _always(_erf),
     "Softsign": _always(_softsign),
-    "Sigmoid": _always(lambda f: f.series("sigmoid")),
-    "Tanh": _always(lambda f: f.series("tanh")),
-    "Exp": _always(lambda f: f.series("exp")),
+    "Sigmoid": _always(lambda f: f.series("sigmoid", SIGMOID)),
+    "Tanh": _always(lambda f: f.series("tanh", TANH)),
+    "Exp": _always(lambda f: f.series("exp", EXP)),
     "Sqrt": _always(lambda f: f.root("sqrt")),
     "Reciprocal": _always(lambda f: f.to("C_div", 1.0)),
     "Neg": _always(lambda f: f.to("neg")),
     "Abs": _always(_abs),
 }
 """Operator -> what its attributes make of a function's operand and result."""
-
-

@@ -94,14 +94,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Load:
-    """Constant or input data that a later step needs: rows of consecutive bytes, one per channel.
-
-    shape: (1, C, H, W) elements; `call` gives the call for its columns [first, last), where it may be divided.
-    """
+    """Constant or input data that a later step needs; `call` gives the calls for its columns [first, last)."""
 
     buffer: str
     columns: int
     call: Callable[[int, int], tuple[Call, ...]] = field(repr=False)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -138,3 +136,5 @@ class Kernel:
     steps: tuple[Step, ...]
     peak: int
     """The highest byte of local memory in use, of each NPU."""
+    addresses: Mapping[str, int]
+    """The first byte of every buffer, in each NPU."""

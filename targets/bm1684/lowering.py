@@ -1,8 +1,8 @@
 """A float graph as steps of OKK calls on buffers of local memory that have no addresses yet.
 
-A tensor exists in local memory, in system memory, or both; rules ask for the form they need and lowering moves it.
-Reshape, Transpose and the like are views of system memory that cost nothing until somebody reads them. Channels of a
-Concat are written where they will lie, for a tensor may start at any NPU.
+A tensor exists in local memory, in system memory, or both; rules ask for the form they need and lowering moves
+it. Reshape, Transpose and the like are views of system memory that cost nothing until somebody reads them.
+Channels of a Concat are written where they will lie, for a tensor may start at any NPU.
 """
 
 from __future__ import annotations
@@ -339,15 +339,12 @@ SEE_OPERATORS = "npuc operators --target bm1684"
 
 def _last_readers(graph: Graph) -> dict[str, float]:
     """The position of the last node that reads each tensor; outputs are read at the end."""
-    last: dict[str, float] = {name: -1 for name in graph.tensors}
+    last: dict[str, float] = dict.fromkeys(graph.tensors, -1)
     for position, node in enumerate(graph.nodes):
         last |= {name: position for name in node.inputs if name}
-    return last | {name: inf for name in graph.outputs}
+    return last | dict.fromkeys(graph.outputs, inf)
 
 
 def matrix_width(columns: int, machine: Machine) -> int:
     """W of a matrix that no rule has an opinion on."""
     return ceil_div(columns, machine.npus)
-
-
-

@@ -9,10 +9,12 @@ from npuc.targets.bm1684.machine import Machine
 
 def best_width(rows: int, K: int, N: int, machine: Machine) -> int:
     """The W of a right matrix (K, N)."""
+
     def cost(W: int) -> tuple[int, int, int]:
         return (
             timing.matmul(rows, K, N, W, 0, False, False, machine),
             matrix_bytes(K, N, W, 0, machine),
             W,
         )
+
     return min(range(ceil_div(N, 4095), N + 1), key=cost)

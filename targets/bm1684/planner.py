@@ -82,7 +82,7 @@ class _Plan:
             budget = sum(pricing.cycles(call, self.machine) for call in calls)
             self.regions.append(Region(tuple(self._beside(index, budget, step)), calls, index))
         peak = max((each.end for each in self.taken), default=0)
-        return Kernel(tuple(self.regions), self.lowered.steps, peak)
+        return Kernel(tuple(self.regions), self.lowered.steps, peak, self.addresses)
 
     def _force(self, needed: set[str], index: int) -> None:
         """A region of its own for loads that this step waits for."""
@@ -96,21 +96,19 @@ class _Plan:
             self.regions.append(Region(tuple(call.placed(self.addresses) for call in calls), (), index))
 
     def _beside(self, index: int, budget: int, step: Step) -> list[Call]:
-        """Loads that take at most `budget` cycles, while this step runs."""
+        """Loads that take at most `budget` cycles while this step runs, and all that the next step waits for."""
         calls: list[Call] = []
-        while budget > 0:
-            if not self.rest and not self._begin(index, step):
-                break
+        while self.rest or self._begin(index, step):
             load, done = self.rest.pop(0)
-            until = self._until(load, done, budget)
+            urgent = self.uses[self.filling][0] == index + 1
+            until = load.columns if urgent else self._until(load, done, budget)
+            if until < load.columns:
+                self.rest.insert(0, (load, until))
             if until == done:
-                self.rest.insert(0, (load, done))
                 break
             found = [call.placed(self.addresses) for call in load.call(done, until)]
             budget -= sum(pricing.cycles(call, self.machine) for call in found)
             calls += found
-            if until < load.columns:
-                self.rest.insert(0, (load, until))
         return calls
 
     def _until(self, load: Load, done: int, budget: int) -> int:
@@ -168,7 +166,9 @@ class _Plan:
         return set(range(at // self.machine.bank_bytes, (at + size - 1) // self.machine.bank_bytes + 1))
 
     def _too_large(self, step: Step, size: int | None) -> DoesNotFit:
-        reason = "its tensors and weights do not fit together" if size is None else f"its tensors reach byte {size}"
+        reason = (
+            "its tensors and weights do not fit together" if size is None else f"its tensors reach byte {size}"
+        )
         return DoesNotFit(
             "E302",
             reason,
@@ -189,11 +189,38 @@ def _uses(steps: Sequence[Step]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def cost(kernel: Kernel, machine: Machine) -> tuple[int, int, int]:
-    """Cycles of the whole, of the BDC and of the GDMA."""
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of regions: all of them, and what each engine is busy."""
+
+    cycles: int
+    bdc: int
+    gdma: int
+
+    @property
+    def bound(self) -> int:
+        """What the busier engine needs alone: no order of the same calls takes less."""
+        return max(self.bdc, self.gdma)
+
+
+def cost(regions: Sequence[Region], machine: Machine) -> Cost:
+    """Of regions that run one after another."""
     total = compute = transfer = 0
-    for region in kernel.regions:
+    for region in regions:
         bdc = sum(pricing.cycles(call, machine) for call in region.bdc)
         gdma = sum(pricing.cycles(call, machine) for call in region.gdma)
         total, compute, transfer = total + max(bdc, gdma), compute + bdc, transfer + gdma
-    return total, compute, transfer
+    return Cost(total, compute, transfer)
+
+
+def lower_bound(lowered: Lowered) -> int:
+    """Bytes of each NPU that no plan can do without: in some step, what is computed and what it reads."""
+    uses = _uses(lowered.steps)
+    computed = [name for name in uses if name not in lowered.loads]
+
+    def alive(index: int, step: Step) -> int:
+        touched = {name for call in step.calls for name in call.buffers if name in lowered.loads}
+        kept = (name for name in computed if uses[name][0] <= index <= uses[name][1])
+        return sum(lowered.buffers[name] for name in (*touched, *kept))
+
+    return max((alive(index, step) for index, step in enumerate(lowered.steps)), default=0)

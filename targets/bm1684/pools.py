@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
-from npuc.targets.bm1684.convolutions import padding
+from npuc.targets.bm1684.conv_calls import band, padding
 from npuc.targets.bm1684.elementwise import Function, activation, apply_in_place
 from npuc.targets.bm1684.kernel import Call, Local, Padding, Pair
 from npuc.targets.bm1684.local_memory import Dim4, ceil_div
@@ -106,9 +106,7 @@ def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
 
 def prelu(lo: Lowering, node: Node) -> None:
     """relu(x) + slope * min(x, 0), a slope per channel."""
-    slope, channels = lo.graph.constant(node.inputs[1]), lo.graph.shape(node.inputs[0])[1]
-    if slope is None or slope.size not in (1, channels) or (slope.size > 1 and slope.shape[-2:] not in ((1, 1),)):
-        raise lo.refusal("the slope is not a constant per channel")
+    slope, channels = lo.graph.constants[node.inputs[1]], lo.graph.shape(node.inputs[0])[1]
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     (slopes,) = per_channel(lo, np.broadcast_to(slope.reshape(1, -1), (1, channels)), x.at.npu)
@@ -148,7 +146,7 @@ def _softmax_calls(lo: Lowering, x: Tensor) -> list[Call]:
         return Call(f"bdc_{name}", args, (tensor.at.buffer, one.at.buffer), x.at.buffer)
 
     f = Function(lo, x, e, [])
-    f.series("exp")
+    f.series("exp", (-80.0, None))
     return [
         pooled("max", x, one, (1, K), none, (1, 1)),
         with_one("sub", x),
@@ -161,8 +159,6 @@ def _softmax_calls(lo: Lowering, x: Tensor) -> list[Call]:
 
 def lrn(lo: Lowering, node: Node) -> None:
     """x * (bias + alpha / size * sum of squares of neighbouring channels) ^ -beta, for beta 0.5, 0.75 or 1."""
-    from npuc.targets.bm1684.convolutions import band
-
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     f = Function(lo, x, y, [])

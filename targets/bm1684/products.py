@@ -55,13 +55,13 @@ def _bias(lo: Lowering, node: Node) -> Array | None:
 
 @dataclass(frozen=True)
 class _Product:
-    """Left (rows, K) in channels of left_W columns, right (K, N) in channels of W columns."""
+    """Left (rows, K) in channels of `left_width` columns, right (K, N) in channels of `width` columns."""
 
     rows: int
     K: int
     N: int
-    left_W: int
-    W: int
+    left_width: int
+    width: int
 
 
 def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None) -> None:
@@ -76,7 +76,7 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
         behind = min(K, first + _piece(p, lo))
         part = right[first:behind]
         at, bias_at = _image(lo, part, bias if first == 0 else None, W)
-        source = x.channels(first // p.left_W, x.shape.c, lo.machine) if first else x
+        source = x.channels(first // p.left_width, x.shape.c, lo.machine) if first else x
         call = _call(replace(p, K=behind - first), out, source.at, at, bias_at, add=first > 0)
         lo.emit(call, *(activation(node, out) if behind == K else ()))
         first = behind
@@ -87,8 +87,8 @@ def _piece(p: _Product, lo: Lowering) -> int:
     """Rows of the right matrix in a piece: whole channels of the left one, which has no N stride to keep."""
     if p.rows > 1:
         return p.K
-    row_bytes = ceil_div(ceil_div(p.N, p.W), lo.machine.npus) * ceil_div(p.W, 32) * 128
-    return max(1, PIECE_BYTES // row_bytes // p.left_W) * p.left_W
+    row_bytes = ceil_div(ceil_div(p.N, p.width), lo.machine.npus) * ceil_div(p.width, 32) * 128
+    return max(1, PIECE_BYTES // row_bytes // p.left_width) * p.left_width
 
 
 def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Local, Local | None]:
@@ -122,7 +122,7 @@ def _shape(rows: int, N: int, W: int) -> Dim4:
 
 
 def _call(p: _Product, out: Tensor, left: Local, right: Local, bias: Local | None, *, add: bool) -> Call:
-    args = (out.at, left, right, bias or right, p.rows, p.K, p.N, p.left_W, p.W, bias is not None, add)
+    args = (out.at, left, right, bias or right, p.rows, p.K, p.N, p.left_width, p.width, bias is not None, add)
     reads = (left.buffer, right.buffer, *((out.at.buffer,) if add else ()))
     return Call("bdc_matmul", args, reads, out.at.buffer)
 
@@ -137,6 +137,3 @@ def _finish(lo: Lowering, node: Node, out: Tensor) -> None:
     assert matrix is not None
     lo.store(matrix, out)
     lo.define_view(node.output, view)
-
-
-

@@ -43,7 +43,7 @@ def transpose(lo: Lowering, node: Node) -> None:
 
 
 def concat(lo: Lowering, node: Node) -> None:
-    """Concat: along channels every operand is already, or is copied, where it belongs; else through system memory."""
+    """Concat: channels are already where they belong, or are copied; other axes go through system memory."""
     axis = node.integer("axis") % len(lo.graph.shape(node.output))
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
@@ -147,10 +147,6 @@ def pad(lo: Lowering, node: Node) -> None:
 def resize(lo: Lowering, node: Node) -> None:
     """Resize to a multiple by the nearest element: a copy for every position in a block of equal ones."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
-    whole = len(shape) == 4 and shape[:2] == result[:2]
-    whole = whole and all(b % a == 0 for a, b in zip(shape, result, strict=True))
-    if node.text("mode", "nearest") != "nearest" or not whole or not _repeats(node):
-        raise lo.refusal(f"mode {node.text('mode', 'nearest')} from {list(shape)} to {list(result)}")
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
     stride = y.stride(lo.machine)
@@ -171,7 +167,7 @@ def resize(lo: Lowering, node: Node) -> None:
     lo.define(node.output, y)
 
 
-def _repeats(node: Node) -> bool:
+def repeats(node: Node) -> bool:
     """Whether a whole multiple repeats every element: the nearest of each block is the element it came from."""
     mode = node.text("coordinate_transformation_mode", "half_pixel")
     nearest = node.text("nearest_mode", "round_prefer_floor")

@@ -51,17 +51,10 @@ class Tensor:
 
 def local_shape(shape: Sequence[int], width: int = 1) -> Dim4:
     """The four dimensions as which an ONNX tensor lies in local memory. width: W of a matrix."""
-    match tuple(shape):
-        case ():
-            return Dim4(1, 1, 1, 1)
-        case (columns,):
-            return Dim4(1, ceil_div(columns, width), 1, width)
-        case (rows, columns):
-            return Dim4(rows, ceil_div(columns, width), 1, width)
-        case (n, c, *middle, last):
-            return Dim4(n, c, prod(middle), last)
-        case _:
-            raise AssertionError(shape)
+    if len(shape) > 2:
+        return Dim4(shape[0], shape[1], prod(shape[2:-1]), shape[-1])
+    rows, columns = (1, 1, *shape)[-2:]
+    return Dim4(rows, ceil_div(columns, width), 1, width)
 
 
 Dim = tuple[int, int]
@@ -105,10 +98,9 @@ class View:
 
     def sliced(self, axis: int, start: int, count: int, step: int = 1) -> View | None:
         """Every step-th element along an axis, or None where the axis has several dimensions."""
-        dims = merged(self.axes[axis])
-        if len(dims) > 1:
+        (_, stride), *more = merged(self.axes[axis])
+        if more:
             return None
-        stride = dims[0][1]
         axes = (*self.axes[:axis], ((count, stride * step),), *self.axes[axis + 1 :])
         return replace(self, offset=self.offset + start * stride, axes=axes)
 
@@ -117,7 +109,8 @@ class View:
         axes = ((((1, 0),),) * (len(shape) - len(self.axes))) + self.axes
         found = zip(axes, shape, strict=True)
         return replace(
-            self, axes=tuple(axis if prod(e for e, _ in axis) == extent else ((extent, 0),) for axis, extent in found)
+            self,
+            axes=tuple(axis if prod(e for e, _ in axis) == extent else ((extent, 0),) for axis, extent in found),
         )
 
 
