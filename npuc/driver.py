@@ -80,7 +80,7 @@ def compile_model(
     types = input_types(graph)
     samples = load_samples(calibration, types) if calibration else synthetic(types)
     try:
-        program = target.lower(graph, samples, options)
+        program = target.lower(graph, samples, options, hook)
     except NpucError as error:
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}

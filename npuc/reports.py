@@ -148,6 +148,40 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
     )
 
 
+def difference(report: Report, first: Path, second: Path) -> str:
+    """What `npuc diff` found."""
+    if report["same"]:
+        return f"{first} and {second} are the same program"
+    rows = [(key, *values) for key, values in report["totals"].items()]
+    lines = [table(("", str(first), str(second)), rows)] if rows else []
+    for group in report["layers"]:
+        before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
+        lines += ["", before if before == after else f"{before} -> {after}"]
+        lines += [
+            f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
+        ]
+        lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
+    lines += ["", f"{_plural(report['unchanged_layers'], 'layer')} unchanged"]
+    lines += [
+        f"output {each['name']}, second against first: {_decibels(each['sqnr_db'])}, "
+        f"largest difference {each['max_abs_error']:.6g}"
+        for each in report.get("outputs", ())
+    ]
+    return "\n".join(lines).lstrip("\n")
+
+
+def _value(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case list() | tuple():
+            return "x".join(map(str, value))
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def targets(found: Sequence[Report]) -> str:
     """The targets with their machines."""
     rows = [(each["name"], each["summary"], ", ".join(each["machines"])) for each in found]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Array, Graph, Node
-from npuc.pipeline import Pass
+from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 
 Observer = Callable[[str, Array], None]
@@ -73,8 +73,11 @@ class Target(Protocol):
         """Everything in the optimised float graph that the target cannot run, all at once."""
         ...
 
-    def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
-        """The program of an optimised float graph, with its evidence, not yet sealed."""
+    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+        """The program of an optimised float graph, with its evidence, not yet sealed.
+
+        hook: told of the passes that need the samples.
+        """
         ...
 
     def runner(self, program: Program) -> Runner:

@@ -12,7 +12,7 @@ import sys
 import click
 
 from npuc import __version__
-from npuc.cli import artefacts, compiling, listing, running
+from npuc.cli import artefacts, comparing, compiling, listing, running
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
@@ -81,6 +81,7 @@ for command in (
     artefacts.dump,
     artefacts.assemble,
     artefacts.export,
+    comparing.diff,
     listing.targets,
     listing.operators,
 ):

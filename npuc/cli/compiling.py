@@ -131,7 +131,7 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 @shape_option
 @isa_option
 @strict_option
-@click.option("--format", "form", type=Choice(("text", "json")), default="text", help="Output format.")
+@click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 def check(
     model: Path,
@@ -153,6 +153,10 @@ def check(
     if as_json or form == "json":
         status = "error" if found else "ok"
         print_json({"status": status, "target": target, "errors": [problem.as_json() for problem in found]})
+    elif form == "sarif":
+        from npuc import sarif
+
+        print_json(sarif.log(found, model))
     elif found:
         click.echo("\n".join(str(problem) for problem in found), err=True)
     else:

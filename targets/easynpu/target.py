@@ -11,8 +11,9 @@ from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
+from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.passes.split_average_pool import SplitAveragePool
-from npuc.pipeline import Pass
+from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, canonical_json
 from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads, uniform
@@ -71,7 +72,7 @@ class EasyNpu:
                 )
         return found
 
-    def lower(self, graph: Graph, samples: Samples, options: Options) -> Program:
+    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine)
         nodes = self._integer(graph, machine)
@@ -80,6 +81,11 @@ class EasyNpu:
         given = given_steps(graph, tensors, equal_ties(graph, nodes))
         free = [name for name in tensors if name not in given]
         found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
+        graph = run_passes(graph, (FoldShortCuts(found),), hook)
+        nodes = self._integer(graph, machine)
+        tensors = tensors_of(nodes)
+        given = {name: given[name] for name in tensors if name in given}
+        found = {name: found[name] for name in tensors if name in found}
         if documented:  # the document adds and pools at equal scales: of what is given the range remains
             found |= {name: uniform(steps.reach) for name, steps in given.items()}
             found, given = {name: found[name] for name in tensors}, {}

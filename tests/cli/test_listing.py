@@ -64,8 +64,9 @@ def test_a_check_finds_what_compiling_would(write: WriteModel) -> None:
         a = Relu(x)
         b = Conv <kernel_shape = [1, 1]> (a, w)
         c = Conv <kernel_shape = [1, 1]> (b, w)
-        d = Add(c, b)
-        y = Add(d, a)
+        d = Conv <kernel_shape = [1, 1]> (c, w)
+        e = Add(d, b)
+        y = Add(e, a)
     }"""
     path = write(text, w=(16, 16, 1, 1))
     npuc("check", path, "--target", "easynpu").done()

@@ -1,11 +1,19 @@
-"""The document's local short-cut, psum += m * ifmap, as words that keep psums: written by hand, rounded once."""
+"""The document's local short-cut, psum += m * ifmap: words that keep psums, and what the compiler makes."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from pathlib import Path
 
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper, parser
+
+from npuc import driver, program
 from npuc.ir import Array
+from npuc.target import Options
+from npuc.targets.easynpu.target import EASYNPU
 from tests.easynpu.naive import CONTROL, CONV, CONV_RELU, CTL, DWCONV, FUSED, word
 from tests.easynpu.test_simulator import Writer, compare, noise, run_both
 
@@ -84,3 +92,28 @@ def test_the_sum_is_rounded_once_where_an_addition_of_int8_rounds_twice() -> Non
     fmap[:, : HEIGHT * WIDTH] = 1
     (_, _, result), _ = run_both(writer, fmap, skip)
     assert (result == 1).all()
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp_path: Path, isa: str) -> None:
+    """y = conv(x) + x: no sum is left, nothing is kept, and the words' int8 are the reference's."""
+    random = np.random.default_rng(3)
+    channels, size = 20, 9
+    body = "{ c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 20>(x, w, b)\n y = Add(c, x) }"
+    shape = f"float[1,{channels},{size},{size}]"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g ({shape} x) => ({shape} y) {body}')
+    weights = {"w": random.standard_normal((channels, 1, 3, 3)) / 3, "b": random.standard_normal(channels)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    compiled, samples = driver.compile_model(tmp_path / "m.onnx", EASYNPU, Options(isa=isa), {})
+    assert [layer["op"] for layer in compiled.manifest["report"]["layers"]] == ["dwconv"]
+    assert compiled.manifest["isa"] == "documented"
+    program.save(compiled, tmp_path / "m.npu")
+    loaded = program.load(tmp_path / "m.npu")
+    evidence = program.load_evidence(tmp_path / "m.npu", loaded)
+    session = onnxruntime.InferenceSession(evidence["reference.onnx"])
+    simulated = driver.run_program(loaded, EASYNPU, samples)["y"]
+    for x, y in zip(samples.inputs["x"], simulated, strict=True):
+        np.testing.assert_array_equal(session.run(["y"], {"x": x})[0].reshape(y.shape), y)

@@ -30,8 +30,8 @@ def test_a_channel_loses_no_more_than_rounding_at_the_finest_step_that_holds_it(
     exact = w.reshape(len(w), -1).astype(np.float64) * ratio
     back = found.w.reshape(len(w), -1) / np.exp2(found.shift.astype(np.float64))[:, None]
     for channel, restored, shift in zip(exact, back, found.shift, strict=True):
-        # the finest step 2^-n with which no weight exceeds 127
-        steps = [2.0**-n for n in range(32) if np.abs(np.rint(channel * 2.0**n)).max() <= 127]
+        # the finest step 2^-n, 2^-15 at the finest, with which no weight exceeds 127
+        steps = [2.0**-n for n in range(16) if np.abs(np.rint(channel * 2.0**n)).max() <= 127]
         finest = min(steps, default=1.0)
         least = ((np.clip(np.rint(channel / finest), -128, 127) * finest - channel) ** 2).sum()
         assert ((restored - channel) ** 2).sum() <= least * (1 + 1e-9) + 1e-30

@@ -1,0 +1,111 @@
+"""What changed between two programs: totals, memories, layers and their instructions, aligned by source node.
+
+Layers that share ONNX nodes stand beside one another, however each program fused or split them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from npuc.program import Program
+from npuc.target import Target
+
+Report = Mapping[str, Any]
+IDENTITY = ("name", "nodes", "instruction")
+"""Fields of a layer that say which one it is, not what it costs."""
+
+
+def difference(first: tuple[Program, Target], second: tuple[Program, Target]) -> dict[str, Any]:
+    """The report of `npuc diff`; wherever two values stand in a list, the first program's comes first."""
+    a, b = (program.manifest["report"] for program, _ in (first, second))
+    before, after = dict(_numbers(a)), dict(_numbers(b))
+    totals = {key: [before.get(key), after.get(key)] for key in dict.fromkeys([*before, *after])}
+    listings = [_instructions(target.listing(program)) for program, target in (first, second)]
+    groups = [_group(pair, listings) for pair in _aligned(a["layers"], b["layers"])]
+    changed = [group for group in groups if group["changed"] or group["removed"] or group["added"]]
+    return {
+        "status": "ok",
+        "same": first[0].files == second[0].files and a == b,
+        "totals": {key: values for key, values in totals.items() if values[0] != values[1]},
+        "layers": changed,
+        "unchanged_layers": len(groups) - len(changed),
+    }
+
+
+def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
+    """What the report says of the whole program, with dots into its parts: memory.fmap.peak_bytes."""
+    for key, value in report.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{within}{key}.")
+        elif not isinstance(value, list):
+            yield f"{within}{key}", value
+
+
+def _aligned(a: Sequence[Report], b: Sequence[Report]) -> Iterator[tuple[list[Report], list[Report]]]:
+    """Layers of both programs in groups that share ONNX nodes, in the first program's order."""
+    leader: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        while leader.setdefault(key, key) != key:
+            key = leader[key]
+        return key
+
+    for layer in (*a, *b):
+        for node in layer["nodes"][1:]:
+            leader[find(node)] = find(layer["nodes"][0])
+    groups: dict[str, tuple[list[Report], list[Report]]] = {}
+    for side, layers in enumerate((a, b)):
+        for layer in layers:
+            key = find(layer["nodes"][0]) if layer["nodes"] else f"layer {layer['name']}"
+            groups.setdefault(key, ([], []))[side].append(layer)
+    yield from groups.values()
+
+
+def _instructions(listing: Sequence[Report]) -> dict[tuple[str, ...], list[str]]:
+    """The instructions' text by their ONNX nodes."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for entry in listing:
+        found.setdefault(tuple(entry["nodes"]), []).append(entry["text"])
+    return found
+
+
+def _group(
+    pair: tuple[Sequence[Report], Sequence[Report]], listings: Sequence[Mapping[tuple[str, ...], list[str]]]
+) -> dict[str, Any]:
+    """A group of layers: what changed where there is one on each side, and the instructions gone and new."""
+    a, b = pair
+    lines = [
+        [
+            text
+            for nodes in dict.fromkeys(tuple(layer["nodes"]) for layer in layers)
+            for text in listing.get(nodes, [])
+        ]
+        for layers, listing in zip(pair, listings, strict=True)
+    ]
+    removed, added = _changed_lines(*lines)
+    return {
+        "nodes": list(dict.fromkeys(node for layer in (*a, *b) for node in layer["nodes"])),
+        "layers": [[layer["name"] for layer in layers] for layers in pair],
+        "cycles": [sum(layer["cycles"] or 0 for layer in layers) for layers in pair],
+        "changed": _fields(a[0], b[0]) if len(a) == len(b) == 1 else {"layers": [len(a), len(b)]},
+        "removed": removed,
+        "added": added,
+    }
+
+
+def _fields(a: Report, b: Report) -> dict[str, list[Any]]:
+    keys = [key for key in dict.fromkeys([*a, *b]) if key not in IDENTITY]
+    return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
+
+
+def _changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The lines that only the first has, and those that only the second has."""
+    removed: list[str] = []
+    added: list[str] = []
+    for tag, start, end, begin, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            removed += a[start:end]
+            added += b[begin:stop]
+    return removed, added
