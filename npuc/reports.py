@@ -33,14 +33,27 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     traffic = report.get("host_traffic")
     if traffic:
         moved = traffic["map_bytes"] + traffic["weight_bytes"]
-        bound = f"{count(moved)} bytes moved by the host (lower bound {count(traffic['lower_bound_bytes'])})"
-        lines.append(f"  {bound}")
+        bounds = f"raw {count(traffic['raw_bytes'])}, lower bound {count(traffic['lower_bound_bytes'])}"
+        if traffic["optimum_bytes"] is not None:
+            bounds += f", best plan {count(traffic['optimum_bytes'])}"
+        lines.append(f"  {count(moved)} bytes moved by the host ({bounds})")
+        lines += _plans(traffic["plans"]) if verbose else []
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
         lines += ["", _layers(report["layers"])]
     return "\n".join(lines)
+
+
+def _plans(plans: Sequence[Report]) -> list[str]:
+    """What each objective would move and compute twice; nothing where they are one plan."""
+    if len({(each["bytes"], each["halo_cycles"]) for each in plans}) < 2:
+        return []
+    return [
+        f"    least {plan['objective']}: {count(plan['bytes'])} bytes, {count(plan['halo_cycles'])} halo cycles"
+        for plan in plans
+    ]
 
 
 def _plural(number: int, noun: str) -> str:

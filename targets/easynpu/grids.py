@@ -88,6 +88,10 @@ class Share:
     pixel_cycles: int = 0
     """Cycles in which one row of PEs multiplies for a pixel of all channels."""
 
+    def row_cycles(self, machine: Machine) -> int:
+        """The same for all rows of PEs, which divide the pixels of a tile."""
+        return -(-self.pixel_cycles // machine.pe_rows)
+
 
 def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
     """The share of every node, by the tensor that it produces."""
@@ -223,7 +227,7 @@ class Range:
         stored = sum(whole(self.graph, name).words for name in self.outputs)
         mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
         weights, tables = sum(each.weight_words for each in mine), sum(each.table_words for each in mine)
-        cycles = np.array([each.pixel_cycles for each in mine]) // self.machine.pe_rows
+        cycles = np.array([each.row_cycles(self.machine) for each in mine])
         sums = rows.total[:, None] * columns.total[None]
         largest = rows.largest[:, None] * columns.largest[None]
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT

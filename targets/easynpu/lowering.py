@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from npuc.targets.easynpu.placement import (
     placeable,
 )
 from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
-from npuc.targets.easynpu.strips import plans
+from npuc.targets.easynpu.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.windows import whole
 
@@ -52,6 +52,8 @@ class Lowered:
     weights: bytes
     jobs: tuple[EmittedJob, ...]
     usage: Mapping[str, Usage]
+    plans: tuple[Mapping[str, Plan], ...] = ()
+    """Per run of array nodes, the best plan for every objective; empty with documented addressing."""
 
 
 def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
@@ -69,19 +71,23 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     jobs: list[EmittedJob] = []
     usage: list[Mapping[str, Usage]] = []
     read: set[str] = set()
+    considered: list[Mapping[str, Plan]] = []
     for region in regions:
         steps += _constants(graph, region.host, read)
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
-        for placement in placements(graph, region.array, machine, documented, objective):
+        best, found = computed(graph, region.array, machine, documented, objective)
+        considered.append(best)
+        for placement in found:
             emitted = [emit_job(each, machine) for each in placement.jobs]
             stream = np.concatenate([job.weights for job in emitted]).tobytes()
             steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
             words += [word for job in emitted for word in job.words]
             jobs += emitted
             usage.append(placement.usage)
-    return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), _usage(usage, steps))
+    peaks = _usage(usage, steps)
+    return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
@@ -111,26 +117,35 @@ class _WeightImage:
         return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
 
 
-def placements(
+def computed(
     graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
-) -> Iterator[Placement]:
+) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
     """The placed runs that compute these nodes, one per segment: all at once, or in tiles where maps do not fit.
 
+    Before them the best plan for every objective, of which the runs follow one; none with documented addressing.
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
     addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
     run = run_of(graph, nodes, machine, outputs, documented=documented)
+    shares = shares_of(run.jobs)
     try:
         expect_fields(run.jobs)
-        yield from placed(run, machine, documented)
+        found = placed(run, machine, documented)
+        return {} if documented else dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares)), found
     except DoesNotFit as error:
         if documented or error.problems[0].code not in ("E302", "E301"):
             raise
-        for strip in plans(graph, nodes, machine, shares_of(run.jobs))[objective].strips:
-            for tile in tiles_of(graph, strip.nodes, strip.grid):
-                yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
+    best = plans(graph, nodes, machine, shares)
+    return best, _tiles(graph, best[objective], machine)
+
+
+def _tiles(graph: Graph, plan: Plan, machine: Machine) -> Iterator[Placement]:
+    """The placed runs of a plan, tile by tile."""
+    for strip in plan.strips:
+        for tile in tiles_of(graph, strip.nodes, strip.grid):
+            yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:

@@ -11,13 +11,12 @@ from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
 from npuc.targets.easynpu import isa, listing
-from npuc.targets.easynpu.artefact import Segment, TensorMove, step_to_json
+from npuc.targets.easynpu.artefact import Segment, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob
 from npuc.targets.easynpu.isa import Layer, Reshape
 from npuc.targets.easynpu.lowering import Lowered
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.timing import is_dense
-from npuc.targets.easynpu.windows import whole
+from npuc.targets.easynpu.traffic import host_traffic
 
 
 def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
@@ -123,61 +122,6 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
         ],
         "layers": rows,
     }
-
-
-def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
-    """Bytes between host and DTCMs, and what no plan can save: weights once, network inputs and outputs once.
-
-    raw_bytes: the same bound with maps as the network has them, not in words of 16 channels. computed_macs: MACs
-    that the words do, halo that tiles compute again and zeros of grouped convolutions included.
-    """
-    segments = [step for step in lowered.steps if isinstance(step, Segment)]
-    moves = [move for segment in segments for move in (*segment.loads, *segment.stores)]
-    images = [image for segment in segments for image in segment.images]
-    maps = sum(_words(move) for move in moves)
-    weights = sum(image.words for image in images if image.memory == "weight")
-    stored = {move.tensor for segment in segments for move in segment.stores}
-    loaded = {move.tensor for segment in segments for move in segment.loads}
-    border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
-    distinct = distinct_weights(lowered)
-    least = distinct + sum(whole(graph, name).words for name in border)
-    computed = sum(_multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
-    return {
-        "raw_bytes": distinct * machine.word_bytes + sum(graph.tensors[name].size for name in border),
-        "map_bytes": maps * machine.word_bytes,
-        "weight_bytes": weights * machine.word_bytes,
-        "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
-        "lower_bound_bytes": least * machine.word_bytes,
-        "ratio": (maps + weights) / least if least else None,
-        "computed_macs": computed,
-    }
-
-
-def _multiplied(word: Layer | Reshape) -> int:
-    """MACs that a convolution's word does; 0 for any other."""
-    operation = word.operation if isinstance(word, Layer) else None
-    if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):
-        return 0
-    return word.Ho * word.Wo * word.Co * word.Hk * word.Wk * (word.Ci if is_dense(word) else 1)
-
-
-def _leaves(graph: Graph, tensor: str, loaded: set[str]) -> bool:
-    """Whether a stored tensor is an output of the array: the host itself reads it."""
-    host = any(reader.op == "DequantizeLinear" for reader in graph.readers[tensor])
-    return host or tensor in graph.outputs or tensor not in loaded
-
-
-def _words(move: TensorMove) -> int:
-    return -(-move.channels // isa.WORD_BYTES) * move.height * move.width
-
-
-def distinct_weights(lowered: Lowered) -> int:
-    """The weight words of every layer, channel group by channel group, each counted once."""
-    found: dict[tuple[str, tuple[int, int, int]], EmittedJob] = {}
-    for job in lowered.jobs:
-        stage = job.placed.job.stages[-1]
-        found.setdefault((stage.node.output, (job.placed.job.start[0], 0, 0)), job)
-    return sum(len(job.weights) for job in found.values())
 
 
 def manifest(

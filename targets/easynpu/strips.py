@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.addressing import is_part
+from npuc.targets.easynpu.addressing import is_part, map_shape
 from npuc.targets.easynpu.fusion import fused_behind
-from npuc.targets.easynpu.grids import Range, Share, Strip
+from npuc.targets.easynpu.grids import Grid, Range, Share, Strip
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.regions import inputs_of
+from npuc.targets.easynpu.regions import inputs_of, outputs_of
 from npuc.targets.easynpu.windows import whole
 
 MOST_UNITS = 24
@@ -32,6 +33,8 @@ class Plan:
     """Strips, one after the other."""
 
     strips: tuple[Strip, ...]
+    least_cycles: int
+    """Cycles in which the PEs multiply if nothing is computed twice."""
 
     @property
     def traffic_words(self) -> int:
@@ -39,9 +42,24 @@ class Plan:
         return sum(strip.traffic_words for strip in self.strips)
 
     @property
-    def compute_cycles(self) -> int:
-        """Cycles in which the PEs multiply."""
-        return sum(strip.compute_cycles for strip in self.strips)
+    def halo_cycles(self) -> int:
+        """Cycles in which the PEs compute again what another tile has computed."""
+        return sum(strip.compute_cycles for strip in self.strips) - self.least_cycles
+
+
+def untiled(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> Plan:
+    """The plan of a region that fits as a whole: no other moves or computes less."""
+    borders = (*inputs_of(graph, nodes), *outputs_of(graph, nodes))
+    traffic = sum(whole(graph, name).words for name in borders)
+    traffic += sum(each.weight_words for each in shares.values())
+    cycles = least_cycles(graph, nodes, machine, shares)
+    return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
+
+
+def least_cycles(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> int:
+    """Cycles in which the PEs multiply if every pixel is computed once."""
+    names = [name for node in nodes for name in node.outputs if name in shares]
+    return sum(shares[name].row_cycles(machine) * prod(map_shape(graph.shape(name))[1:]) for name in names)
 
 
 def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> dict[str, Plan]:
@@ -62,7 +80,8 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
             for start in points[max(0, position - MOST_UNITS) : position]
         }
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
-        fitting = {name: Plan(strips) for name, strips in found.items() if strips is not None}
+        least = least_cycles(graph, nodes, machine, shares)
+        fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
         if fitting:
             return fitting
     raise _nothing_fits(
