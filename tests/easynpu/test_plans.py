@@ -1,4 +1,4 @@
-"""Plans of tiles: the optimum is proved again by trying every plan of the class, with pixels counted one by one."""
+"""Plans of tiles: the optimum is proved again by trying every plan of the class, pixels counted one by one."""
 
 from __future__ import annotations
 
