@@ -30,7 +30,7 @@ from npuc.targets.easynpu.jobs import Job, Stage
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words
 from npuc.targets.easynpu.placement import PlacedJob
-from npuc.targets.easynpu.rearrangement import written_words
+from npuc.targets.easynpu.rearrangement import most_written, written_words
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.timing import Followers, PortUse, parameter_words, port_use
 
@@ -67,7 +67,7 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
 def instruction_words(job: Job, *, extended: bool) -> int:
     """Words of a job: its stages and, with addresses, the extension words before them."""
     kept = sum(stage.keeps for stage in job.stages)
-    operands = len(job.reads) + 1
+    operands = len(job.reads) + len(job.writes)
     return len(job.stages) + kept + (operands if extended else 0)
 
 
@@ -98,25 +98,28 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         return _emit_reshape(placed, job.stages[0], job.stages[0].word)
     layers = [stage.word for stage in job.stages if isinstance(stage.word, Layer)]
     parts = [stage for stage in job.stages if stage.source is not None]
-    rest, behind = job.stages[len(parts) :], layers[len(parts) :]
+    computing = job.stages[: len(layers)]
+    rest, behind = computing[len(parts) :], layers[len(parts) :]
     followers = Followers(
         stages=len(rest),
         bs_words=sum(
             min(len(stage.block), parameter_words(layer)) for stage, layer in zip(rest, behind, strict=True)
         ),
-        words=len(rest) + _extra_words(placed),
+        words=len(job.stages) - len(parts) + _extra_words(placed),
         ports=_ports(placed, (parts[-1], *rest)),
     )
     tile, tiling = best_tile(layers[: len(parts)], machine, followers, job.stages[0].node.name)
     words: list[Instruction] = []
     sources = iter(placed.sources)
-    for position, (stage, layer) in enumerate(zip(job.stages, layers, strict=True)):
-        last = position == len(job.stages) - 1
-        flags = (0 if last else FUSED) | (STORED if last and placed.stored else 0)
+    for stage in job.stages:
+        last, stores = stage is job.stages[-1], stage is computing[-1] and placed.stored is not None
         place = next(sources) if stage.source is not None else None
-        words += _extensions(placed, stage, place, last=last)
-        tiled = with_tile(layer, *tile)
-        words.append(replace(tiled, opcode=tiled.opcode | flags))
+        words += _extensions(placed, stage, place, last=last, stores=stores)
+        word = stage.word
+        if isinstance(word, Layer):
+            tiled = with_tile(word, *tile)
+            word = replace(tiled, opcode=tiled.opcode | (0 if last else FUSED) | (STORED if stores else 0))
+        words.append(word)
     for word in words:
         _check_fields(word, job.stages[0])
     return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
@@ -124,7 +127,7 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
 
 def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
     """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
-    words = [*_extensions(placed, stage, placed.sources[0], last=True), word]
+    words = [*_extensions(placed, stage, placed.sources[0], last=True, stores=False), word]
     bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
     return EmittedJob(
         placed, tuple(words), stage.block, Tiling(word.Ho, word.Wo, len(words) + bus, 1, None, 0, bus)
@@ -141,11 +144,14 @@ def expect_fields(jobs: Sequence[Job]) -> None:
 def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
     """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
     results = [place.memory for place in (placed.dst, placed.stored) if place is not None]
+    end = placed.job.stages[-1].word
+    times = most_written(end) if isinstance(end, Reshape) else 1
     return tuple(
         port_use(
             placed.opb.memory if placed.opb is not None and _combines(stage) else None,
             results if stage is stages[-1] else (),
             placed.sources[0].memory,
+            times if stage is stages[-1] else 1,
         )
         for stage in stages
     )
@@ -161,7 +167,9 @@ def _extra_words(placed: PlacedJob) -> int:
     return instruction_words(placed.job, extended=placed.explicit) - len(placed.job.stages)
 
 
-def _extensions(placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool) -> list[Instruction]:
+def _extensions(
+    placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool, stores: bool
+) -> list[Instruction]:
     """The extension words before a stage: its source, the operand of a combination, the result, kept psums."""
     found: list[Instruction] = []
     if placed.explicit:
@@ -169,7 +177,7 @@ def _extensions(placed: PlacedJob, stage: Stage, source: Place | None, *, last: 
             ("src", source),
             ("opb", placed.opb if _combines(stage) else None),
             ("dst", placed.dst if last else None),
-            ("sto", placed.stored if last else None),
+            ("sto", placed.stored if stores else None),
         )
         found += [operand(role, place) for role, place in roles if place is not None]
     if stage.keeps:

@@ -47,6 +47,8 @@ class Job:
     operand: View | None = None
     start: tuple[int, int, int] = (0, 0, 0)
     """The first channel, row and column that it computes of its tensors."""
+    kept: View | None = None
+    """Where the result is stored in the order that it had before a reshape."""
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -57,6 +59,11 @@ class Job:
     def reads(self) -> tuple[View, ...]:
         """Every map that the job reads."""
         return (*self.sources, self.operand) if self.operand is not None else self.sources
+
+    @property
+    def writes(self) -> tuple[View, ...]:
+        """Every map that the job writes."""
+        return (self.result, self.kept) if self.kept is not None else (self.result,)
 
 
 @dataclass(frozen=True)

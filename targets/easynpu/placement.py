@@ -91,7 +91,7 @@ def _parts_of_buffers(run: Run) -> Iterator[str]:
         name = job.stages[-1].node.name
         if any(stage.keeps for stage in job.stages):
             yield f"'{name}' takes several words that keep psums"
-        for view in (*job.reads, job.result):
+        for view in (*job.reads, *job.writes):
             if not run.views.is_whole(view):
                 yield f"'{name}' reads or writes a part of '{view.buffer}', or repeats it"
 
@@ -110,12 +110,15 @@ def _order_refusal(run: Run) -> str | None:
             return f"'{operand.buffer}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
         previous = result
         later = {each.operand.buffer for each in run.jobs[position + 1 :] if each.operand is not None}
-        if result in later:
-            if isinstance(job.stages[-1].word, Reshape):
-                return f"'{result}' would be kept, and a reshape word has no stored form"
-            if kept in later:
-                return f"'{result}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
-            kept = result
+        if result in later and isinstance(job.stages[-1].word, Reshape):
+            return f"'{result}' would be kept, and a reshape word has no stored form"
+        stored = later.intersection(view.buffer for view in job.writes)
+        if stored:
+            if kept in later - stored:
+                return f"'{min(stored)}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
+            kept = min(stored)
+        elif job.kept is not None:
+            return f"'{job.kept.buffer}' is read after '{result}' was written, and not as a second operand"
     if [view.buffer for view in run.outputs.values()] != [previous]:
         return f"the host reads {', '.join(run.outputs)}, and only the last result '{previous}' remains"
     return None
@@ -141,10 +144,11 @@ def implicit(run: Run, machine: Machine) -> Placement:
         words = run.words(source), run.words(result)
         expect_room(machine, "fmap", sum(words), job, f"input and output take {words[0]} + {words[1]} words")
         fmap = max(fmap, sum(words))
-        stored = _kept_place(run, result) if result in wanted else None
-        if stored is not None:
-            expect_room(machine, "skip", words[1], job, f"the kept tensor takes {words[1]} words")
-            skip = max(skip, words[1])
+        kept = next((view.buffer for view in job.writes if view.buffer in wanted), None)
+        stored = None if kept is None else _kept_place(run, kept)
+        if kept is not None:
+            expect_room(machine, "skip", run.words(kept), job, f"the kept tensor takes {run.words(kept)} words")
+            skip = max(skip, run.words(kept))
         opb = None if job.operand is None else _kept_place(run, job.operand.buffer)
         places = (_end(run, machine, source, low),)
         jobs.append(PlacedJob(job, places, _end(run, machine, result, not low), opb, stored, explicit=False))
@@ -242,7 +246,7 @@ def _explicit_places(
             tuple(place(view) for view in job.sources),
             place(job.result),
             None if job.operand is None else place(job.operand),
-            None,
+            None if job.kept is None else place(job.kept),
             explicit=True,
         )
         for job in run.jobs
@@ -257,7 +261,7 @@ def _lifetimes(run: Run) -> list[Buffer]:
     first = {view.buffer: 0 for view in run.inputs.values()}
     last = dict(first)
     for step, job in enumerate(run.jobs):
-        for view in (*job.reads, job.result):
+        for view in (*job.reads, *job.writes):
             first.setdefault(view.buffer, step)
             last[view.buffer] = step
     last.update({view.buffer: len(run.jobs) for view in run.outputs.values()})

@@ -12,6 +12,7 @@ from npuc.targets.easynpu.convolutions import convolutions
 from npuc.targets.easynpu.fusion import POINTWISE, fused_behind
 from npuc.targets.easynpu.jobs import Job, Scope, Stage, no_words
 from npuc.targets.easynpu.movement import WORD_OP, word_of
+from npuc.targets.easynpu.reshaping import with_fused_reshapes
 
 
 def select(scope: Scope) -> list[Job]:
@@ -29,7 +30,7 @@ def select(scope: Scope) -> list[Job]:
             while id(chain[0]) in before:
                 chain.insert(0, before[id(chain[0])])
             found += _jobs(scope, chain[0], chain[1:])
-    return found
+    return with_fused_reshapes(scope, found)
 
 
 def _jobs(scope: Scope, head: Node, followers: Sequence[Node]) -> Iterator[Job]:

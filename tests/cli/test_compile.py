@@ -150,6 +150,13 @@ def test_verbose_says_what_every_pass_did_and_what_it_cost(digits: Digits, tmp_p
     assert "rewrites" not in compiled(digits.model, tmp_path / "o", "--json").json
 
 
+def test_verbose_reports_the_rewrites_that_need_calibrated_values_too(write: WriteModel, tmp_path: Path) -> None:
+    body = "c = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1], group = 8>(x, w)\n y = Add(c, x)"
+    model = write(f"g (float[1,8,9,9] x) => (float[1,8,9,9] y) {{ {body} }}", w=(8, 1, 3, 3))
+    found = compiled(model, tmp_path / "o", "-v").done()
+    assert "fold_short_cuts: " in found and "Add -> nothing" in found
+
+
 def test_an_average_in_more_than_two_stages_is_used_only_if_allowed(write: WriteModel, tmp_path: Path) -> None:
     model = write("g (float[1,16,9,140] x) => (float[1,16,1,1] y) { y = GlobalAveragePool(x) }")
     options = ("--isa", "documented", "--machine", "large")
