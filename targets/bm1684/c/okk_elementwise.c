@@ -256,12 +256,20 @@ static struct operand bits_or_tensor(const char *name, const x32_or_addr_t *give
     return given->is_addr ? tensor(name, given->context.addr, shape, NULL) : constant(given->context.val);
 }
 
+/* The vendor's library compares a tensor with a constant wrongly for equality. */
+static void expect_comparable(const fp32_or_addr_t *src0, const fp32_or_addr_t *src1, function of)
+{
+    if (of == of_equal && src0->is_addr != src1->is_addr)
+        okk_refuse("src0 and src1 must both be tensors: use okk_bdc_equal_C_select_value");
+}
+
 #define SELECT(name)                                                                                          \
     void okk_bdc_##name##_select(local_addr_t dst_addr, const fp32_or_addr_t *src0,                           \
                                  const fp32_or_addr_t *src1, const x32_or_addr_t *select0,                    \
                                  const x32_or_addr_t *select1, const dim4 *shape)                             \
     {                                                                                                         \
         okk_call(__func__, OKK_BDC_ENGINE);                                                                   \
+        expect_comparable(src0, src1, of_##name);                                                             \
         struct work work = {ALIGNED_DST,                                                                      \
                             {number_or_tensor("src0", src0, shape), number_or_tensor("src1", src1, shape),    \
                              bits_or_tensor("select0", select0, shape),                                       \

@@ -132,6 +132,14 @@ static void set(struct side dst, const void *constant)
         move(dst_side("dst", dst_addr, *shape, dst_stride, bits / 8),                                         \
              src_side("src", src_addr, *shape, src_stride, bits / 8));                                        \
     }
+/* The vendor's library takes NULL for the strides of 32-bit elements where it sets narrower ones. */
+static struct side set_side(const char *name, local_addr_t address, dim4 shape, const dim4 *stride, int bytes)
+{
+    if (bytes < 4 && stride == NULL && (shape.n > 1 || shape.c > 1))
+        okk_refuse("dst_stride is NULL, which the vendor's library reads as that of 32-bit elements: give it");
+    return local_side(name, address, shape, stride, bytes);
+}
+
 #define SET(bits, place, dst_t, dst_side)                                                                     \
     void okk_gdma_##bits##bit_set_C_##place(dst_t dst_addr, x##bits C, const dim4 *shape,                     \
                                             const dim4 *dst_stride)                                           \
@@ -144,7 +152,7 @@ static void set(struct side dst, const void *constant)
     COPY(bits, L2S, system_addr_t, local_addr_t, system_side, local_side)                                     \
     COPY(bits, L2L, local_addr_t, local_addr_t, local_side, local_side)                                       \
     COPY(bits, S2S, system_addr_t, system_addr_t, system_side, system_side)                                   \
-    SET(bits, local, local_addr_t, local_side)                                                                \
+    SET(bits, local, local_addr_t, set_side)                                                                  \
     SET(bits, system, system_addr_t, system_side)
 
 GDMA(32)

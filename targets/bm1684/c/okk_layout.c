@@ -134,6 +134,10 @@ int okk_matrix(const char *name, local_addr_t address, int rows, int cols, int c
     int whole = cols / cols_per_channel, rest = cols % cols_per_channel;
     dim4 all = {rows, whole + (rest > 0), 1, cols_per_channel}, stride;
     parts[0] = okk_local(name, address, all, NULL, OKK_ALIGNED, 4);
+    if (rows > 1 && okk_rows(&parts[0]) > okk_ceil_div(all.c, okk_machine.npus))
+        okk_refuse("%s has %d channels from NPU %d on, which wrap once more than from NPU 0: the vendor's library "
+                   "then moves a matrix to other places than the layout says",
+                   name, all.c, parts[0].npu);
     if (rest == 0)
         return 1;
     stride = parts[0].stride;

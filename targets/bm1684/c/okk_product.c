@@ -8,7 +8,7 @@
 #define BLOCK 4
 #define WIDTH 8
 
-typedef float vector __attribute__((vector_size(4 * WIDTH)));
+typedef float vector __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
 #define FAST __attribute__((target_clones("avx2", "default")))
@@ -31,14 +31,15 @@ void okk_left_set(struct okk_left *left, int row, int column, float value)
 FAST static void block_product(const float *left, const float *panel, int depth, float *out)
 {
     vector sums[BLOCK][OKK_PANEL / WIDTH] = {0};
-    for (int k = 0; k < depth; k++) {
-        vector right[OKK_PANEL / WIDTH];
-        memcpy(right, panel + (size_t)k * OKK_PANEL, sizeof right);
-        for (int row = 0; row < BLOCK; row++)
-            for (int at = 0; at < OKK_PANEL / WIDTH; at++)
-                sums[row][at] += left[(size_t)k * BLOCK + (size_t)row] * right[at];
-    }
-    memcpy(out, sums, sizeof sums);
+    for (int k = 0; k < depth; k++, left += BLOCK, panel += OKK_PANEL)
+        for (int at = 0; at < OKK_PANEL / WIDTH; at++) {
+            vector right = *(const vector *)(panel + at * WIDTH);
+            for (int row = 0; row < BLOCK; row++)
+                sums[row][at] += left[row] * right;
+        }
+    for (int row = 0; row < BLOCK; row++)
+        for (int at = 0; at < OKK_PANEL / WIDTH; at++)
+            *(vector *)(out + row * OKK_PANEL + at * WIDTH) = sums[row][at];
 }
 
 void okk_product(const struct okk_left *left, const float *panel, float *out)
