@@ -36,7 +36,7 @@ def matmul(lo: Lowering, node: Node) -> None:
         _constant_product(lo, node, constant, None)
         return
     N = right[1]
-    W = best_width(left[-2], right[0], N, lo.machine)
+    W = best_width(right[0], N, lo.machine).W
     x, y = _left(lo, node.inputs[0]), lo.local(node.inputs[1], W)
     out = lo.output(node.output, _shape(left[-2], N, W))
     lo.emit(_call(_Product(left[-2], right[0], N, x.shape.w, W), out, x.at, y.at, None, add=False))
@@ -67,7 +67,7 @@ class _Product:
 def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None) -> None:
     K, N = right.shape
     rows = lo.graph.shape(node.output)[-2] if len(lo.graph.shape(node.output)) > 1 else 1
-    W = best_width(rows, K, N, lo.machine)
+    W = best_width(K, N, lo.machine).W
     x = _left(lo, node.inputs[0])
     out = lo.output(node.output, _shape(rows, N, W))
     p = _Product(rows, K, N, x.shape.w, W)
