@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError, DataError
+from npuc.errors import DataError
+from npuc.files import replacing
 from npuc.ir import Array, TensorType
 
 SYNTHETIC_SAMPLES = 8
@@ -74,19 +75,10 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
 
 def save(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
-    try:
-        staging = path.with_name(f".{path.name}.partial")
-    except ValueError:  # "." and "/" have no name
-        raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder") from None
-    try:
-        with zipfile.ZipFile(staging, "w") as archive:  # numpy.savez takes no array named `file`
-            for name, values in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, values)
-        staging.replace(path)
-    except OSError as error:
-        staging.unlink(missing_ok=True)
-        raise ArtefactError("E506", f"'{path}' cannot be written: {error.strerror or error}") from None
+    with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
+        for name, values in arrays.items():  # numpy.savez takes no array named `file`
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values)
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,12 @@ def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str,
     body |= {"format": FORMAT, "version": VERSION}
     body["files"] = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
     return {**body, "seal": sha256(canonical_json(body))}
+
+
+def as_loaded(program: Program) -> Program:
+    """A program that was just compiled, as `load` would give it, and with its evidence."""
+    manifest = sealed(program.manifest, {**program.files, **program.evidence})
+    return replace(program, manifest=json.loads(canonical_json(manifest)))
 
 
 def save(program: Program, directory: Path, *, force: bool = False) -> None:

@@ -13,6 +13,7 @@ from npuc.errors import Problem
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
+from npuc.timeline import Timeline
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -89,6 +90,10 @@ class Target(Protocol):
 
         trace: the file that the first sample's signals are written to, cycle by cycle (.vcd).
         """
+        ...
+
+    def timeline(self, program: Program) -> Timeline:
+        """When its engines work, and what its memories hold meanwhile."""
         ...
 
     def listing(self, program: Program) -> list[dict[str, Any]]:

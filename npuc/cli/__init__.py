@@ -12,7 +12,7 @@ import sys
 import click
 
 from npuc import __version__
-from npuc.cli import artefacts, comparing, compiling, listing, running
+from npuc.cli import artefacts, comparing, compiling, listing, reporting, running
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
@@ -82,6 +82,7 @@ for command in (
     artefacts.assemble,
     artefacts.export,
     comparing.diff,
+    reporting.report,
     listing.targets,
     listing.operators,
 ):

@@ -48,6 +48,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "cycles": sum(each.tiling.cycles for _, each in parts),
         "compute_cycles": compute,
         "bus_words": bus,
+        "bytes": bus * machine.word_bytes,
         "bound": "bus" if bus > compute else "compute",
         "ideal_cycles": multiplied / machine.macs_per_cycle,
         "instruction": first,
@@ -106,6 +107,8 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
         "cycles": cycles,
         "ideal_cycles": ideal,
         "utilization": ideal / cycles if cycles else None,
+        "macs_per_cycle": machine.macs_per_cycle,
+        "bytes_per_cycle": machine.word_bytes,
         "memory": {
             memory: {
                 "peak_bytes": usage.peak * machine.word_bytes,

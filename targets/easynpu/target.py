@@ -31,6 +31,7 @@ from npuc.targets.easynpu.movement import MOVES
 from npuc.targets.easynpu.passes import PASSES
 from npuc.targets.easynpu.running import Runner, SteppingRunner
 from npuc.targets.easynpu.tables import best_table
+from npuc.timeline import Timeline
 
 
 class EasyNpu:
@@ -110,6 +111,12 @@ class EasyNpu:
     def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
         """The same with the stepping simulator."""
         return SteppingRunner(program, trace)
+
+    def timeline(self, program: Program) -> Timeline:
+        """Chains, transfers and maps, by the cycle model, from the words."""
+        from npuc.targets.easynpu.timeline import timeline
+
+        return timeline(program)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""

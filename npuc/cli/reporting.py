@@ -1,0 +1,79 @@
+"""`npuc report`: the program as a page to look at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from npuc.cli.options import PATH, data_option, json_option, modified_option
+from npuc.cli.output import load_program, print_json
+
+if TYPE_CHECKING:
+    from npuc.page.page import Evidence
+    from npuc.program import Program
+    from npuc.target import Target
+
+SAMPLES = 64
+"""Of the data, for histograms and errors."""
+SYNTHETIC = 4
+
+
+@click.command()
+@click.argument("artefact", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The page.")
+@click.option("--model", type=PATH, help="What it was compiled from: errors per layer are measured and shown.")
+@data_option
+@modified_option
+@json_option
+def report(
+    artefact: Path, output: Path, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool
+) -> None:
+    """Write a program's report. One HTML file, which opens from disk without network.
+
+    \b
+    npuc report resnet8.npu -o resnet8.html --model resnet8.onnx --data samples.npz
+    """
+    from npuc.files import replacing
+    from npuc.page.page import page
+
+    program, target = load_program(artefact, allow_modified)
+    evidence = _evidence(artefact, program, target, model, data, allow_modified)
+    text = page(program, target, evidence).encode()
+    with replacing(output) as staging:
+        staging.write_bytes(text)
+    if as_json:
+        print_json({"status": "ok", "output": str(output), "bytes": len(text)})
+    else:
+        click.echo(f"{output}: {len(text):,} bytes")
+
+
+def _evidence(
+    artefact: Path,
+    program: Program,
+    target: Target,
+    model: Path | None,
+    data: tuple[Path, ...],
+    allow_modified: bool,
+) -> Evidence:
+    """What simulation and verification on the data, or on a few synthetic samples, show."""
+    import json
+
+    from npuc import data as samples_of
+    from npuc import driver
+    from npuc.page.page import Evidence
+    from npuc.page.values import histograms
+    from npuc.program import load_evidence
+    from npuc.verify import Tolerance, verify
+
+    inputs = driver.program_inputs(program)
+    samples = samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
+    about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
+    graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
+    found = Evidence(graph, histograms(target.runner(program), samples), about)
+    if model is None:
+        return found
+    checked = verify(model, artefact, program, target, samples, Tolerance(), allow_modified=allow_modified)
+    return replace(found, verification=checked)

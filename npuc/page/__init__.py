@@ -1,0 +1,1 @@
+"""The HTML report: one self-contained file, without network, in light and dark and on paper."""

@@ -1,0 +1,116 @@
+"""The report's pictures: timeline, memory maps, roofline, histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from typing import Any
+
+from npuc.ir import Array
+from npuc.page.svg import Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
+from npuc.text import count, short
+from npuc.timeline import Buffer, Timeline
+
+WIDTH = 1080
+LEFT = 90
+LANE = 26
+MEMORY_HEIGHT = 200
+
+Layer = Mapping[str, Any]
+
+
+def engines(timeline: Timeline) -> str:
+    """A lane per engine, a bar per activity, in cycles."""
+    lanes = timeline.engines
+    scale = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20)
+    bottom = 10 + LANE * len(lanes)
+    parts = [horizontal_axis(scale, 6, bottom, "cycles")]
+    for row, engine in enumerate(lanes):
+        top = 10 + LANE * row
+        parts.append(text(engine, x=LEFT - 8, y=top + 15, class_="label end"))
+        for each in (each for each in timeline.activities if each.engine == engine):
+            width = max(scale.at(each.end) - scale.at(each.start), 0.4)
+            bar = tag(
+                "rect", x=scale.at(each.start), y=top, width=width, height=LANE - 6, class_=f"series{row % 6}"
+            )
+            cost = f"{count(each.end - each.start)} cycles from {count(each.start)}"
+            hint = f"{each.tensor or each.label}\n{each.label}\n{cost}"
+            parts.append(titled(bar, hint))
+    return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
+
+
+def memory(timeline: Timeline, name: str, capacity: int) -> str:
+    """The buffers of a memory: cycles to the right, addresses upward."""
+    found = [each for each in timeline.buffers if each.memory == name]
+    across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), Scale(max(capacity, 1), MEMORY_HEIGHT + 20, 20)
+    parts = [
+        horizontal_axis(across, 20, MEMORY_HEIGHT + 20, "cycles"),
+        vertical_axis(up, LEFT, WIDTH - 20, "bytes"),
+    ]
+    parts += [_buffer(each, across, up, number) for number, each in enumerate(found)]
+    return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
+
+
+def _buffer(each: Buffer, across: Scale, up: Scale, number: int) -> str:
+    left, top = across.at(each.start), up.at(each.address + each.size)
+    width, height = max(across.at(each.end) - left, 0.6), max(up.at(each.address) - top, 0.6)
+    parts = [tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")]
+    if width > 60 and height > 12:
+        parts.append(text(short(each.label, int(width / 7)), x=left + 4, y=top + height / 2 + 4, class_="inside"))
+    last = each.address + each.size - 1
+    where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
+    return titled("".join(parts), f"{each.label}\n{where}")
+
+
+def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
+    """MACs a cycle over MACs a byte, a point per layer, under the roof of PEs and bus.
+
+    peak: MACs a cycle; bandwidth: bytes a cycle. Layers that say how many bytes they move (`bytes`) are drawn.
+    """
+    points = [
+        (layer["macs"] / layer["bytes"], layer["macs"] / layer["cycles"], layer)
+        for layer in layers
+        if layer["macs"] and layer.get("bytes") and layer["cycles"]
+    ]
+    if not points:
+        return ""
+    least, most = min(x for x, _, _ in points), max(x for x, _, _ in points)
+    ridge = peak / bandwidth
+    left, right = 10 ** (log10(min(least, ridge)) - 0.3), 10 ** (log10(max(most, ridge)) + 0.3)
+    low = min(min(y for _, y, _ in points), left * bandwidth) * 0.8
+    across, up = Scale(right, LEFT, WIDTH - 20, left, True), Scale(peak * 1.5, 320, 20, low, True)
+    roof = [(left, left * bandwidth), (ridge, peak), (right, peak)]
+    line = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in roof)
+    parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]
+    parts.append(tag("polyline", points=line, class_="roof"))
+    for x, y, layer in points:
+        radius = 3 + 9 * (layer["cycles"] / max(each["cycles"] for _, _, each in points)) ** 0.5
+        dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
+        parts.append(
+            titled(
+                dot, f"{layer['name']}\n{x:.1f} MACs a byte, {y:.2f} MACs a cycle\n{count(layer['cycles'])} cycles"
+            )
+        )
+    return picture(WIDTH, 354, "Roofline", parts)
+
+
+def histogram(values: Array) -> str:
+    """Counts of the 256 values of an int8 tensor, on a logarithmic scale; saturated ones stand out."""
+    most = float(values.max()) or 1.0
+    parts = [tag("line", x1=0, x2=256, y1=40, y2=40, class_="grid")]
+    for at, number in enumerate(values.tolist()):
+        if number:
+            height = 2 + 36 * log10(1 + number) / log10(1 + most)
+            parts.append(
+                tag(
+                    "rect",
+                    x=at,
+                    y=40 - height,
+                    width=1,
+                    height=height,
+                    class_="limit" if at in (0, 255) else "series0",
+                )
+            )
+    saturated = float(values[0] + values[255]) / max(float(values.sum()), 1.0)
+    hint = f"-128 to 127; {short_number(100 * saturated)} % at the limits"
+    return picture(256, 42, "Histogram of an int8 tensor", [titled("".join(parts), hint)])

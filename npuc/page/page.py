@@ -1,0 +1,249 @@
+"""The report of one program as HTML: what the artefact says, what its words do, what simulation showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from npuc import __version__
+from npuc.ir import Array
+from npuc.page import charts, network
+from npuc.program import Program
+from npuc.target import Target
+from npuc.text import count, short
+from npuc.timeline import Timeline
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known beside the artefact; all of it may be missing."""
+
+    graph: Report = field(default_factory=dict[str, Any])
+    """graph.json."""
+    histograms: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    """How often each int8 value occurs, -128 first, by tensor."""
+    samples: str = ""
+    """What the histograms were taken on."""
+    verification: Report | None = None
+    """The report of `npuc verify`."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the layers' table."""
+
+    key: str
+    name: str
+    meaning: str
+    numeric: bool = True
+
+
+COLUMNS = (
+    Column("name", "layer", "the tensor that the layer computes", False),
+    Column("op", "instruction", "the target's operations, fused ones joined by +", False),
+    Column("tile", "tile", "rows by columns of an output tile", False),
+    Column("tile_candidates", "candidates", "legal tiles that were enumerated"),
+    Column("tile_runner_up", "runner-up", "the second best tile and its cycles", False),
+    Column("macs", "MACs", "of convolutions and fully connected layers"),
+    Column("cycles", "cycles", "by the cycle model"),
+    Column("share", "share %", "of the program's cycles"),
+    Column("utilization", "utilisation", "ideal cycles over cycles"),
+    Column("bound", "bound by", "what takes the longest", False),
+    Column("bytes", "bytes", "moved between memories and the array"),
+    Column("weight_words", "weights", "words of weights, biases and shifts"),
+    Column("sqnr_db", "entire dB", "signal to noise against fp32, the network quantised up to here"),
+    Column("single_db", "single dB", "signal to noise of this layer alone on exact inputs"),
+)
+
+
+def page(program: Program, target: Target, evidence: Evidence) -> str:
+    """The page. Raises ArtefactError where the program could not be run."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    def asset(name: str) -> str:
+        return files("npuc.page").joinpath(name).read_text(encoding="utf-8")
+
+    report, timeline = program.manifest["report"], target.timeline(program)
+    layers = list(_layers(report, evidence.verification))
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
+        asset("template.html")
+    )
+    boxes = _boxes(evidence.graph, layers)
+    shades = [("cycles", "cycles"), *([("error", "error")] if evidence.verification else [])]
+    found: dict[str, Any] = {
+        "title": _name(program),
+        "lead": f"{report['target']}, machine {report['machine']}; {count(report['instructions'])} instructions",
+        "style": Markup(asset("style.css")),
+        "script": Markup(asset("script.js")),
+        "figures": _figures(report, timeline, evidence.verification),
+        "memories": [_memory(name, use) for name, use in report["memory"].items()],
+        "host_steps": report["host_steps"],
+        "network": Markup(network.drawing(boxes)) if boxes else "",
+        "shades": shades,
+        "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
+        "timeline": Markup(charts.engines(timeline)),
+        "maps": [(name, Markup(each)) for name, each in _maps(report, timeline)],
+        "roofline": Markup(_roofline(report, layers)),
+        "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence)],
+        "samples": evidence.samples,
+        "instructions": [_instruction(entry) for entry in target.listing(program)],
+        "fields": Markup(json.dumps(_meanings(target)).replace("<", "\\u003c")),
+        "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
+    }
+    found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
+    found["sections"] = _sections(found)
+    return template.render(found)
+
+
+def _name(program: Program) -> str:
+    return str(program.manifest.get("model", {}).get("name", "program"))
+
+
+def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The headings of what is there."""
+    wanted = {"network": found["network"], "roofline": found["roofline"], "values": found["histograms"]}
+    names = ("summary", "network", "layers", "timeline", "memory", "roofline", "values", "instructions")
+    return [(name, name.capitalize()) for name in names if wanted.get(name, True)]
+
+
+def _figures(report: Report, timeline: Timeline, verification: Report | None) -> list[tuple[str, str]]:
+    utilization = report["utilization"]
+    found = [
+        ("cycles", count(report["cycles"])),
+        ("with transfers", count(timeline.cycles)),
+        ("MACs", count(report["macs"])),
+        ("utilisation", "-" if utilization is None else f"{100 * utilization:.1f} %"),
+        ("segments", count(report["segments"])),
+        ("layers", count(len(report["layers"]))),
+    ]
+    if verification is not None:
+        exact = {True: "yes", False: "NO", None: "-"}[verification["bit_exact"]]
+        found.append(("bit exact", f"{exact} ({count(verification['samples'])} samples)"))
+        worst = min(
+            (each["sqnr_db"] for each in verification["outputs"] if each["sqnr_db"] is not None), default=None
+        )
+        found.append(("output SQNR", "exact" if worst is None else f"{worst:.1f} dB"))
+    return found
+
+
+def _memory(name: str, use: Report) -> dict[str, Any]:
+    return {
+        "name": name,
+        "peak": count(use["peak_bytes"]),
+        "bound": count(use["lower_bound_bytes"]),
+        "capacity": count(use["capacity_bytes"]),
+        "share": round(100 * use["peak_bytes"] / max(use["capacity_bytes"], 1)),
+    }
+
+
+def _layers(report: Report, verification: Report | None) -> Iterator[dict[str, Any]]:
+    """The layers' rows with what follows from them, and their errors if they were verified."""
+    errors = {layer["name"]: layer for layer in verification["layers"]} if verification else {}
+    total = max(report["cycles"], 1)
+    for layer in report["layers"]:
+        error = errors.get(layer["name"], {})
+        ideal = layer.get("ideal_cycles")
+        yield {
+            **layer,
+            "share": 100 * layer["cycles"] / total,
+            "utilization": ideal / layer["cycles"] if ideal and layer["cycles"] else None,
+            "sqnr_db": error.get("sqnr_db"),
+            "single_db": (error.get("single") or {}).get("sqnr_db"),
+        }
+
+
+def _cell(layer: Report, column: Column) -> dict[str, Any]:
+    """A table cell: text, the value that sorting compares, a hint."""
+    value = layer.get(column.key)
+    hint = ", ".join(layer["nodes"]) if column.key == "name" else ""
+    match value:
+        case None:
+            return {"text": "-", "sort": "-1" if column.numeric else None, "hint": hint, "numeric": column.numeric}
+        case [rows, columns, *rest]:
+            shown = f"{rows}x{columns}" + "".join(f" ({count(cycles)})" for cycles in rest)
+            return {"text": shown, "sort": [rows, columns, *rest][-1], "hint": hint, "numeric": False}
+        case float():
+            return {
+                "text": f"{value:.3f}" if value < 10 else f"{value:.1f}",
+                "sort": value,
+                "hint": hint,
+                "numeric": True,
+            }
+        case int():
+            return {"text": count(value), "sort": value, "hint": hint, "numeric": True}
+        case _:
+            return {"text": short(str(value), 44), "sort": None, "hint": hint, "numeric": False}
+
+
+def _boxes(graph: Report, layers: Sequence[Report]) -> list[network.Box]:
+    """The integer network's layers, coloured by those of the report that contain them."""
+    most = max((layer["cycles"] for layer in layers), default=1) or 1
+    noisiest = min((layer["sqnr_db"] for layer in layers if layer["sqnr_db"] is not None), default=0.0)
+    by_node = {node: layer for layer in layers for node in layer["nodes"]}
+    found: list[network.Box] = []
+    for each in graph.get("layers", ()):
+        layer = next((by_node[node] for node in each["nodes"] if node in by_node), None)
+        shades = {"cycles": layer["cycles"] / most if layer else 0.0}
+        decibels = layer["sqnr_db"] if layer else None
+        shades["error"] = 0.0 if decibels is None else max(0.0, min(1.0, 1 - (decibels - noisiest) / 40))
+        cost = (
+            f"{count(layer['cycles'])} cycles, tile {layer.get('tile')}"
+            if layer
+            else "not an instruction of its own"
+        )
+        error = "" if decibels is None else f"\n{decibels:.1f} dB"
+        hint = f"{each['tensor']}\n{', '.join(each['nodes'])}\n{cost}{error}"
+        title = f"{each['op'].removeprefix('Int')} {layer['op'] if layer else ''}".strip()
+        found.append(network.Box(each["tensor"], title, hint, tuple(each["inputs"]), shades))
+    return found
+
+
+def _maps(report: Report, timeline: Timeline) -> Iterator[tuple[str, str]]:
+    """A drawing for every memory that the timeline knows."""
+    for name, use in report["memory"].items():
+        if any(each.memory == name for each in timeline.buffers):
+            yield name, charts.memory(timeline, name, use["capacity_bytes"])
+
+
+def _roofline(report: Report, layers: Sequence[Report]) -> str:
+    if report.get("macs_per_cycle") is None or report.get("bytes_per_cycle") is None:
+        return ""
+    return charts.roofline(layers, report["macs_per_cycle"], report["bytes_per_cycle"])
+
+
+def _histograms(evidence: Evidence) -> Iterator[dict[str, Any]]:
+    tensors = evidence.graph.get("tensors", {})
+    for name, values in evidence.histograms.items():
+        scale = tensors.get(name, {}).get("scale")
+        limits = float(values[0] + values[255]) / max(float(np.sum(values)), 1.0)
+        note = f"scale {scale:.6g}, " if scale is not None else ""
+        yield {
+            "name": name,
+            "short": short(name, 38),
+            "note": f"{note}{100 * limits:.2f} % at the limits",
+            "drawing": charts.histogram(values),
+        }
+
+
+def _instruction(entry: Report) -> dict[str, Any]:
+    """A line of the listing, its fields apart: `name=value` belongs to the field `name`."""
+    nodes = ", ".join(entry["nodes"])
+    parts = [{"text": part, "field": part.split("=")[0] if "=" in part else ""} for part in entry["text"].split()]
+    return {"index": entry["index"], "parts": parts, "nodes": nodes, "short": short(nodes, 60)}
+
+
+def _meanings(target: Target) -> dict[str, str]:
+    """What each field of an instruction or register says."""
+    return {
+        str(each["field"]): f"{each['field']}, bits {each['bits']}: {each['meaning']}"
+        for fields in reversed(list(target.layout().values()))
+        for each in fields
+    }

@@ -1,0 +1,109 @@
+"""SVG elements as escaped text; colours and fonts come from the page's style sheet, by class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from math import ceil, floor, log10
+
+
+def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
+    """An element; an underscore in an attribute's name is a hyphen, a trailing one is dropped.
+
+    >>> tag("rect", x=1, y=2.5, class_="bar")
+    '<rect x="1" y="2.5" class="bar"/>'
+    """
+    inner = content if isinstance(content, str) else "".join(content)
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"' for key, value in attributes.items()
+    )
+    return f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>"
+
+
+def text(content: str, **attributes: object) -> str:
+    """A text element."""
+    return tag("text", escape(content), **attributes)
+
+
+def titled(content: str, hint: str, **attributes: object) -> str:
+    """A group that shows a hint when the pointer rests on it."""
+    return tag("g", tag("title", escape(hint)) + content, **attributes)
+
+
+def _number(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def picture(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+    """A drawing of this size, which narrow screens scale down or scroll."""
+    box = f"0 0 {_number(float(width))} {_number(float(height))}"
+    return tag("svg", parts, viewBox=box, width=width, height=height, role="img", aria_label=label)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from 0 or a power of ten to `most`, as positions from `start` to `end`."""
+
+    most: float
+    start: float
+    end: float
+    least: float = 0.0
+    logarithmic: bool = False
+
+    def at(self, value: float) -> float:
+        """The position of a value."""
+        if self.logarithmic:
+            low, high = log10(self.least), log10(self.most)
+            share = (log10(max(value, self.least)) - low) / (high - low or 1)
+        else:
+            share = (value - self.least) / ((self.most - self.least) or 1)
+        return self.start + (self.end - self.start) * share
+
+    @property
+    def ticks(self) -> list[float]:
+        """Round values, about five of them, or the powers of ten."""
+        if self.logarithmic:
+            return [10.0**power for power in range(ceil(log10(self.least)), floor(log10(self.most)) + 1)]
+        span = self.most - self.least
+        if span <= 0:
+            return [self.least]
+        step = 10.0 ** floor(log10(span / 4))
+        step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 6)
+        return [step * number for number in range(ceil(self.least / step), floor(self.most / step + 1e-9) + 1)]
+
+
+def short_number(value: float) -> str:
+    """A number for an axis.
+
+    >>> [short_number(value) for value in (0, 0.5, 20480, 1500000)]
+    ['0', '0.5', '20.5k', '1.5M']
+    """
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def horizontal_axis(scale: Scale, top: float, bottom: float, unit: str) -> str:
+    """Vertical grid lines with their values under them, and the unit at the end."""
+    lines = [
+        tag("line", x1=scale.at(value), x2=scale.at(value), y1=top, y2=bottom, class_="grid")
+        for value in scale.ticks
+    ]
+    labels = [
+        text(short_number(value), x=scale.at(value), y=bottom + 14, class_="tick middle") for value in scale.ticks
+    ]
+    return "".join([*lines, *labels, text(unit, x=scale.end, y=bottom + 28, class_="tick end")])
+
+
+def vertical_axis(scale: Scale, left: float, right: float, unit: str) -> str:
+    """Horizontal grid lines with their values at the left, and the unit above."""
+    lines = [
+        tag("line", x1=left, x2=right, y1=scale.at(value), y2=scale.at(value), class_="grid")
+        for value in scale.ticks
+    ]
+    labels = [
+        text(short_number(value), x=left - 6, y=scale.at(value) + 4, class_="tick end") for value in scale.ticks
+    ]
+    return "".join([*lines, *labels, text(unit, x=left, y=scale.end - 8, class_="tick")])

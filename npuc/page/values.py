@@ -1,0 +1,25 @@
+"""How the int8 values of every tensor are distributed, from simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.ir import Array
+from npuc.target import Runner
+
+BATCH = 8
+VALUES = 256
+
+
+def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
+    """How often each int8 value occurs in each tensor that the machine computes: (256,), -128 first."""
+    found: dict[str, Array] = {}
+
+    def observe(name: str, values: Array) -> None:
+        computed = values[values < VALUES // 2].astype(np.int64) + VALUES // 2
+        found[name] = found.get(name, 0) + np.bincount(computed, minlength=VALUES)
+
+    for start in range(0, len(samples), BATCH):
+        run({name: values[start : start + BATCH] for name, values in samples.inputs.items()}, observe)
+    return found
