@@ -22,7 +22,7 @@ from onnx import TensorProto, numpy_helper
 
 from npuc import driver, program
 from npuc.data import load
-from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 from npuc.target import Options, target
 
@@ -109,12 +109,12 @@ class Outcome:
 def outcome(case: Case, *, computed: bool = False) -> Outcome:
     """Compiles and runs a case. Its first input is data; the others are constants, or data too if `computed`.
 
-    Raises whatever is neither UnsupportedOperator nor DoesNotFit.
+    Raises whatever is no UnsupportedOperator.
     """
     with TemporaryDirectory() as folder:
         try:
             compiled, found = _run(case, Path(folder), computed=computed)
-        except (UnsupportedOperator, DoesNotFit) as error:
+        except UnsupportedOperator as error:
             problem = error.problems[0]
             return Outcome("refused", refusal=f"{problem.code}: {problem.reason}")
     on_array = any(step["kind"] == "segment" for step in compiled.manifest["steps"])
