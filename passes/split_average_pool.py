@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
@@ -18,10 +18,10 @@ MOST_STRIDE = 15
 class SplitAveragePool:
     """An average over more than 64 positions becomes its columns' averages, then the average of those along rows.
 
-    An axis of more than 64 positions takes several: averages of pieces that do not overlap, then the average of
-    those. Exact in real numbers: the mean of means over equal windows. On int8 each map between is rounded once
-    more, by which a result moves at most 1 LSB if there are two stages. Averages that would take more stages, or
-    leave padding out of the count, stay as they are.
+    Where an axis has more than 64 positions, averages of blocks that do not overlap come first, then the average
+    of those; or several such stages for each axis. Exact in real numbers: the mean of means over equal windows. On
+    int8 each map between is rounded once more, by which a result moves at most 1 LSB if there are two stages.
+    Averages that would take more stages, or leave padding out of the count, stay as they are.
     """
 
     most_stages: int | None = 2
@@ -40,6 +40,51 @@ class SplitAveragePool:
 
 Stage = tuple[int, int, int]
 """(kernel, stride, dilation) along an axis."""
+WHOLE: Stage = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A window along an axis of the map, and how many of them there are."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    outputs: int
+
+    @property
+    def pieces(self) -> list[int]:
+        """Sizes of the equal pieces, one of them all of it, that do not overlap between windows."""
+        if self.dilation > 1:
+            return []
+        fitting = (piece for piece in range(min(self.kernel, MOST_STRIDE), 0, -1) if self.kernel % piece == 0)
+        return [piece for piece in fitting if self.outputs == 1 or self.stride % piece == 0]
+
+    def behind(self, piece: int) -> Axis:
+        """The window over pieces of this size."""
+        return Axis(self.kernel // piece, max(self.stride // piece, 1), 1, self.outputs)
+
+    def stages(self) -> list[Stage]:
+        """Stages of at most 64 positions; the axis as it is where that is not needed, or no division fits."""
+        if (self.kernel - 1) * self.dilation + 1 > MOST_POSITIONS and self.pieces and self.pieces[0] > 1:
+            piece = self.pieces[0]
+            return [(piece, piece, 1), *self.behind(piece).stages()]
+        return [(self.kernel, self.stride, self.dilation)]
+
+
+def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
+    """Two stages: averages of equal blocks of both axes, then the average of those; empty if there are none."""
+    divisions = [
+        (high, wide)
+        for high, wide in product(row.pieces, column.pieces)
+        if high * wide <= MOST_POSITIONS and (row.kernel // high) * (column.kernel // wide) <= MOST_POSITIONS
+    ]
+    if not divisions:
+        return []
+    high, wide = max(divisions, key=lambda block: block[0] * block[1])
+    rest = row.behind(high), column.behind(wide)
+    first, second = (high, high, 1), (wide, wide, 1)
+    return [(first, second), ((rest[0].kernel, rest[0].stride, 1), (rest[1].kernel, rest[1].stride, 1))]
 
 
 def _stages(graph: Graph, node: Node) -> Iterator[Node]:
@@ -53,13 +98,19 @@ def _stages(graph: Graph, node: Node) -> Iterator[Node]:
     padded = any((*window.begins, *window.ends)) or window.ceil_mode
     if window.reach[0] * window.reach[1] <= MOST_POSITIONS or padded:
         return
-    axes = zip((height, width), window.strides, window.dilations, graph.shape(node.output)[2:], strict=True)
-    rows, columns = (_divided(*axis) for axis in axes)
-    steps = [(row, (1, 1, 1)) for row in rows] + [((1, 1, 1), column) for column in columns]
-    steps = [pair for pair in steps if pair != ((1, 1, 1), (1, 1, 1))]
+    extents = graph.shape(node.output)[2:]
+    row, column = (
+        Axis(*axis) for axis in zip((height, width), window.strides, window.dilations, extents, strict=True)
+    )
+    rows, columns = row.stages(), column.stages()
+    steps = [(stage, WHOLE) for stage in rows] + [(WHOLE, stage) for stage in columns]
+    steps = [pair for pair in steps if pair != (WHOLE, WHOLE)]
+    names = _names(len(rows), len(steps))
+    if len(steps) > 2 and (blocks := _blocks(row, column)):
+        steps, names = blocks, ["blocks"]
     if len(steps) < 2:
         return
-    between = [f"{node.output}/{name}" for name in _names(len(rows), len(steps))]
+    between = [f"{node.output}/{name}" for name in names]
     for number, (pair, (x, y)) in enumerate(
         zip(steps, pairwise((node.inputs[0], *between, node.output)), strict=True)
     ):
@@ -72,13 +123,3 @@ def _stages(graph: Graph, node: Node) -> Iterator[Node]:
 def _names(rows: int, stages: int) -> list[str]:
     """Names of the maps between: the one that holds the columns' averages, and parts before and behind it."""
     return ["columns" if number == rows - 1 else f"part_{number}" for number in range(stages - 1)]
-
-
-def _divided(kernel: int, stride: int, dilation: int, outputs: int) -> list[Stage]:
-    """An axis in stages of at most 64 positions; as it is where that is not needed, or no division fits."""
-    if (kernel - 1) * dilation + 1 <= MOST_POSITIONS or dilation > 1:
-        return [(kernel, stride, dilation)]
-    for piece in range(MOST_STRIDE, 1, -1):
-        if kernel % piece == 0 and (outputs == 1 or stride % piece == 0):
-            return [(piece, piece, 1), *_divided(kernel // piece, max(stride // piece, 1), 1, outputs)]
-    return [(kernel, stride, dilation)]

@@ -26,3 +26,31 @@ def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if not (page.parent / link).exists()]
     assert not missing
+
+
+TRACE = (ROOT / "docs" / "easynpu-trace.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TRACE.splitlines() if line.startswith("| ")][
+    1:
+]
+
+
+def test_the_trace_has_every_heading_of_the_easynpu_document_in_its_order(shared: Path) -> None:
+    document = (shared / "seeds" / "easynpu.txt").read_text(encoding="utf-8")
+    headings = re.findall(r"^#{2,} *(.+?)\s*$", document, re.MULTILINE)
+    assert [heading for section, *_ in ROWS for heading in section.split(", ")] == headings
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_the_trace_names_code_and_tests_that_exist(row: list[str]) -> None:
+    _, _, code, tests = row
+    for name in re.split(r"[,;] ", code):
+        kind, quoted = (re.findall(r"^(\w+) `(\w+)`$", name) or [("", "")])[0]
+        path, _, attribute = name.partition(".")
+        if quoted:
+            path, attribute = kind, quoted
+        places = ROOT / "targets" / "easynpu" / f"{path}.py", ROOT / f"{path}.py", ROOT / "npuc" / f"{path}.py"
+        found = [place for place in places if place.is_file()]
+        assert found, name
+        assert re.search(rf"\b{attribute}\b", found[0].read_text(encoding="utf-8")), name
+    for name in tests.split(", "):
+        assert (ROOT / "tests" / f"{name}.py").is_file() or (ROOT / "tests" / name).is_dir(), name
