@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
-from npuc.program import Program, sha256
+from npuc.program import Program, canonical_json, sha256
 from npuc.rewrites import Rewrite, rewrites
 from npuc.target import Options, Stepper, Target
 
@@ -73,18 +74,26 @@ def compile_model(
 
     Raises every problem of the model or the target as one NpucError.
     """
-    graph = optimised(model, target, shapes, options, hook)
+    steps: list[tuple[str, Graph, Graph]] = []
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if after is not before:
+            steps.append((name, before, after))
+        if hook is not None:
+            hook(name, before, after, seconds)
+
+    graph = optimised(model, target, shapes, options, recording)
     found = target.problems(graph, options)
     if found:
         raise NpucError.of(found)
     types = input_types(graph)
     samples = load_samples(calibration, types) if calibration else synthetic(types)
     try:
-        program = target.lower(graph, samples, options, hook)
+        program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
-    return replace(program, manifest={**program.manifest, "model": origin}), samples
+    return _with_rewrites(replace(program, manifest={**program.manifest, "model": origin}), steps), samples
 
 
 Steps = Sequence[tuple[str, Graph, Graph]]
@@ -98,6 +107,14 @@ def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]
         return target.cycles(graph, node, options)
 
     return [each for step in steps for each in rewrites(*step, price)]
+
+
+def _with_rewrites(program: Program, steps: Steps) -> Program:
+    """The program whose graph.json also says what the passes did, for `npuc explain`."""
+    done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
+    graph = json.loads(program.evidence["graph.json"])
+    graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
+    return replace(program, evidence={**program.evidence, "graph.json": canonical_json(graph)})
 
 
 def _with_operators(error: NpucError, graph: Graph) -> NpucError:

@@ -43,6 +43,7 @@ CODES: dict[str, str] = {
     "E505": "the output exists and is not an npuc artefact, or holds more than npuc wrote",
     "E506": "the output cannot be written",
     "E507": "a tool or library that the program needs to run is missing, or fails",
+    "E508": "the program has nothing of that name",
     # results
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",

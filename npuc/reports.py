@@ -183,6 +183,49 @@ def difference(report: Report, first: Path, second: Path) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
+def explanation(report: Report) -> str:
+    """What `npuc explain` found."""
+    lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
+    lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
+    lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
+    for layer in report["layers"]:
+        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
+    for each in report["tensors"]:
+        lines += [
+            "",
+            f"tensor {each['tensor']}",
+            f"  shape {_value(each['shape'])}, scale {_value(each['scale'])}",
+        ]
+        lines.append(f"  {each['kept']}")
+        lines += [
+            f"  {use['memory']} bytes {count(use['address'])} to {count(use['address'] + use['bytes'] - 1)}, "
+            f"cycles {count(use['from_cycle'])} to {count(use['to_cycle'])}"
+            for use in report["buffers"]
+            if use["tensor"] == each["tensor"]
+        ]
+    lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
+    return "\n".join(lines)
+
+
+def _costs(layer: Report) -> list[str]:
+    """What a layer costs and why it is laid out so, as far as its target says."""
+    known = {key: value for key, value in layer.items() if value is not None}
+    lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
+    if known.get("ideal_cycles"):
+        lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
+    if "tile" in known:
+        tile = f"tile {_value(layer['tile'])}, the best of {count(known.get('tile_candidates', 1))} that are legal"
+        lines.append(tile)
+    if "tile_runner_up" in known:
+        *runner_up, cycles = layer["tile_runner_up"]
+        lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles")
+    told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
+    return [
+        *lines,
+        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if key not in told),
+    ]
+
+
 def _value(value: object) -> str:
     match value:
         case None:

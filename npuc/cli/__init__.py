@@ -83,6 +83,7 @@ for command in (
     artefacts.export,
     comparing.diff,
     reporting.report,
+    reporting.explain,
     listing.targets,
     listing.operators,
 ):

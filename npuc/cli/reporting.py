@@ -1,4 +1,4 @@
-"""`npuc report`: the program as a page to look at."""
+"""`npuc report` and `npuc explain`: what a program is and why."""
 
 from __future__ import annotations
 
@@ -77,3 +77,30 @@ def _evidence(
         return found
     checked = verify(model, artefact, program, target, samples, Tolerance(), allow_modified=allow_modified)
     return replace(found, verification=checked)
+
+
+@click.command()
+@click.argument("artefact", type=PATH)
+@click.argument("node")
+@modified_option
+@json_option
+def explain(artefact: Path, node: str, allow_modified: bool, as_json: bool) -> None:
+    """Explain what became of a node. NODE is a node, tensor or layer of the model, or an instruction's number.
+
+    \b
+    npuc explain resnet8.npu Conv_3
+    npuc explain resnet8.npu 12
+    """
+    import json
+
+    from npuc import reports
+    from npuc.explanation import explanation
+    from npuc.program import load_evidence
+
+    program, target = load_program(artefact, allow_modified)
+    graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
+    found = explanation(program, target, graph, node)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(reports.explanation(found))

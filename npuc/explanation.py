@@ -1,0 +1,104 @@
+"""Why a node became what it did: from the ONNX node over passes and layers to instructions, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.program import Program
+from npuc.target import Target
+from npuc.text import closest
+
+Report = Mapping[str, Any]
+WINDOWED = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Gemm")
+"""Operators that need more than one pixel of what they read."""
+
+
+def explanation(program: Program, target: Target, graph: Report, asked: str) -> dict[str, Any]:
+    """The report of `npuc explain`.
+
+    graph: graph.json. asked: the name of an ONNX node, a tensor or a layer, or the number of an instruction.
+    Raises ArtefactError (E508) where the program has nothing of that name.
+    """
+    listing = target.listing(program)
+    nodes = _nodes(program.manifest["report"], graph, listing, asked)
+    layers = [layer for layer in program.manifest["report"]["layers"] if nodes & set(layer["nodes"])]
+    around = set(nodes).union(*(layer["nodes"] for layer in layers))
+    integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
+    tensors = {each["tensor"] for each in integer}
+    timeline = target.timeline(program)
+    return {
+        "status": "ok",
+        "asked": asked,
+        "nodes": sorted(around),
+        "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
+        "host_steps": [step for step in program.manifest["report"]["host_steps"] if step["node"] in around],
+        "layers": layers,
+        "tensors": [_tensor(each, graph) for each in integer],
+        "buffers": [
+            {"memory": each.memory, "tensor": each.label, "address": each.address, "bytes": each.size,
+             "from_cycle": each.start, "to_cycle": each.end}
+            for each in timeline.buffers
+            if each.label in tensors
+        ],
+        "instructions": [entry for entry in listing if around & set(entry["nodes"])],
+    }  # fmt: skip
+
+
+def _nodes(report: Report, graph: Report, listing: Sequence[Report], asked: str) -> set[str]:
+    """The ONNX nodes that were asked for."""
+    if asked.isdecimal() and int(asked) < len(listing):
+        return set(listing[int(asked)]["nodes"])
+    names = dict(_names(report, graph, listing))
+    if asked not in names:
+        raise ArtefactError(
+            "E508",
+            f"the program has no node, tensor or layer '{asked}'.{closest(asked, names)}",
+            limit=f"instructions 0..{len(listing) - 1}, or a name of the model",
+            remedy="npuc dump OUT shows the nodes of every instruction",
+        )
+    return set(names[asked])
+
+
+def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it wins."""
+    for step in report["host_steps"]:
+        yield step["node"], [step["node"]]
+    for each in graph.get("layers", ()):
+        tensor = graph["tensors"].get(each["tensor"], {})
+        for name in (each["name"], each["tensor"], tensor.get("float", each["tensor"])):
+            yield name, each["nodes"]
+    for layer in report["layers"]:
+        yield layer["name"], layer["nodes"]
+    for rewrite in graph.get("rewrites", ()):
+        yield from ((node, [node]) for node in rewrite["nodes"])
+    for entry in listing:
+        yield from ((node, [node]) for node in entry["nodes"])
+
+
+def _tensor(layer: Report, graph: Report) -> dict[str, Any]:
+    """The result of an integer layer: shape, scale, and who reads it, which says why it went to memory or not."""
+    found = graph["tensors"].get(layer["tensor"], {})
+    readers = [each for each in graph["layers"] if layer["tensor"] in each["inputs"]]
+    return {
+        "tensor": layer["tensor"],
+        "float": found.get("float"),
+        "shape": found.get("shape"),
+        "scale": found.get("scale"),
+        "readers": [each["name"] for each in readers],
+        "kept": _kept(readers),
+    }
+
+
+def _kept(readers: Sequence[Report]) -> str:
+    """Why a result must lie in memory, or that it need not."""
+    kinds = [each["op"].removeprefix("Int") for each in readers]
+    windowed = [f"'{each['name']}'" for each, kind in zip(readers, kinds, strict=True) if kind in WINDOWED]
+    if not readers:
+        return "it leaves the network, so it lies in memory"
+    if windowed:
+        return f"{windowed[0]} reads a window of it, so it lies in memory"
+    if len(readers) > 1:
+        return f"{len(readers)} layers read it, so it lies in memory"
+    return f"'{readers[0]['name']}' reads it pixel by pixel and may be fused"

@@ -1,0 +1,73 @@
+"""`npuc explain`: from a node to its instructions, and from an instruction to its nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.process import Digits, WriteModel, compiled, npuc
+
+NETWORK = """g (float[1,16,8,8] x) => (float[1,4] y) {
+    a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
+    b = Relu(a)
+    c = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (b, w)
+    d = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (c, w)
+    e = Add(d, b)
+    f = Conv <kernel_shape = [8, 8]> (e, v)
+    g = Flatten(f)
+    y = Softmax(g)
+}"""
+
+
+@pytest.fixture
+def program(write: WriteModel, tmp_path: Path) -> Path:
+    compiled(write(NETWORK, w=(16, 16, 3, 3), v=(4, 16, 8, 8)), tmp_path / "o").done()
+    return tmp_path / "o"
+
+
+def _explained(program: Path, node: object) -> Any:
+    return npuc("explain", program, node, "--json").json
+
+
+def test_a_fused_node_leads_to_the_layer_that_computes_it_and_to_the_pass_that_fused_it(program: Path) -> None:
+    found = _explained(program, "Relu_1")
+    assert found["nodes"] == ["Conv_0", "Relu_1"]
+    assert [each["pass"] for each in found["passes"]] == ["fuse_activation"]
+    (layer,) = found["layers"]
+    assert layer["tile_candidates"] > 1 and layer["cycles"] >= layer["ideal_cycles"] > 0
+    words = [entry["text"].split()[0] for entry in found["instructions"]]
+    assert "conv_relu" in " ".join(words)
+
+
+def test_an_instruction_leads_back_to_its_nodes(program: Path) -> None:
+    listing = npuc("dump", program, "--json").json["instructions"]
+    for entry in listing:
+        found = _explained(program, entry["index"])
+        assert set(entry["nodes"]) <= set(found["nodes"])
+        assert entry["index"] in [each["index"] for each in found["instructions"]]
+
+
+def test_a_result_that_a_window_reads_is_said_to_lie_in_memory_for_that(program: Path) -> None:
+    (tensor,) = _explained(program, "Conv_2")["tensors"]
+    assert tensor["readers"] == ["Conv_3"] and "'Conv_3' reads a window of it" in tensor["kept"]
+
+
+def test_addresses_and_times_are_inside_the_memory_and_the_run(program: Path) -> None:
+    report = npuc("diff", program, program, "--json").json
+    assert report["same"]
+    buffers = _explained(program, "Relu_1")["buffers"]
+    assert buffers and all(each["from_cycle"] < each["to_cycle"] for each in buffers)
+    assert {each["bytes"] for each in buffers} == {8 * 8 * 16}  # one word a pixel
+
+
+def test_a_host_step_is_explained_by_its_reason(program: Path) -> None:
+    found = _explained(program, "Softmax_7")
+    assert [step["op"] for step in found["host_steps"]] == ["Softmax"] and found["layers"] == []
+    assert "host: Softmax 'Softmax_7'" in npuc("explain", program, "Softmax_7").done()
+
+
+def test_an_unknown_name_is_refused_with_the_closest_one(program: Path, digits: Digits) -> None:
+    assert "Did you mean 'Relu_1'?" in npuc("explain", program, "Relu_11").refused("E508")
+    npuc("explain", digits.program, "999999").refused("E508")
