@@ -145,10 +145,13 @@ def matmul(case: Case) -> None:
     random = case.random
     M, K, N = random.randint(1, 9), random.randint(1, 60), random.randint(1, 400)
     left_w, right_w = random.randint(1, K), random.randint(ceil_div(N, 200), N)
-    channels = (ceil_div(K, left_w), ceil_div(N, right_w))
-    npu = random.choice([at for at in (0, 1, 40) if all(_wraps_as_from_npu_0(at, each) for each in channels)])
+    channels = (ceil_div(N, right_w), ceil_div(K, left_w))
+    npu, source = (
+        random.choice([at for at in (0, 1, 28, 63) if _wraps_as_from_npu_0(at, each)]) for each in channels
+    )
     bias, add = random.random() < 0.5, random.random() < 0.3
-    out, right, offset, left = (npu * MACHINE.local_bytes + bank * BANK for bank in (0, 2, 6, 7))
+    out, right, offset = (npu * MACHINE.local_bytes + bank * BANK for bank in (0, 2, 6))
+    left = source * MACHINE.local_bytes + 7 * BANK
     matrices = ((left, M, K, left_w), (right, K, N, right_w), (offset, 1, N, right_w), (out, M, N, right_w))
     for address, rows, cols, W in matrices:
         at = case.place(case.numbers(rows * cols))
