@@ -130,6 +130,23 @@ TARGETS: Mapping[str, tuple[str, str, str]] = {
     "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
 }
 
+FILES: Mapping[bytes, tuple[str, str]] = {b"NVDA": ("npuc.targets.nvdla.loadable.listing", "rows")}
+"""Files that tell by their bytes 4 to 8 what they are -> module and attribute that lists them."""
+SIGNATURE = slice(4, 8)
+
+
+def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
+    """What lists a file whose content says what it is; None for any other, and for one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            found = FILES.get(file.read(SIGNATURE.stop)[SIGNATURE])
+    except OSError:
+        return None
+    if found is None:
+        return None
+    lister: Callable[[Path], list[dict[str, Any]]] = getattr(import_module(found[0]), found[1])
+    return lister
+
 
 def target(name: str) -> Target:
     """The target of this name. Raises KeyError for an unknown one."""

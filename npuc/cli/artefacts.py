@@ -21,8 +21,9 @@ from npuc.cli.output import load_program, print_json
 def dump(
     path: Path | None, form: str, as_json: bool, layout: bool, target: str | None, allow_modified: bool
 ) -> None:
-    """Disassemble a program or raw words. With --layout: the fields of the instruction words."""
+    """Disassemble a program, raw words or an NVDLA loadable. With --layout: the fields of the words."""
     from npuc import reports
+    from npuc.target import file_listing
     from npuc.target import target as find
 
     form = "json" if as_json else form
@@ -36,7 +37,7 @@ def dump(
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
-        listing = find(target or TARGET_NAMES[0]).raw_listing(path)
+        listing = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
     else:
         program, machine_kind = load_program(path, allow_modified)
         listing = machine_kind.listing(program)

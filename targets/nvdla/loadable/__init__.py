@@ -1,0 +1,58 @@
+"""Loadables: what NVDLA's stock runtime and kernel driver run, as flatbuffers. Read, written and interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from npuc.targets.nvdla.commands import Command, Wait, Write
+from npuc.targets.nvdla.loadable import flatbuffer, schema
+from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable.firmware import RegisterWrite
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.registers import register_map
+
+
+def read(data: bytes) -> schema.Loadable:
+    """The tables of a loadable. Raises ArtefactError (E502) for data that is none, or damaged."""
+    return flatbuffer.read(schema.Loadable, data, schema.IDENTIFIER)
+
+
+def write(loadable: schema.Loadable) -> bytes:
+    """The file of a loadable."""
+    return flatbuffer.write(loadable, schema.IDENTIFIER)
+
+
+def register_writes(
+    loadable: schema.Loadable, machine: Machine, base: Callable[[int], int]
+) -> list[list[RegisterWrite]]:
+    """For every task of the engine, the register writes that the stock firmware makes of it.
+
+    base: where a memory lies, by its id. Raises ArtefactError (E502) for descriptors that make no sense.
+    """
+    steps = (_steps(loadable, each, machine, base, in_order=False) for each in engine_tasks(loadable))
+    return [[step for step in task if not isinstance(step, Wait)] for task in steps]
+
+
+def commands(loadable: schema.Loadable, machine: Machine, base: Callable[[int], int]) -> list[Command]:
+    """What the stock firmware does with all tasks of the engine, as a register program with its waiting points.
+
+    base: where a memory lies, by its id. Raises ArtefactError (E502) for descriptors that make no sense.
+    """
+    registers = register_map(machine.registers)
+    return [
+        step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1])
+        for task in engine_tasks(loadable)
+        for step in _steps(loadable, task, machine, base, in_order=True)
+    ]
+
+
+def engine_tasks(loadable: schema.Loadable) -> list[schema.Task]:
+    """The tasks that the engine runs; the others run on the CPU."""
+    return [each for each in loadable.task_list if each.interface == schema.DLA]
+
+
+def _steps(
+    loadable: schema.Loadable, task: schema.Task, machine: Machine, base: Callable[[int], int], *, in_order: bool
+) -> list[RegisterWrite | Wait]:
+    address = tasks.addresses(loadable, task, base)
+    return tasks.Runner(tasks.read(loadable, task), machine, address, in_order=in_order).steps()

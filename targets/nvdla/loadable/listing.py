@@ -1,0 +1,87 @@
+"""A loadable as text: what it holds, and the register writes that the stock firmware makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.formats.pixels import NAMES
+from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.machine import FULL, SMALL, Machine
+from npuc.targets.nvdla.registers import register_map
+
+SMALL_FEATURE = 37
+"""The pixel format of a feature tensor in atoms of 8 bytes."""
+FEATURES = {36: "feature data", SMALL_FEATURE: "feature data in atoms of 8 bytes"}
+DATA_TYPES = ("unknown", "float", "half", "int16", "int8")
+FLAGS = {schema.ALLOCATE: "allocated", schema.SET: "filled", schema.INPUT: "input", schema.OUTPUT: "output"}
+INTERFACES = {schema.DLA: "engine", schema.EMU: "CPU"}
+REGION = 1 << 32
+"""Where the listing puts memories: apart from one another by this many bytes, from 0 on, by their ids."""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """One entry a line, as a listing of instructions has them; `word` is a register write's address and value.
+
+    Raises ArtefactError (E501) for a file that cannot be read, E502 for one that is damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtefactError("E501", f"{path.name} cannot be read: {error.strerror}") from None
+    found = loadables.read(data)
+    lines = [*_contents(found), *_writes(found)]
+    return [
+        {"index": index, "word": word, "text": text, "nodes": [], "tensor": None}
+        for index, (word, text) in enumerate(lines)
+    ]
+
+
+def machine_of(loadable: schema.Loadable) -> Machine:
+    """The configuration that a loadable is for, as far as it says: by the atoms of its tensors."""
+    small = any(each.pixel_format == SMALL_FEATURE for each in loadable.tensor_desc_list)
+    return SMALL if small else FULL
+
+
+def _contents(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
+    """Tensors, memories, tasks and events."""
+    yield "", f"loadable {'.'.join(map(str, loadable.version))}"
+    for tensor in loadable.tensor_desc_list:
+        yield "", _tensor(tensor)
+    for memory in loadable.memory_list:
+        flags = ", ".join(name for flag, name in FLAGS.items() if memory.flags & flag)
+        filled = ", ".join(f"{name} at {at:#x}" for name, at in zip(memory.contents, memory.offsets, strict=False))
+        yield "", f"memory {memory.id}: {memory.size} bytes, {flags}{': ' if filled else ''}{filled}"
+    for blob in loadable.blobs:
+        yield "", f"blob {blob.name}: {blob.size} bytes"
+    for task in loadable.task_list:
+        where = INTERFACES.get(task.interface, f"interface {task.interface}")
+        waits = f", after events {list(task.pre_actions)}" if task.pre_actions else ""
+        yield "", f"task {task.id} on the {where}: addresses {list(task.address_list)}{waits}"
+
+
+def _tensor(tensor: schema.TensorDesc) -> str:
+    kind = DATA_TYPES[tensor.data_type] if tensor.data_type < len(DATA_TYPES) else f"type {tensor.data_type}"
+    pixel = tensor.pixel_format
+    form = NAMES[pixel] if pixel < len(NAMES) else FEATURES.get(pixel, f"format {pixel}")
+    shape = "x".join(str(each) for each in (tensor.n, tensor.c, tensor.h, tensor.w))
+    return f"tensor {tensor.id} {tensor.name}: {kind} {shape}, {form}, memory {tensor.mem_id}, {tensor.size} bytes"
+
+
+def _writes(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
+    """The register writes, addresses as offsets into memories: memory n begins at n * 2^32."""
+    machine = machine_of(loadable)
+    registers = register_map(machine.registers)
+    try:
+        found = loadables.register_writes(loadable, machine, lambda memory: memory * REGION)
+    except ArtefactError as error:
+        yield "", f"not interpreted: {error.problems[0].reason}"
+        return
+    for number, writes in enumerate(found):
+        yield "", f"registers of engine task {number}"
+        for title, value in writes:
+            address = registers[title].address
+            yield f"{address:#x}={value:#x}", registers.text(address, value)

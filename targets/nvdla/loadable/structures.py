@@ -1,0 +1,100 @@
+"""Packed structures of little-endian numbers, declared once as frozen dataclasses: their reader and their writer.
+
+>>> @dataclass(frozen=True, kw_only=True)
+... class Pair:
+...     left: int = number("B")
+...     right: tuple[int, ...] = numbers("h", 2)
+>>> size(Pair), pack(Pair(left=1, right=(2, -1)))
+(5, b'\\x01\\x02\\x00\\xff\\xff')
+>>> unpack(Pair, b'\\x01\\x02\\x00\\xff\\xff')
+Pair(left=1, right=(2, -1))
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from npuc.errors import ArtefactError, EncodingError
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a field is stored: a code of the struct module, repeated, or a structure of its own."""
+
+    code: str = ""
+    count: int = 0
+    """0: a single number."""
+    structure: type[Any] | None = None
+
+
+def number(code: str, default: int = 0) -> Any:
+    """A number, by its code in the struct module."""
+    return field(default=default, metadata={"place": Place(code)})
+
+
+def numbers(code: str, count: int) -> Any:
+    """A tuple of numbers."""
+    return field(default=(0,) * count, metadata={"place": Place(code, count)})
+
+
+def unused(count: int) -> Any:
+    """Bytes without a meaning, kept as found."""
+    return numbers("B", count)
+
+
+def _places(cls: type[Any]) -> list[tuple[str, Place]]:
+    return [(each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls)]
+
+
+def _nested(each: Field[Any]) -> Place:
+    """The place of a structure inside: a field whose default is made by its class."""
+    made_by: Any = each.default_factory
+    return Place(structure=made_by)
+
+
+def _format(place: Place) -> str:
+    return f"<{place.count or 1}{place.code}"
+
+
+def size(cls: type[Any]) -> int:
+    """Bytes of a structure."""
+    return sum(
+        size(place.structure) if place.structure else struct.calcsize(_format(place)) for _, place in _places(cls)
+    )
+
+
+def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
+    """The structure at an offset. Raises ArtefactError (E502) where the data ends before it."""
+    if offset < 0 or offset + size(cls) > len(data):
+        reason = f"{cls.__name__} at byte {offset} of {len(data)}"
+        raise ArtefactError("E502", reason, limit=f"{size(cls)} bytes")
+    found: dict[str, Any] = {}
+    for name, place in _places(cls):
+        if place.structure:
+            found[name] = unpack(place.structure, data, offset)
+            offset += size(place.structure)
+            continue
+        values = struct.unpack_from(_format(place), data, offset)
+        found[name] = values if place.count else values[0]
+        offset += struct.calcsize(_format(place))
+    return cls(**found)
+
+
+def pack(value: Any) -> bytes:
+    """The bytes of a structure. Raises EncodingError (E301) for a number that its field cannot hold."""
+    parts: list[bytes] = []
+    for name, place in _places(type(value)):
+        held = getattr(value, name)
+        if place.structure:
+            parts.append(pack(held))
+            continue
+        try:
+            parts.append(struct.pack(_format(place), *(held if place.count else (held,))))
+        except struct.error:
+            limit = f"{_format(place)[1:]} (struct)"
+            raise EncodingError("E301", f"{name} = {held}", op=type(value).__name__, limit=limit) from None
+    return b"".join(parts)
