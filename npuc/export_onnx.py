@@ -142,8 +142,9 @@ def _element_type(dtype: str) -> int:
 
 def _opset(graph: Graph) -> int:
     """The smallest of 17, 19 and 21 that has every form of the graph."""
-    sixteen_bit = any(each.dtype in ("int16", "uint16") for each in graph.tensors.values())
-    if sixteen_bit and any(node.op in ("QuantizeLinear", "DequantizeLinear") for node in graph.nodes):
+    quantised = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
+    names = {name for node in quantised for name in (*node.inputs, *node.outputs) if name}
+    if any(graph.tensors[name].dtype in ("int16", "uint16") for name in names):
         return 21
     dilated = any(node.op == "AveragePool" and max(node.integers("dilations", (1,))) > 1 for node in graph.nodes)
     return 19 if dilated else OPSET

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import onnx
 
 
+FAULTY_OPTIMIZERS = ("ConvAddActivationFusion",)
+"""Removes tensors that the model gives as outputs."""
+
+
 def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
@@ -25,6 +29,8 @@ def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     serialized = model if isinstance(model, bytes) else model.SerializeToString()
     try:
-        return ort.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            serialized, options, providers=["CPUExecutionProvider"], disabled_optimizers=FAULTY_OPTIMIZERS
+        )
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None

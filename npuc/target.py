@@ -128,6 +128,9 @@ class Target(Protocol):
 # name -> module and attribute, imported only when the target is used
 TARGETS: Mapping[str, tuple[str, str, str]] = {
     "easynpu": ("npuc.targets.easynpu.target", "EASYNPU", "16-PE int8 array, one 128-bit instruction per layer"),
+    "nvdla-small": ("npuc.targets.nvdla.target", "SMALL", "NVDLA nv_small: 64 MACs, 128 KiB of CBUF"),
+    "nvdla-large": ("npuc.targets.nvdla.target", "LARGE", "NVDLA nv_large: 2048 MACs, 512 KiB, tables"),
+    "nvdla-full": ("npuc.targets.nvdla.target", "FULL", "NVDLA nv_full: 2048 MACs, 512 KiB, tables"),
 }
 
 FILES: Mapping[bytes, tuple[str, str]] = {b"NVDA": ("npuc.targets.nvdla.loadable.listing", "rows")}

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting import Draft, rewrite
 
-MOST_POSITIONS = 64
-"""The largest window, from its first to its last tap."""
-MOST_STRIDE = 15
-MOST_DILATION = 16
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest pooling of one node."""
+
+    positions: int = 64
+    """Of the whole window, from its first to its last tap."""
+    extent: int = 64
+    """Of the window along one axis."""
+    stride: int = 15
+    dilation: int = 16
 
 
-def split_max_pool(graph: Graph) -> Graph:
-    """A 2-D MaxPool or GlobalMaxPool over more than 64 positions becomes one over rows, then one over columns.
+@dataclass(frozen=True)
+class SplitMaxPool:
+    """A 2-D MaxPool or GlobalMaxPool over more positions than the limits becomes one over rows, then over columns.
 
-    An axis that is still too long, or has a stride above 15, takes two or more: maxima of short windows, then
+    An axis that is still too long, or has too large a stride, takes two or more: maxima of short windows, then
     maxima of those. Exact, because windows may overlap. An axis without such a division leaves the node as it is.
     """
-    return rewrite(graph, _split)
+
+    limits: Limits = Limits()
+    __name__ = "split_max_pool"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with large windows in parts."""
+        return rewrite(graph, partial(_split, self.limits))
+
+
+split_max_pool = SplitMaxPool()
 
 
 @dataclass(frozen=True)
@@ -40,21 +58,20 @@ class Step:
         """Elements from the first to the last tap, both included."""
         return (self.kernel - 1) * self.dilation + 1
 
-    @property
-    def fits(self) -> bool:
+    def fits(self, limits: Limits) -> bool:
         """Whether one node may have this axis."""
-        small = self.stride <= MOST_STRIDE and self.dilation <= MOST_DILATION
-        return small and self.reach <= MOST_POSITIONS
+        small = self.stride <= limits.stride and self.dilation <= limits.dilation
+        return small and self.reach <= limits.extent
 
 
-def _split(draft: Draft, node: Node) -> bool:
+def _split(limits: Limits, draft: Draft, node: Node) -> bool:
     shape = draft.shape(node.inputs[0])
     if node.op not in ("MaxPool", "GlobalMaxPool") or len(shape) != 4:
         return False
     whole = tuple(_axis(node, axis, shape[2 + axis], draft.shape(node.output)[2 + axis]) for axis in (0, 1))
-    if whole[0].reach * whole[1].reach <= MOST_POSITIONS and all(step.fits for step in whole):
+    if whole[0].reach * whole[1].reach <= limits.positions and all(step.fits(limits) for step in whole):
         return False
-    found = [division(step) for step in whole]
+    found = [division(step, limits) for step in whole]
     if found[0] is None or found[1] is None:
         return False
     pairs = [(step, Step(1)) for step in found[0]] + [(Step(1), step) for step in found[1]]
@@ -78,32 +95,36 @@ def _axis(node: Node, axis: int, extent: int, outputs: int) -> Step:
     return Step(window.kernel[axis], 0 if alone else stride, window.dilations[axis], begin, max(missing, 0))
 
 
-def division(whole: Step) -> list[Step] | None:
+def division(whole: Step, limits: Limits = Limits()) -> list[Step] | None:
     """The pools that do together what one does, in order and with the least work; None if there are none.
 
     A window of K elements is n windows of `a`, each `t` behind the one before: K = a + (n - 1) * t, t <= a.
     """
-    if whole.fits:
+    if whole.fits(limits):
         return [whole]
     if whole.dilation > 1:
         return None
-    options = [[first, *rest] for first, second in _halves(whole) if (rest := division(second)) and first.fits]
+    options = [
+        [first, *rest]
+        for first, second in _halves(whole, limits)
+        if first.fits(limits) and (rest := division(second, limits))
+    ]
     return min(options, key=lambda steps: (len(steps), _work(steps)), default=None)
 
 
-def _halves(whole: Step) -> Iterator[tuple[Step, Step]]:
+def _halves(whole: Step, limits: Limits) -> Iterator[tuple[Step, Step]]:
     """Pairs of pools: the first strided where t divides the stride, else the second dilated.
 
     The first pool's windows are as short as they may be (longer than the padding, which no maximum may be of
     alone); before a dilated one, as long.
     """
     padding = max(whole.begin, whole.end)
-    for t in range(2, MOST_DILATION + 1):
+    for t in range(2 if limits.dilation > 1 else 1, max(limits.dilation, limits.stride) + 1):
         strided = whole.stride % t == 0
-        spare = max(t, padding + 1) if strided else MOST_POSITIONS
+        spare = max(t, padding + 1) if strided and t > 1 else limits.extent
         n = (whole.kernel - spare) // t + 1 if strided else -(-(whole.kernel - spare) // t) + 1
         a = whole.kernel - (n - 1) * t
-        if n < 2 or a < max(t, padding + 1):
+        if n < 2 or a < max(t, padding + 1) or (not strided and t > limits.dilation):
             continue
         first = Step(a, t if strided else 1, 1, whole.begin, whole.end)
         yield first, Step(n, whole.stride // t) if strided else Step(n, whole.stride, t)

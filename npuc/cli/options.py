@@ -13,7 +13,7 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
 
 T = TypeVar("T")
-TARGET_NAMES = ("easynpu",)
+TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full")
 PATH = click.Path(path_type=Path)
 """Whether it exists is checked, and said, by what opens it."""
 

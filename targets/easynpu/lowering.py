@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
+from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
-from npuc.quantize.ties import MOVEMENT
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.borders import PIXEL, pixel
@@ -39,8 +38,6 @@ from npuc.targets.easynpu.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.support import HOST
 from npuc.targets.easynpu.windows import whole
-
-BORDER = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     read: set[str] = set()
     considered: list[Mapping[str, Plan]] = []
     for region in regions:
-        steps += _constants(graph, region.host, read)
+        steps += constant_steps(graph, region.host, read)
         steps += [_host_step(graph, node, regions, region) for node in region.host]
         if not region.array:
             continue
@@ -224,31 +221,14 @@ def _segment(
     return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
 
 
-def _constants(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[HostStep]:
-    """The constants that host nodes read and none before them did; those are added to `read`."""
-    for node in nodes:
-        for name in node.inputs[:1] if node.op in BORDER else node.inputs:
-            if name in graph.constants and name not in read:
-                read.add(name)
-                yield HostStep.constant(name, graph.constants[name])
-
-
 def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
-    """A node of the integer graph as a step of the host; scales become attributes."""
+    """A node of the integer graph as a step of the host."""
     if node.op == PIXEL:
         return HostStep.constant(node.output, pixel(node))
-    attrs: dict[str, Any] = dict(node.attrs)
-    inputs = node.inputs
-    if node.op in BORDER:
-        scale, zero = (graph.constants[name] for name in node.inputs[1:])
-        attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
-        inputs = node.inputs[:1]
     arrays = [position for position, each in enumerate(regions) if each.array]
     here = regions.index(region)
     at_border = not arrays or here <= arrays[0] or here > arrays[-1]
-    conversion = node.op in BORDER or (at_border and node.op in MOVEMENT)
-    reason = "conversion between the network's and the machine's layout" if conversion else HOST.get(node.op, "")
-    return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+    return host_step(graph, node, HOST.get(node.op, ""), at_border=at_border)
 
 
 def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:

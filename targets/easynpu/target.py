@@ -9,15 +9,16 @@ from typing import Any
 
 from npuc.data import Samples
 from npuc.errors import Problem
+from npuc.evidence import evidence, signature
+from npuc.host_nodes import only_converts
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass, run_passes
-from npuc.program import Program, canonical_json
+from npuc.program import Program
 from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads, uniform
-from npuc.quantize.draft import Quantised
 from npuc.quantize.given import given_steps
 from npuc.quantize.tables import CONVERSIONS, domains
 from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
@@ -66,7 +67,7 @@ class EasyNpu:
             if node.op not in support.HOST:
                 refusal = support.refusal(graph, node, machine)
                 found += [refusal] if refusal else []
-            elif options.strict and not _converts(graph, node, on_array):
+            elif options.strict and not only_converts(graph, node, on_array):
                 reason = f"it would run on the host: {support.HOST[node.op]}"
                 found.append(
                     Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where)
@@ -91,18 +92,11 @@ class EasyNpu:
             found |= {name: uniform(steps.reach) for name, steps in given.items()}
             found, given = {name: found[name] for name in tensors}, {}
         quantised = quantise(graph, nodes, found, options.method, best_table, given)
-        evidence = _evidence(quantised)
+        proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
-        signature = {
-            key: [
-                {"name": name, "shape": list(graph.shape(name)), "dtype": graph.tensors[name].dtype}
-                for name in names
-            ]
-            for key, names in (("inputs", graph.inputs), ("outputs", graph.outputs))
-        }
-        return Program({**manifest, **signature}, files, evidence)
+        return Program({**manifest, **signature(graph)}, files, proof)
 
     def runner(self, program: Program) -> Runner:
         """The steps of the manifest and the simulator of its machine."""
@@ -171,52 +165,6 @@ class EasyNpu:
             return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
 
         return integer_nodes(graph, accepted)
-
-
-def _converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
-    """Whether a node only moves data between the network's inputs or outputs and the array."""
-    if node.op not in (*MOVEMENT, "QuantizeLinear", "DequantizeLinear"):
-        return False
-    from networkx import ancestors, descendants
-
-    order = {id(each): position for position, each in enumerate(graph.nodes)}
-    view = graph.dataflow
-    array = {order[each] for each in on_array}
-    at = order[id(node)]
-    return not (ancestors(view, at) & array) or not (descendants(view, at) & array)
-
-
-def _evidence(quantised: Quantised) -> dict[str, bytes]:
-    """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
-    from npuc.quantize.integer_onnx import integer_model
-
-    graph = quantised.graph
-    layers = [node for node in graph.nodes if node.output in quantised.scales]
-    tensors = [name for node in layers for name in node.outputs]
-    model = integer_model(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
-    described = {
-        "tensors": {
-            name: {
-                "float": quantised.floats[name],
-                "scale": quantised.scales[name],
-                "zero_point": quantised.zeros.get(name, 0),
-                "shape": list(graph.shape(name)),
-            }
-            for name in tensors
-        },
-        "layers": [
-            {
-                "name": node.name,
-                "op": node.op,
-                "inputs": list(node.inputs),
-                "tensor": node.output,
-                "nodes": list(node.sources),
-            }
-            for node in layers
-            if node.op != "QuantizeLinear"
-        ],
-    }
-    return {"reference.onnx": model, "graph.json": canonical_json(described)}
 
 
 EASYNPU = EasyNpu()

@@ -81,6 +81,12 @@ def pack(cube: Cube, values: Array) -> Array:
     What lies between lines and surfaces, and the channels that fill the last atom, are 0 (never NaN in fp16).
     """
     memory = np.zeros((*values.shape[:-3], cube.bytes), np.uint8)
+    store(cube, values, memory)
+    return memory
+
+
+def store(cube: Cube, values: Array, memory: Array) -> None:
+    """Writes feature maps (..., C, H, W) into images (..., cube.bytes); what lies between lines stays."""
     filled = np.zeros(
         (*values.shape[:-3], cube.surfaces * cube.atom_elements, *values.shape[-2:]), DTYPES[cube.precision]
     )
@@ -88,7 +94,6 @@ def pack(cube: Cube, values: Array) -> Array:
     split = filled.reshape(*filled.shape[:-3], cube.surfaces, cube.atom_elements, *filled.shape[-2:])
     atoms = np.ascontiguousarray(np.moveaxis(split, -3, -1))
     _atoms(cube, memory)[...] = atoms.view(np.uint8)
-    return memory
 
 
 def unpack(cube: Cube, memory: Array) -> Array:

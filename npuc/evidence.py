@@ -1,0 +1,52 @@
+"""What a program carries for its verification: the integer network as ONNX, and what its tensors stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npuc.ir import Graph
+from npuc.program import canonical_json
+from npuc.quantize.draft import Quantised
+
+
+def evidence(quantised: Quantised) -> dict[str, bytes]:
+    """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
+    from npuc.quantize.integer_onnx import integer_model
+
+    graph = quantised.graph
+    layers = [node for node in graph.nodes if node.output in quantised.scales]
+    tensors = [name for node in layers for name in node.outputs]
+    model = integer_model(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
+    described = {
+        "tensors": {
+            name: {
+                "float": quantised.floats[name],
+                "scale": quantised.scales[name],
+                "zero_point": quantised.zeros.get(name, 0),
+                "shape": list(graph.shape(name)),
+            }
+            for name in tensors
+        },
+        "layers": [
+            {
+                "name": node.name,
+                "op": node.op,
+                "inputs": list(node.inputs),
+                "tensor": node.output,
+                "nodes": list(node.sources),
+            }
+            for node in layers
+            if node.op != "QuantizeLinear"
+        ],
+    }
+    return {"reference.onnx": model, "graph.json": canonical_json(described)}
+
+
+def signature(graph: Graph) -> dict[str, Any]:
+    """The manifest's `inputs` and `outputs`: name, shape and type in the ONNX model's own terms."""
+
+    def ports(names: tuple[str, ...]) -> list[dict[str, Any]]:
+        types = ((name, graph.tensors[name]) for name in names)
+        return [{"name": name, "shape": list(each.shape), "dtype": each.dtype} for name, each in types]
+
+    return {"inputs": ports(graph.inputs), "outputs": ports(graph.outputs)}

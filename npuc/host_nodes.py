@@ -1,0 +1,51 @@
+"""Nodes of an integer graph that the host computes: as steps of a program, and which of them only convert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from npuc.host import HostStep
+from npuc.ir import Graph, Node
+from npuc.quantize.ties import MOVEMENT
+
+BORDER = ("QuantizeLinear", "DequantizeLinear")
+
+
+def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[HostStep]:
+    """The constants that host nodes read and none before them did; those are added to `read`."""
+    for node in nodes:
+        for name in node.inputs[:1] if node.op in BORDER else node.inputs:
+            if name in graph.constants and name not in read:
+                read.add(name)
+                yield HostStep.constant(name, graph.constants[name])
+
+
+def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> HostStep:
+    """A node as a step of the host; scales and zero points become attributes.
+
+    reason: why the machine does not compute it. at_border: nothing on the machine comes before it, or behind it.
+    """
+    attrs: dict[str, Any] = dict(node.attrs)
+    inputs = node.inputs
+    if node.op in BORDER:
+        scale, zero = (graph.constants[name] for name in node.inputs[1:])
+        attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
+        inputs = node.inputs[:1]
+    conversion = node.op in BORDER or (at_border and node.op in MOVEMENT)
+    if conversion:
+        reason = "conversion between the network's and the machine's layout"
+    return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+
+
+def only_converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
+    """Whether a node only moves data between the network's inputs or outputs and the array."""
+    if node.op not in (*MOVEMENT, *BORDER):
+        return False
+    from networkx import ancestors, descendants
+
+    order = {id(each): position for position, each in enumerate(graph.nodes)}
+    view = graph.dataflow
+    array = {order[each] for each in on_array}
+    at = order[id(node)]
+    return not (ancestors(view, at) & array) or not (descendants(view, at) & array)

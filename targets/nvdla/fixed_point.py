@@ -1,0 +1,86 @@
+"""Real factors as the integers that SDP multiplies and shifts by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+
+MOST_MULTIPLIER = 32767
+"""Multipliers and adder operands have 16 bits, signed."""
+MOST_SHIFT = 31
+"""The largest right shift of a stage that npuc uses, and left shift of an operand."""
+MOST_CONVERTER_SHIFT = 63
+FRACTION = 8
+"""Fractional bits that a value keeps between the stages, where a later one rounds again."""
+
+
+def factor(ratio: float, most_shift: int = MOST_SHIFT) -> tuple[int, int]:
+    """Multiplier and right shift whose quotient is nearest to the ratio.
+
+    >>> factor(0.75), factor(-3.0)
+    ((24576, 15), (-24576, 13))
+    """
+    if ratio == 0:
+        return 0, 0
+    shift = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER / abs(ratio))), 0, most_shift))
+    return int(np.clip(np.rint(ratio * 2.0**shift), -MOST_MULTIPLIER, MOST_MULTIPLIER)), shift
+
+
+def factors(ratios: Array) -> tuple[Array, int]:
+    """Multipliers int16 and the one right shift that they share."""
+    _, shift = factor(float(np.abs(ratios).max(initial=0)))
+    scaled = np.rint(ratios * 2.0**shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
+    return scaled.astype(np.int16), shift
+
+
+def addends(values: Array) -> tuple[Array, int]:
+    """Operands int16 of an adder and the one left shift that they share: the smallest that holds them all."""
+    largest = float(np.abs(values).max(initial=0))
+    shift = max(int(np.ceil(np.log2(max(largest, 1) / MOST_MULTIPLIER))), 0)
+    return np.rint(values / 2.0**shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER).astype(np.int16), shift
+
+
+@dataclass(frozen=True)
+class Weights:
+    """w: int8 in the float weights' shape; bias and multiplier: (Co,) int16, with their shifts."""
+
+    w: Array
+    bias: Array
+    bias_shift: int
+    multiplier: Array
+    shift: int
+
+
+BIAS_ERROR = 1 / 16
+"""What rounding the bias to 16 bits may cost at most, in steps of the result."""
+
+
+def quantise_weights(w: Array, bias: Array | None, x_scale: float, unit: float) -> Weights:
+    """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
+
+    w: (Co, ...) float; bias: (Co,) float. The multiplier of a channel is chosen first, so that its rounding
+    changes the scale of the weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It
+    is large enough for the largest weight, and for the bias to fit 16 bits behind a left shift that costs at most
+    BIAS_ERROR: nothing saturates.
+    """
+    flat = w.reshape(len(w), -1).astype(np.float64)
+    offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
+    wanted = np.abs(flat).max(axis=1) / 127 * (x_scale / unit)
+    largest = float(max(wanted.max(), 2.0**-40))
+    bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR / largest)), 0, 16))
+    wanted = np.maximum(wanted, np.abs(offset) / (MOST_MULTIPLIER * 2.0**bias_shift))
+    _, shift = factor(float(max(wanted.max(), 2.0**-40)))
+    multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
+    steps = multiplier * 2.0**-shift
+    scaled = np.rint(flat * (x_scale / unit) / steps[:, None]).clip(-127, 127)
+    rounded = np.rint(offset / steps / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
+    return Weights(
+        scaled.astype(np.int8).reshape(w.shape),
+        rounded.astype(np.int16),
+        bias_shift,
+        multiplier.astype(np.int16),
+        shift,
+    )

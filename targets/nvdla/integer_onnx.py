@@ -1,0 +1,109 @@
+"""How NVDLA's integer operators are written in standard ONNX operators, so that onnxruntime computes them exactly.
+
+Sums of a convolution come from npuc.quantize.integer_onnx; behind them everything is in double: products of 33-bit
+sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is Sign * Floor(Abs + 1/2).
+Importing this module adds the rules to the exporter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.export_onnx import EXPORTERS, Emitter
+from npuc.ir import Node
+from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
+from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INT8, step, wide_sums, window_attrs
+from npuc.targets.nvdla.integer import ALU, INT32, RECIPROCAL_BITS, Stage, converter, operands, stages
+
+INT64 = 7
+
+
+def _conv(node: Node, emit: Emitter) -> None:
+    w = emit.graph.constants[node.inputs[1]]
+    attrs = window_attrs(node, w)
+    bound = int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
+    if bound < EXACT_FLOAT32:
+        values = step(emit, "Cast", node.inputs[0], to=FLOAT)
+        acc = step(emit, "Conv", values, emit.constant(w.astype(np.float32), "w"), **attrs)
+        acc = step(emit, "Cast", acc, to=DOUBLE)
+    else:
+        acc = wide_sums(emit, node.inputs[0], w, attrs)
+    _through(node, emit, acc, bound)
+
+
+def _elementwise(node: Node, emit: Emitter) -> None:
+    _through(node, emit, step(emit, "Cast", node.inputs[0], to=DOUBLE), 128)
+
+
+def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
+    """X1, X2, table and converter of a double x with |x| <= bound."""
+    alu1, mul1, alu2, mul2, table = operands(node)
+    for stage, alu, mul in zip(stages(node), (alu1, alu2), (mul1, mul2), strict=True):
+        x, bound = _staged(emit, x, bound, stage, alu, mul)
+    if table:
+        index = step(emit, "Add", _clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
+        values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
+        x = step(emit, "Gather", values, step(emit, "Cast", index, to=INT64))
+    offset, scale, shift = converter(node)
+    if offset:
+        x = step(emit, "Sub", x, emit.constant(np.float64(offset)))
+    if (scale, shift) != (1, 0):
+        x = _half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
+    emit.node("Cast", [_clipped(emit, x, -128, 127)], [node.output], to=INT8)
+
+
+def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
+    """The result of a stage and what bounds its magnitude; saturation is written where it can happen."""
+    if stage.alu:
+        operand, reach = _operand(emit, alu, stage.alu_shift)
+        x = step(emit, {"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
+        bound += reach
+    if stage.multiply:
+        factor, reach = _operand(emit, mul, -stage.shift)
+        product = _half_away(emit, step(emit, "Mul", x, factor), positive=bool(stage.relu))
+        if stage.prelu:
+            product = step(emit, "Where", step(emit, "Greater", x, emit.constant(np.float64(0))), x, product)
+        x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
+    if bound > INT32[1]:
+        x, bound = _clipped(emit, x, *INT32), INT32[1]
+    if stage.relu:
+        x = step(emit, "Max", x, emit.constant(np.float64(0)))
+    return x, bound
+
+
+def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
+    """An operand times 2^shift as double, and its largest magnitude."""
+    value = emit.graph.constant(name)
+    if value is not None:
+        scaled = np.ldexp(value.astype(np.float64), shift)
+        return emit.constant(scaled, "operand"), float(np.abs(scaled).max(initial=0))
+    scaled = step(emit, "Mul", step(emit, "Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
+    return scaled, 128 * 2.0**shift
+
+
+def _half_away(emit: Emitter, x: str, *, positive: bool = False) -> str:
+    """x rounded half away from zero; positive: negative results do not matter."""
+    half = emit.constant(np.float64(0.5), "half")
+    if positive:
+        return step(emit, "Floor", step(emit, "Add", x, half))
+    magnitude = step(emit, "Floor", step(emit, "Add", step(emit, "Abs", x), half))
+    return step(emit, "Mul", magnitude, step(emit, "Sign", x))
+
+
+def _clipped(emit: Emitter, x: str, low: int, high: int) -> str:
+    return step(emit, "Clip", x, emit.constant(np.float64(low), "low"), emit.constant(np.float64(high), "high"))
+
+
+def _average(node: Node, emit: Emitter) -> None:
+    channels = emit.graph.shape(node.inputs[0])[1]
+    taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.float32)
+    attrs = window_attrs(node.with_attrs(group=channels), taps)
+    values = step(emit, "Cast", node.inputs[0], to=FLOAT)
+    total = step(emit, "Cast", step(emit, "Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
+    for reciprocal in node.integers("reciprocals"):
+        factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
+        total = _half_away(emit, step(emit, "Mul", total, factor))
+    emit.node("Cast", [_clipped(emit, total, -128, 127)], [node.output], to=INT8)
+
+
+EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average})

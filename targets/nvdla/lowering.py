@@ -1,0 +1,267 @@
+"""From the integer graph to an NVDLA program: who computes what, where tensors lie, commands, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from npuc.allocation import Buffer as Lifetime
+from npuc.allocation import allocate, lower_bound, peak
+from npuc.host import HostStep
+from npuc.host_nodes import constant_steps, host_step
+from npuc.ir import Graph, Node
+from npuc.ops import rebuild
+from npuc.quantize.draft import Quantised
+from npuc.targets.nvdla.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
+from npuc.targets.nvdla.emission import Emitter, kind
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.integer import IDENTITY, IDLE
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Operation
+from npuc.targets.nvdla.selection import COMPUTED, Constants, Placed, Selector, computed_lanes
+from npuc.targets.nvdla.support import HOST
+from npuc.targets.nvdla.surfaces import Surfaces, View, is_view, place, with_copies
+
+BASE = 0x8000_0000
+"""Where the program's memory begins, as in NVDLA's own test programs."""
+UNIT = 256
+"""Buffers begin at multiples of this many bytes."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A node's operations, and where their commands begin and end."""
+
+    node: Node
+    operations: tuple[Operation, ...]
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program's parts."""
+
+    quantised: Quantised
+    steps: tuple[Step, ...]
+    emitted: tuple[Emitted, ...]
+    operations: tuple[Produced, ...]
+    dram: Dram
+    registers: bytes
+    constants: bytes
+    activations: tuple[int, int]
+    """Bytes of memory for feature maps: as allocated, and the lower bound."""
+
+
+def lower(quantised: Quantised, machine: Machine) -> Lowered:
+    """The program of an integer graph. Raises DoesNotFit (E302) where not even one kernel fits the CBUF."""
+    quantised = copied(quantised)
+    graph = quantised.graph
+    phases = list(_phases(graph))
+    nodes = [node for on_device, part in phases if on_device for node in part]
+    loaded = _loaded(graph, nodes)
+    surfaces = place(
+        graph, nodes, loaded, machine, lambda node, known: computed_lanes(graph, machine, node, known)
+    )
+    lifetimes = _lifetimes(graph, phases, surfaces, loaded)
+    offsets = allocate(lifetimes)
+    constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
+    placed = {name: Placed(view, BASE + UNIT * offsets[view.buffer.name]) for name, view in surfaces.views.items()}
+    program = _Program(graph, machine, Selector(graph, machine, placed, constants), placed)
+    for on_device, part in phases:
+        program.device(part) if on_device else program.host(part)
+    activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
+    end = constants.base + aligned(len(constants.image), 4096)
+    return Lowered(
+        quantised,
+        tuple(program.steps),
+        tuple(program.emitted),
+        tuple(program.produced),
+        Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
+        encode(program.emitter.commands, program.emitter.map),
+        bytes(constants.image),
+        activations,
+    )
+
+
+def copied(quantised: Quantised) -> Quantised:
+    """The integer graph with copies of tensors that cannot lie in a Concat's buffer."""
+    graph = quantised.graph
+    nodes = [node for on_device, part in _phases(graph) if on_device for node in part]
+    needed = with_copies(graph, nodes, _loaded(graph, nodes))
+    if not needed:
+        return quantised
+    new: dict[int, list[str]] = {}
+    copies: list[Node] = []
+    scales, floats = dict(quantised.scales), dict(quantised.floats)
+    for concat, name in needed:
+        inputs = new.setdefault(id(concat), list(concat.inputs))
+        copy = f"{name}/copy{len(copies)}"
+        inputs[len(inputs) - 1 - inputs[::-1].index(name)] = copy
+        attrs = {"x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
+        copies.append(Node("NvElementwise", (name,), (copy,), attrs, copy, concat.sources))
+        scales[copy], floats[copy] = scales[name], floats[name]
+    changed = [replace(node, inputs=tuple(new.get(id(node), node.inputs))) for node in graph.nodes]
+    return Quantised(rebuild(graph, [*changed, *copies]), scales, floats)
+
+
+def _phases(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
+    """All nodes in turns of the host and of NVDLA, each turn with everything that can be done by then."""
+    device = _on_device(graph)
+    waiting = list(graph.nodes)
+    ready = {*graph.inputs, *graph.constants, ""}
+    on_device = False
+    while waiting:
+        part: list[Node] = []
+        later: list[Node] = []
+        for node in waiting:
+            if (id(node) in device) is on_device and all(name in ready for name in node.inputs):
+                part.append(node)
+                ready.update(node.outputs)
+            else:
+                later.append(node)
+        if part:
+            yield on_device, part
+        waiting, on_device = later, not on_device
+
+
+def _on_device(graph: Graph) -> set[int]:
+    """Nodes that NVDLA computes, and movement of their results that needs no copy."""
+    found: set[int] = set()
+    held: set[str] = set()
+    for node in graph.nodes:
+        moves = is_view(graph, node) and graph.tensors[node.output].dtype == "int8"
+        computed = node.op in COMPUTED and graph.tensors[node.output].dtype == "int8"
+        if computed or (moves and any(name in held for name in node.inputs)):
+            found.add(id(node))
+            held.update(node.outputs)
+    return found
+
+
+def _loaded(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """The tensors that the host brings."""
+    own = {name for node in nodes for name in node.outputs}
+    read = (name for node in nodes for name in node.inputs)
+    return [name for name in dict.fromkeys(read) if name and name not in own and name not in graph.constants]
+
+
+def _stored(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """The tensors that the host reads, or that are the network's."""
+    device = {id(node) for node in nodes}
+    return [
+        name
+        for node in nodes
+        for name in node.outputs
+        if name in graph.outputs or any(id(reader) not in device for reader in graph.readers[name])
+    ]
+
+
+def _lifetimes(
+    graph: Graph, phases: Sequence[tuple[bool, list[Node]]], surfaces: Surfaces, loaded: Sequence[str]
+) -> list[Lifetime]:
+    """Each buffer from the first operation that writes a part of it to the last that reads one.
+
+    What the host loads is there from the start of the turn, what it stores until the end of one.
+    """
+    all_nodes = [node for on_device, part in phases if on_device for node in part]
+    stored = set(_stored(graph, all_nodes))
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    step = 0
+    for on_device, part in phases:
+        begin, step = step, step + (len(part) if on_device else 0)
+        for position, node in enumerate(part if on_device else ()):
+            for name in (*node.inputs, *node.outputs):
+                if name not in surfaces.views:
+                    continue
+                buffer = surfaces.views[name].buffer.name
+                at = begin + position
+                first[buffer] = min(first.get(buffer, at), begin if name in loaded else at)
+                last[buffer] = max(last.get(buffer, at), step if name in stored else at)
+    sizes = {each.name: -(-each.bytes // UNIT) for each in surfaces.buffers}
+    return [Lifetime(name, sizes[name], first[name], last[name]) for name in first]
+
+
+class _Program:
+    """Collects steps and commands, turn by turn."""
+
+    def __init__(self, graph: Graph, machine: Machine, selector: Selector, placed: Mapping[str, Placed]) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.selector = selector
+        self.placed = placed
+        self.emitter = Emitter(machine)
+        self.emitter.start()
+        self.steps: list[Step] = []
+        self.emitted: list[Emitted] = []
+        self.produced: list[Produced] = []
+        self.read: set[str] = set()
+        self.present: set[str] = set()
+        self.started = False
+
+    def host(self, nodes: Sequence[Node]) -> None:
+        """Steps of the host."""
+        self.steps += constant_steps(self.graph, nodes, self.read)
+        for node in nodes:
+            at_border = not self.started or not self._feeds_device(node)
+            self.steps.append(host_step(self.graph, node, HOST.get(node.op, ""), at_border=at_border))
+
+    def _feeds_device(self, node: Node) -> bool:
+        """Whether NVDLA reads what comes of the node."""
+        waiting = list(node.outputs)
+        while waiting:
+            name = waiting.pop()
+            if name in self.placed:
+                return True
+            waiting += [output for reader in self.graph.readers[name] for output in reader.outputs]
+        return False
+
+    def device(self, nodes: Sequence[Node]) -> None:
+        """One segment."""
+        begin = len(self.emitter.commands) if self.started else 0
+        self.started = True
+        loads = [name for name in _loaded(self.graph, nodes) if name not in self.present]
+        self.present.update(loads, *(node.outputs for node in nodes))
+        for node in nodes:
+            if not is_view(self.graph, node):
+                self._compute(node)
+        self.steps.append(
+            Segment(
+                tuple(self._move(name) for name in loads),
+                begin,
+                len(self.emitter.commands) - begin,
+                tuple(self._move(name) for name in _stored(self.graph, nodes)),
+            )
+        )
+
+    def _compute(self, node: Node) -> None:
+        """The operations of a node, each waited for."""
+        operations = self.selector.operations(node)
+        begin = len(self.emitter.commands)
+        for position, operation in enumerate(operations):
+            start = len(self.emitter.commands)
+            self.emitter.commands.append(self.emitter.emit(operation))
+            result = self._move(node.output) if position == len(operations) - 1 else None
+            count = len(self.emitter.commands) - start
+            self.produced.append(Produced(start, count, kind(operation), node.sources, result))
+        self.emitted.append(Emitted(node, tuple(operations), begin, len(self.emitter.commands) - begin))
+
+    def _move(self, name: str) -> TensorMove:
+        placed = self.placed[name]
+        held = placed.view.buffer
+        lanes = _runs(placed.view)
+        where = Place(placed.base + placed.view.offset, held.line_stride, held.surface_stride, lanes)
+        return TensorMove(name, self.graph.shape(name), where)
+
+
+def _runs(view: View) -> tuple[tuple[int, int], ...]:
+    """Lanes as runs of consecutive ones."""
+    groups = groupby(enumerate(view.lanes), key=lambda pair: pair[1] - pair[0])
+    members = [[lane for _, lane in group] for _, group in groups]
+    return tuple((lanes[0], len(lanes)) for lanes in members)
+
+
+def host_steps(lowered: Lowered) -> list[HostStep]:
+    """The host's part that is more than conversion."""
+    return [step for step in lowered.steps if isinstance(step, HostStep) and not step.conversion]

@@ -1,0 +1,134 @@
+"""Hardware operations: what one programming of NVDLA's blocks does, addresses included.
+
+The firmware's word for a layer that the hardware runs at once: a convolution with SDP behind it, SDP alone on a
+map in memory, or PDP. Everything here is what registers hold; emission writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from npuc.targets.nvdla.integer import IDENTITY, Stage
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A feature cube in memory: extents in elements, address and strides in bytes."""
+
+    address: int
+    width: int
+    height: int
+    channels: int
+    line_stride: int
+    surface_stride: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """An operand that SDP_RDMA brings: which components, how many bytes each, where."""
+
+    use: str
+    """MUL, ALU or BOTH (pairs)."""
+    component_bytes: int
+    address: int
+    per_element: bool = False
+    line_stride: int = 0
+    surface_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """X1 (BS) or X2 (BN): the stage, its operands in registers, and what is fetched."""
+
+    stage: Stage
+    alu: int | None = None
+    """The adder's operand, if it stands in a register."""
+    multiplier: int | None = None
+    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True)
+class Sdp:
+    """What SDP does to every element."""
+
+    x1: Unit
+    x2: Unit
+    converter: tuple[int, int, int] = IDENTITY
+    table: tuple[int, ...] = ()
+    """Results for the inputs -128..127, or none."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The weights of a convolution: where they lie, and their geometry."""
+
+    address: int
+    bytes: int
+    """Of the surface, padded."""
+    count: int
+    height: int
+    width: int
+    channels: int
+    kernel_bytes: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the kernel moves: strides, dilations (1 = none) and padding."""
+
+    stride_y: int
+    stride_x: int
+    dilation_y: int
+    dilation_x: int
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+
+@dataclass(frozen=True)
+class Banks:
+    """How a convolution uses the CBUF."""
+
+    entries_per_slice: int
+    data: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """CDMA, CSC, CMAC and CACC, with SDP behind them."""
+
+    source: Surface
+    kernels: Kernels
+    window: Window
+    banks: Banks
+    sdp: Sdp
+    destination: Surface
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """SDP on a map in memory."""
+
+    source: Surface
+    sdp: Sdp
+    destination: Surface
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """PDP on a map in memory."""
+
+    source: Surface
+    method: str
+    """MAX or AVERAGE."""
+    kernel: tuple[int, int]
+    """Height and width."""
+    window: Window
+    reciprocals: tuple[int, int]
+    """Of width and height, with 16 fractional bits."""
+    destination: Surface
+
+
+Operation = Convolution | Elementwise | Pooling

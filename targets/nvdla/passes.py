@@ -1,0 +1,50 @@
+"""The float passes of NVDLA, in order: what no unit computes becomes what one does.
+
+1. Forms. Volumes become images, a batch of images several networks of one image; reductions, padding and matrix
+   products become pooling and convolutions over images.
+2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions; windows that
+   PDP does not compare are split. Then activations are fused again, as new convolutions have arisen.
+3. Shapes. What is elementwise and still on a tensor that is no image computes on one.
+"""
+
+from npuc.passes.as_images import as_images
+from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.fuse_again import fuse_again
+from npuc.passes.gathers_to_slices import gathers_to_slices
+from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.hard_swish_to_product import hard_swish_to_product
+from npuc.passes.pads_to_convs import pads_to_convs
+from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.products_to_convs import products_to_convs
+from npuc.passes.reductions_to_pools import reductions_to_pools
+from npuc.passes.separate_clips import separate_clips
+from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.split_average_pool import SplitAveragePool
+from npuc.passes.split_batch import split_batch
+from npuc.passes.split_max_pool import Limits, SplitMaxPool
+from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.volumes_to_images import volumes_to_images
+from npuc.pipeline import Pass
+
+WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
+"""After the others, for configurations without look-up tables in SDP."""
+PASSES: tuple[Pass, ...] = (
+    volumes_to_images,
+    split_batch,
+    reductions_to_pools,
+    pads_to_convs,
+    products_to_convs,
+    batch_norm_to_conv,
+    conv_transpose_to_convs,
+    permute_channels_by_conv,
+    gathers_to_slices,
+    strided_slices_to_convs,
+    split_average_borders,
+    SplitAveragePool(3, most_positions=32 * 32, most_extent=32, most_stride=8),
+    SplitMaxPool(Limits(positions=8 * 8, extent=8, stride=8, dilation=1)),
+    fuse_again,
+    separate_clips,
+    as_images,
+    gemm_to_conv,
+)

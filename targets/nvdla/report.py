@@ -1,0 +1,93 @@
+"""What the compiler says of an NVDLA program: the manifest's tables and the compile report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from npuc.ir import Graph, Node
+from npuc.targets.nvdla import timing
+from npuc.targets.nvdla.artefact import Segment, step_to_json
+from npuc.targets.nvdla.emission import kind
+from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Convolution
+
+
+def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The target's part of the manifest, and the files it describes."""
+    entry = {
+        "target": machine_target(machine),
+        "machine": machine.as_dict(),
+        "steps": [step_to_json(step) for step in lowered.steps],
+        "operations": [asdict(each) for each in lowered.operations],
+        "dram": asdict(lowered.dram),
+        "report": summary(lowered, machine),
+    }
+    return entry, {"registers.bin": lowered.registers, "weights.bin": lowered.constants}
+
+
+def machine_target(machine: Machine) -> str:
+    """The target whose registers and units a machine has."""
+    if machine.registers == "nv_full":
+        return "nvdla-full"
+    return "nvdla-large" if machine.elementwise else "nvdla-small"
+
+
+def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    graph = lowered.quantised.graph
+    rows = [_layer(each, lowered, machine) for each in lowered.emitted]
+    cycles = sum(row["cycles"] for row in rows)
+    ideal = sum(row["ideal_cycles"] for row in rows)
+    banks = [each.banks for row in lowered.emitted for each in row.operations if isinstance(each, Convolution)]
+    used = max((each.data + each.weights for each in banks), default=0) * machine.bank_bytes
+    peak, bound = lowered.activations
+    constants = len(lowered.constants)
+    return {
+        "target": machine_target(machine),
+        "machine": machine.name,
+        "instructions": sum(len(each.operations) for each in lowered.emitted),
+        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
+        "macs": sum(row["macs"] for row in rows),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+        "frames_per_second": machine.clock_mhz * 1e6 / cycles if cycles else None,
+        "memory": {
+            "dram": {
+                "peak_bytes": peak + constants,
+                "capacity_bytes": None,
+                "lower_bound_bytes": bound + constants,
+            },
+            "cbuf": {"peak_bytes": used, "capacity_bytes": machine.cbuf_bytes, "lower_bound_bytes": used},
+        },
+        "host_steps": [{"node": step.node, "op": step.op, "reason": step.reason} for step in host_steps(lowered)],
+        "layers": rows,
+        "registers": len(lowered.registers) // 16,
+        "nodes": len(graph.nodes),
+    }
+
+
+def _layer(each: Emitted, lowered: Lowered, machine: Machine) -> dict[str, Any]:
+    """The contract's fields of a layer."""
+    graph, node = lowered.quantised.graph, each.node
+    multiplied = macs(graph, node)
+    return {
+        "name": lowered.quantised.floats.get(node.output, node.output),
+        "op": kind(each.operations[0]),
+        "nodes": list(node.sources),
+        "macs": multiplied,
+        "cycles": sum(timing.cycles(operation, machine) for operation in each.operations),
+        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "instruction": each.start,
+        "jobs": len(each.operations),
+    }
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution of the network; 0 for anything else, averages among them."""
+    if node.op != "NvConv" or node.integer("average"):
+        return 0
+    return prod(graph.shape(node.output)) * prod(graph.shape(node.inputs[1])[1:])

@@ -1,0 +1,217 @@
+"""What NVDLA runs, and in which form: one constraint a function, its docstring the user's sentence.
+
+The supported-operators page and `npuc check` derive from the table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from npuc.errors import Problem
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.quantize.tables import is_relu
+from npuc.quantize.ties import MOVEMENT, average_kernel
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.quantisation import MOST_POOL
+
+Constraint = Callable[[Graph, Node], str | None]
+"""What is found where the constraint does not hold, or None where it does."""
+
+
+def one_image(graph: Graph, node: Node) -> str | None:
+    """The tensors are (1, C, H, W): the batch is 1."""
+    shapes = [graph.shape(name) for name in (node.inputs[0], node.output)]
+    if node.inputs[0] in graph.constants:
+        shapes = shapes[1:]
+    wrong = [shape for shape in shapes if len(shape) != 4 or shape[0] != 1]
+    return f"the shape is {list(wrong[0])}" if wrong else None
+
+
+def constant_weights(graph: Graph, node: Node) -> str | None:
+    """Weights and bias are constants."""
+    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
+    return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def convolution_fields(graph: Graph, node: Node) -> str | None:
+    """Kernels up to 32x32, strides up to 8, dilations up to 32, padding up to 31; maps up to 8192 each way."""
+    kernel = graph.shape(node.inputs[1])[2:]
+    window = window_of(node, kernel)
+    for what, values, most in (
+        ("the kernel", kernel, 32),
+        ("the stride", window.strides, 8),
+        ("the dilation", window.dilations, 32),
+        ("the padding", (*window.begins, *window.ends), 31),
+        ("the map", graph.shape(node.inputs[0])[1:], 8192),
+    ):
+        if max(values) > most:
+            return f"{what} is {list(values)}"
+    return None
+
+
+def clips_at_zero(_graph: Graph, node: Node) -> str | None:
+    """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
+    if node.text("activation") != "Clip":
+        return None
+    low, high = node.number("min", -inf), node.number("max", inf)
+    return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
+
+
+def pooling_fields(graph: Graph, node: Node) -> str | None:
+    """Windows up to 8x8 without dilation, strides up to 8, padding up to 7."""
+    window = window_of(node, average_kernel(graph, node)) if not node.op.startswith("Global") else None
+    kernel = average_kernel(graph, node)
+    if max(kernel) > MOST_POOL:
+        return f"the window is {list(kernel)}"
+    if window is not None and max(window.dilations) > 1:
+        return f"the dilation is {list(window.dilations)}"
+    if window is not None and (max(window.strides) > 8 or max(window.begins) > 7):
+        return f"strides {list(window.strides)}, padding {list(window.begins)}"
+    return None
+
+
+def averaging_fields(graph: Graph, node: Node) -> str | None:
+    """Averages count a whole window: no padding, or padding that counts; windows up to 32x32 (convolutions)."""
+    kernel = average_kernel(graph, node)
+    if max(kernel) > 32:
+        return f"the window is {list(kernel)}"
+    if node.op.startswith("Global"):
+        return None
+    window = window_of(node, kernel)
+    if max(window.strides) > 8 or max(window.begins) > 7 or max(window.dilations) > 1:
+        return f"strides {list(window.strides)}, padding {list(window.begins)}"
+    spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
+    ends = [
+        (count - 1) * s + k - begin - extent
+        for count, s, k, begin, extent in zip(extents, window.strides, kernel, window.begins, spatial, strict=True)
+    ]
+    padded = any(window.begins) or any(end > 0 for end in ends)
+    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
+    if padded and (beyond or not node.integer("count_include_pad")):
+        return f"the window reaches into padding of {list(window.begins)} and {[max(end, 0) for end in ends]}"
+    return None
+
+
+def whole_or_per_channel(graph: Graph, node: Node) -> str | None:
+    """One operand has the shape of the result; the other the same, one number per channel, or one number."""
+    result = graph.shape(node.output)
+    computed = [name for name in node.inputs if name not in graph.constants]
+    if not computed:
+        return "both operands are constants"
+    full = [name for name in computed if graph.shape(name) == result]
+    if not full or (node.op == "Sub" and len(computed) == 2 and graph.shape(node.inputs[1]) != result):
+        return f"the shapes are {[list(graph.shape(name)) for name in node.inputs]}"
+    others = [name for name in node.inputs if name != full[0]] or [full[0]]
+    for name in others:
+        shape = graph.shape(name)
+        shape = (1,) * (4 - len(shape)) + shape
+        per_channel = shape == (1, result[1], 1, 1)
+        number = all(extent == 1 for extent in shape)
+        if shape != result and not per_channel and not (number and name in graph.constants):
+            return f"the shapes are {[list(graph.shape(each)) for each in node.inputs]}"
+    return None
+
+
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope = graph.constants.get(node.inputs[1])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    channels = graph.shape(node.inputs[0])[1]
+    fits = slope.size == 1 or (slope.size == channels and slope.shape[-3:] in ((channels, 1, 1), (channels,)))
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
+
+
+def positive_upper_limit(_graph: Graph, node: Node) -> str | None:
+    """The upper limit is positive, and the lower limit below it."""
+    low, high = node.number("min", -inf), node.number("max", inf)
+    return None if low < high and high > 0 and low > -inf else f"it clips to {low}..{high}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator that NVDLA runs: by which units, and its constraints."""
+
+    unit: str
+    constraints: tuple[Constraint, ...]
+    remedy: str
+
+
+BATCH = "bind the batch to 1 with --input-shape"
+SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
+SHAPES = "give both operands the same shape, or one number per channel to one of them"
+
+ARRAY: Mapping[str, Row] = {
+    "Conv": Row(
+        "CONV + SDP", (one_image, constant_weights, convolution_fields, clips_at_zero), SIMPLIFY
+    ),
+    "MaxPool": Row("PDP", (one_image, pooling_fields), "split the window"),
+    "GlobalMaxPool": Row("PDP", (one_image, pooling_fields), "split the window"),
+    "AveragePool": Row("PDP, CONV + SDP", (one_image, averaging_fields), "set count_include_pad = 1"),
+    "GlobalAveragePool": Row("PDP, CONV + SDP", (one_image, averaging_fields), "pool in two steps"),
+    **{op: Row("SDP (X1, X2)", (one_image, whole_or_per_channel, clips_at_zero), SHAPES)
+       for op in ("Add", "Sub", "Mul", "Max", "Min")},
+    **{op: Row("SDP (X1, X2)", (one_image,), BATCH)
+       for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
+    "PRelu": Row("SDP (X1, X2)", (one_image, slope_per_channel), "share the slope between pixels"),
+    "Clip": Row("SDP (X1, X2)", (one_image, positive_upper_limit), "two operators, one for each limit"),
+}  # fmt: skip
+
+LUT_OPS = (
+    "Sigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu", "Exp", "Erf", "Sqrt",
+)  # fmt: skip
+LUT = Row("SDP (table)", (one_image,), BATCH)
+"""Functions of one element: a value for each of the 256 inputs, where the configuration has the table."""
+
+REWRITTEN: Mapping[str, tuple[str, str]] = {
+    "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
+    "MatMul": ("CONV + SDP", "One factor is a constant."),
+    "ConvTranspose": ("CONV + SDP", "The weights are constants, and the image grows at most 16 times each way."),
+    "BatchNormalization": ("CONV + SDP", "The parameters are constants."),
+    "ReduceMean": ("PDP, CONV + SDP", "Any axes."),
+    "ReduceSum": ("CONV + SDP", "Any axes."),
+    "ReduceMax": ("PDP", "Any axes."),
+    "ReduceMin": ("PDP", "Any axes."),
+    "Pad": ("CONV + SDP", "Any mode; zeros before a convolution become its padding."),
+    "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
+}
+"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+
+HOST: Mapping[str, str] = {
+    "Softmax": "NVDLA has no division; its own runtime emulates it too",
+    "LogSoftmax": "NVDLA has no logarithm",
+    "ArgMax": "NVDLA has no index arithmetic",
+    "LRN": "npuc does not use CDP yet",
+    "Resize": "NVDLA has no interpolation",
+    **dict.fromkeys(LUT_OPS, "the configuration has no look-up table in SDP"),
+    **dict.fromkeys(MOVEMENT, "surfaces do not give this order of elements"),
+}
+
+
+def row_of(op: str, machine: Machine) -> Row | None:
+    """How the configuration runs an operator, or None."""
+    if op in LUT_OPS and machine.sdp_lut:
+        return LUT
+    return ARRAY.get(op)
+
+
+def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
+    """Why NVDLA cannot run the node (a node of the optimised float graph), or None if it can."""
+    row = row_of(node.op, machine)
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    remedy = f"npuc operators --target {machine.name}"
+    if row is None and node.op in REWRITTEN:
+        return Problem("E202", "no rewriting applies to it", limit=REWRITTEN[node.op][1], remedy=remedy, **where)
+    if row is None:
+        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
+        return Problem("E202", "the machine has no such operator", limit=known, remedy=remedy, **where)
+    constraints = () if node.op == "Clip" and is_relu(node) else row.constraints
+    for constraint in constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+    return None

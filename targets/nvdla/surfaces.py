@@ -1,0 +1,245 @@
+"""Where feature maps lie: buffers of memory, and tensors as views of them.
+
+Concat, Split, Slice and the Reshape of a 1x1 map move nothing: their tensors are windows of one buffer, surface
+after surface, line after line. A channel has a lane: its place among the channels of the buffer. Where channels
+of one tensor do not fill whole atoms the lanes have gaps, which convolutions skip with weights that are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from npuc.ir import Graph, Node
+from npuc.targets.nvdla.formats.feature import Cube
+from npuc.targets.nvdla.machine import Machine
+
+Lanes = tuple[int, ...]
+"""The lane of every channel, ascending, counted from the first surface of the view."""
+
+
+def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(C, H, W) of a tensor (1, C, H, W) or (1, C)."""
+    channels, height, width = (*shape[1:], 1, 1)[:3]
+    return channels, height, width
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A feature cube of whole atoms in memory, packed; bytes from its start."""
+
+    name: str
+    width: int
+    height: int
+    surfaces: int
+    atom_bytes: int
+
+    @property
+    def line_stride(self) -> int:
+        """Bytes of a line."""
+        return self.width * self.atom_bytes
+
+    @property
+    def surface_stride(self) -> int:
+        """Bytes of a surface."""
+        return self.height * self.line_stride
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.surfaces * self.surface_stride
+
+
+@dataclass(frozen=True)
+class View:
+    """A window of a buffer: `offset` bytes from its start, `lanes` from the window's first surface."""
+
+    buffer: Buffer
+    offset: int
+    width: int
+    height: int
+    lanes: Lanes
+
+    @property
+    def extent(self) -> int:
+        """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
+        return self.lanes[-1] + 1
+
+    @property
+    def cube(self) -> Cube:
+        """The window as a feature cube of `extent` channels."""
+        held = self.buffer
+        return Cube(
+            self.width, self.height, self.extent, "int8", held.atom_bytes, held.line_stride, held.surface_stride
+        )
+
+    def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
+        """The byte offset in the buffer of a place in the window."""
+        held = self.buffer
+        return self.offset + surface * held.surface_stride + row * held.line_stride + column * held.atom_bytes
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Whether the node's tensors can be windows of one buffer: it moves nothing then."""
+    shapes = [graph.shape(name) for name in (*node.inputs[:1], *node.outputs)]
+    if any(len(shape) not in (2, 4) or shape[0] != 1 for shape in shapes):
+        return False
+    match node.op:
+        case "Identity":
+            return True
+        case "Reshape":
+            return map_shape(shapes[0]) == map_shape(shapes[1])
+        case "Concat" | "Split":
+            axis = node.integer("axis") % len(shapes[0])
+            return axis >= 1
+        case "Slice":
+            return all(step == 1 for step in node.integers("steps")) and all(node.integers("axes"))
+        case _:
+            return False
+
+
+def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
+    """The tensors that lie in another one, each with its first channel, row and column there.
+
+    The other one is the output of a Concat, else the first input.
+    """
+    if node.op == "Slice":
+        start = [0, 0, 0, 0]
+        for axis, first, extent in zip(
+            node.integers("axes"), node.integers("starts"), _extents(graph, node), strict=True
+        ):
+            start[axis] = first if first >= 0 else first + extent
+        return [(node.output, (start[1], start[2], start[3]))]
+    names = node.inputs if node.op == "Concat" else node.outputs
+    if node.op not in ("Concat", "Split"):
+        return [(node.output, (0, 0, 0))]
+    axis = node.integer("axis") % len(graph.shape(names[0]))
+    found: list[tuple[str, tuple[int, int, int]]] = []
+    at = 0
+    for name in names:
+        start = [0, 0, 0]
+        start[axis - 1] = at
+        found.append((name, (start[0], start[1], start[2])))
+        at += graph.shape(name)[axis]
+    return found
+
+
+def _extents(graph: Graph, node: Node) -> list[int]:
+    return [graph.shape(node.inputs[0])[axis] for axis in node.integers("axes")]
+
+
+def contiguous(channels: int) -> Lanes:
+    """Lanes without gaps."""
+    return tuple(range(channels))
+
+
+def spaced(channels: int, together: int, atom: int) -> Lanes:
+    """Lanes of which only the first `together` of each atom are used."""
+    return tuple(channel // together * atom + channel % together for channel in range(channels))
+
+
+def joined(given: Sequence[Lanes], atom: int) -> Lanes:
+    """Lanes of tensors one behind the other, each from a new surface on."""
+    found: list[int] = []
+    base = 0
+    for lanes in given:
+        found += [base + lane for lane in lanes]
+        base += -(-(lanes[-1] + 1) // atom) * atom
+    return tuple(found)
+
+
+def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
+    """Lanes of some channels, counted from the surface of the first."""
+    base = lanes[first] // atom * atom
+    return tuple(lane - base for lane in lanes[first : first + count])
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """The view of every tensor that lies in memory."""
+
+    views: Mapping[str, View]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Every buffer once, in order of appearance."""
+        return list(dict.fromkeys(view.buffer for view in self.views.values()))
+
+
+ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]
+"""The lanes of a computed node's result, given those of its inputs."""
+
+
+def place(
+    graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
+) -> Surfaces:
+    """Views for all tensors of the nodes that NVDLA runs, computed and moved; loaded: those that the host brings.
+
+    Every input of a Concat is in the Concat's buffer: with_copies sees to it that it can be.
+    """
+    lanes = _lanes(graph, nodes, loaded, machine, computed)
+    views: dict[str, View] = {}
+    moves = [node for node in nodes if is_view(graph, node)]
+    for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
+        if node.op == "Concat":
+            whole = views.get(node.output) or _own(graph, node.output, lanes, machine)
+            views[node.output] = whole
+            views |= {name: _window(graph, name, whole, at, lanes, machine) for name, at in parts(graph, node)}
+    for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
+        views.setdefault(name, _own(graph, name, lanes, machine))
+    for node in moves:
+        if node.op != "Concat":
+            whole = views[node.inputs[0]]
+            views |= {name: _window(graph, name, whole, at, lanes, machine) for name, at in parts(graph, node)}
+    return Surfaces(views)
+
+
+def _own(graph: Graph, name: str, lanes: Mapping[str, Lanes], machine: Machine) -> View:
+    """A tensor in a buffer of its own."""
+    _, height, width = map_shape(graph.shape(name))
+    surfaces = lanes[name][-1] // machine.atom_bytes + 1
+    return View(Buffer(name, width, height, surfaces, machine.atom_bytes), 0, width, height, lanes[name])
+
+
+def _window(
+    graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], machine: Machine
+) -> View:
+    channel, row, column = at
+    _, height, width = map_shape(graph.shape(name))
+    surface = whole.lanes[channel] // machine.atom_bytes
+    return View(whole.buffer, whole.window(surface, row, column), width, height, lanes[name])
+
+
+def _lanes(
+    graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
+) -> dict[str, Lanes]:
+    """The lanes of every tensor, in order of computation."""
+    atom = machine.atom_bytes
+    found: dict[str, Lanes] = {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+    for node in nodes:
+        if not is_view(graph, node):
+            found |= dict.fromkeys(node.outputs, computed(node, found))
+        elif node.op == "Concat" and node.integer("axis") % len(graph.shape(node.output)) == 1:
+            found[node.output] = joined([found[name] for name in node.inputs], atom)
+        else:
+            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if node.op == "Concat" else parts(graph, node):
+                count = map_shape(graph.shape(name))[0]
+                found[name] = taken(found[node.inputs[0]], channel, count, atom)
+    return found
+
+
+def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:
+    """The inputs of Concats that cannot lie in the Concat's buffer, so that a copy must: (Concat, tensor).
+
+    A tensor lies where it is computed; it can be part of one Concat, once, and not be part of another tensor.
+    """
+    moved = {name for node in nodes if is_view(graph, node) and node.op != "Concat" for name in node.outputs}
+    claimed: set[str] = set(loaded) & set(graph.inputs)
+    found: list[tuple[Node, str]] = []
+    for node in nodes:
+        if node.op == "Concat" and is_view(graph, node):
+            for name in node.inputs:
+                if name in moved or name in claimed:
+                    found.append((node, name))
+                claimed.add(name)
+    return found

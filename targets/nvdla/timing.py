@@ -1,0 +1,73 @@
+"""How many clocks an operation takes on NVDLA.
+
+A convolution waits for its whole input, then computes kernel group by kernel group: for every output pixel as many
+clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand over its
+results. Three numbers are fitted to cycles measured on the nv_small RTL (tests/nvdla/test_timing.py fits them
+again, each measurement left out of its own fit); those of other configurations scale with their widths.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Convolution, Elementwise, Kernels, Operation, Pooling, Surface
+
+LEAST_PER_PIXEL = 11.0
+"""Clocks per output pixel and kernel group, at least."""
+PER_FETCHED_BYTE = 0.296
+"""Clocks that a byte of input delays the first product, at 8 bytes a clock: latency and the path into the CBUF."""
+PER_GROUP = 108.5
+"""Clocks from one kernel group to the next: the stripe drains, weights are loaded."""
+FITTED_DMA_BYTES = 8
+ELEMENTWISE_RATE = 0.99
+"""Share of its elements per clock that SDP alone reaches."""
+POOLING_RATE = 0.86
+"""The same for PDP, between 0.75 and 0.98."""
+LATENCY = 300
+"""Clocks until the first atom of SDP or PDP alone comes back from memory."""
+
+
+def cycles(operation: Operation, machine: Machine) -> int:
+    """Clocks from enabling to interrupt, nothing else running."""
+    match operation:
+        case Convolution():
+            exposed = fetch_cycles(operation.source, machine)
+            work = exposed + compute_cycles(operation.kernels, operation.destination, machine)
+        case Elementwise():
+            work = LATENCY + elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
+        case Pooling():
+            work = LATENCY + elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
+    return ceil(work)
+
+
+def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
+    """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
+    groups = ceil(kernels.count / machine.atomic_k)
+    taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
+    work = groups * (out.width * out.height * max(taps, least_per_pixel(machine)) + PER_GROUP)
+    return max(work, kernels.bytes / machine.dram_bytes_per_cycle)
+
+
+def fetch_cycles(source: Surface, machine: Machine) -> float:
+    """Clocks to bring a whole input into the CBUF."""
+    return elements(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
+
+
+def least_per_pixel(machine: Machine) -> float:
+    """Clocks that SDP takes for the results of a kernel group at one pixel: a wider SDP takes more at once."""
+    return LEAST_PER_PIXEL * machine.atomic_k / 8 / machine.sdp_elements
+
+
+def ideal_cycles(operation: Operation, machine: Machine) -> float:
+    """Clocks if every multiplier always worked."""
+    if not isinstance(operation, Convolution):
+        return 0.0
+    kernels, out = operation.kernels, operation.destination
+    return kernels.count * kernels.kernel_bytes * out.width * out.height / machine.macs_per_cycle
+
+
+def elements(surface: Surface, machine: Machine) -> int:
+    """Elements of a cube in int8, those that fill the last atom included."""
+    lanes = ceil(surface.channels / machine.atom_bytes) * machine.atom_bytes
+    return lanes * surface.width * surface.height

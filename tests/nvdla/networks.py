@@ -1,0 +1,72 @@
+"""Small ONNX networks, compiled for a target and verified, for the tests of whole programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from npuc import data, driver, program, verify
+from npuc.ir import Array
+from npuc.target import Options, target
+
+
+def weights(*shape: int) -> Array:
+    """Normal weights that keep the variance, the same for the same shape."""
+    return _normal(shape)
+
+
+def _normal(shape: tuple[int, ...]) -> Array:
+    values = np.random.default_rng(sum(shape)).standard_normal(shape)
+    return (values / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def network(
+    nodes: list[onnx.NodeProto], shape: tuple[int, ...], constants: dict[str, Array] | None = None
+) -> onnx.ModelProto:
+    """A model of one input x and one output y."""
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def node(op: str, inputs: str, output: str, **attrs: Any) -> onnx.NodeProto:
+    """One operator; inputs separated by blanks."""
+    return helper.make_node(op, inputs.split(), [output], name=output, **attrs)
+
+
+def compiled(
+    model: onnx.ModelProto, folder: Path, name: str = "nvdla-small", **options: Any
+) -> tuple[Path, Path, program.Program]:
+    """The model file, the program's directory, and the program as loaded from it."""
+    path, directory = folder / "network.onnx", folder / "network.npu"
+    onnx.save(model, path)
+    made, _ = driver.compile_model(path, target(name), Options(**options), {})
+    program.save(made, directory)
+    return path, directory, program.load(directory)
+
+
+def verified(
+    model: onnx.ModelProto, folder: Path, name: str = "nvdla-small", samples: int = 3, **options: Any
+) -> dict[str, Any]:
+    """The verification report of the compiled model, with the compile report under `compiled`."""
+    path, directory, loaded = compiled(model, folder, name, **options)
+    inputs = driver.program_inputs(loaded)
+    given = data.synthetic(inputs, samples, seed=1)
+    report = verify.verify(path, directory, loaded, target(name), given, verify.Tolerance())
+    return {**report, "compiled": loaded.manifest["report"]}
+
+
+def expect_exact(report: dict[str, Any], sqnr_db: float = 20.0) -> None:
+    """The program agrees with the integer network in every bit, and with fp32 as int8 may."""
+    assert report["bit_exact"] is True
+    for output in report["outputs"]:
+        assert output["sqnr_db"] is None or output["sqnr_db"] >= sqnr_db, output

@@ -1,0 +1,89 @@
+"""The cycle model against NVDLA's RTL: fitted anew, each measurement left out of its own fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.targets.nvdla import timing
+from npuc.targets.nvdla.integer import IDLE
+from npuc.targets.nvdla.machine import FULL, SMALL
+from npuc.targets.nvdla.operations import (
+    Banks,
+    Convolution,
+    Elementwise,
+    Kernels,
+    Pooling,
+    Sdp,
+    Surface,
+    Unit,
+    Window,
+)
+
+MEASURED = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
+    (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,
+    (64, 8, 8, 64, 1, 1): 7676, (128, 8, 8, 128, 1, 1): 20368, (16, 32, 32, 16, 3, 1): 41382,
+    (16, 32, 32, 32, 3, 2): 23522, (32, 16, 16, 64, 3, 2): 22382, (8, 32, 32, 16, 5, 1): 53884,
+    (8, 56, 56, 8, 3, 1): 41914, (3, 32, 32, 16, 3, 1): 25270,
+}  # fmt: skip
+SDP = Sdp(Unit(IDLE), Unit(IDLE))
+
+
+def _convolution(C: int, H: int, W: int, K: int, R: int, stride: int) -> Convolution:
+    Ho, Wo = -(-H // stride), -(-W // stride)
+    kernels = Kernels(0, K * C * R * R, K, R, R, C, C * R * R)
+    window = Window(stride, stride, 1, 1, R // 2, R // 2, R // 2, R // 2)
+    return Convolution(
+        Surface(0, W, H, C, 0, 0), kernels, window, Banks(1, 1, 1), SDP, Surface(0, Wo, Ho, K, 0, 0)
+    )
+
+
+@pytest.mark.parametrize(("layer", "clocks"), MEASURED.items())
+def test_a_convolution_is_within_a_tenth_of_the_rtl(layer: tuple[int, ...], clocks: int) -> None:
+    assert abs(timing.cycles(_convolution(*layer), SMALL) - clocks) < clocks / 10
+
+
+def _fitted(measured: dict[tuple[int, ...], int]) -> tuple[float, float, float]:
+    """Least per pixel, per fetched byte, per group with the least relative error."""
+    best: tuple[float, tuple[float, float, float]] | None = None
+    for least in np.arange(9, 13, 0.25):
+        rows, rest = [], []
+        for (C, H, W, K, R, stride), clocks in measured.items():
+            pixels, groups, blocks = -(-H // stride) * -(-W // stride), -(-K // 8), -(-C // 8)
+            rows.append(np.array([blocks * 8 * H * W, groups]) / clocks)
+            rest.append((clocks - groups * pixels * max(blocks * R * R, least)) / clocks)
+        found, *_ = np.linalg.lstsq(np.array(rows), np.array(rest), rcond=None)
+        error = float(np.abs(np.array(rows) @ found - rest).max())
+        if best is None or error < best[0]:
+            best = error, (float(least), float(found[0]), float(found[1]))
+    assert best is not None
+    return best[1]
+
+
+@pytest.mark.parametrize("layer", MEASURED)
+def test_a_measurement_left_out_of_the_fit_is_within_a_tenth(
+    layer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = _fitted({key: value for key, value in MEASURED.items() if key != layer})
+    for name, value in zip(("LEAST_PER_PIXEL", "PER_FETCHED_BYTE", "PER_GROUP"), numbers, strict=True):
+        monkeypatch.setattr(timing, name, value)
+    assert abs(timing.cycles(_convolution(*layer), SMALL) / MEASURED[layer] - 1) < 0.1
+
+
+def test_sdp_and_pdp_alone_take_about_a_clock_an_element_on_nv_small() -> None:
+    cube = Surface(0, 32, 32, 64, 0, 0)
+    assert timing.cycles(Elementwise(cube, SDP, cube), SMALL) == pytest.approx(65536 / 0.99 + 300, rel=0.01)
+    window = Window(2, 2, 1, 1, 0, 0, 0, 0)
+    pooling = Pooling(cube, "MAX", (2, 2), window, (1, 1), Surface(0, 16, 16, 64, 0, 0))
+    assert 65536 / 0.98 < timing.cycles(pooling, SMALL) < 65536 / 0.75
+
+
+def test_a_fully_connected_layer_takes_at_least_its_weights_time() -> None:
+    layer = _convolution(1024, 1, 1, 1000, 1, 1)
+    assert timing.cycles(layer, SMALL) >= 1024 * 1000 / 8
+    assert timing.cycles(layer, FULL) >= 1024 * 1000 / 20
+
+
+def test_nv_full_multiplies_32_times_as_much_in_a_clock() -> None:
+    layer = _convolution(512, 14, 14, 512, 3, 1)
+    assert timing.ideal_cycles(layer, SMALL) == 32 * timing.ideal_cycles(layer, FULL)
