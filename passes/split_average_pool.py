@@ -10,15 +10,23 @@ from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.windows import window_of
 
-MOST_POSITIONS = 64
-MOST_STRIDE = 15
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest average of one node."""
+
+    positions: int = 64
+    """Of the whole window."""
+    extent: int = 64
+    """Of the window along one axis."""
+    stride: int = 15
 
 
 @dataclass(frozen=True)
 class SplitAveragePool:
-    """An average over more than 64 positions becomes its columns' averages, then the average of those along rows.
+    """An average over too many positions becomes its columns' averages, then the average of those along rows.
 
-    Where an axis has more than 64 positions, averages of blocks that do not overlap come first, then the average
+    Where an axis has too many positions, averages of blocks that do not overlap come first, then the average
     of those; or several such stages for each axis. Exact in real numbers: the mean of means over equal windows. On
     int8 each map between is rounded once more, by which a result moves at most 1 LSB if there are two stages.
     Averages that would take more stages, or leave padding out of the count, stay as they are.
@@ -26,13 +34,14 @@ class SplitAveragePool:
 
     most_stages: int | None = 2
     """None: as many as it takes."""
+    limits: Limits = Limits()
     __name__ = "split_average_pool"
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with large averages in stages."""
         nodes: list[Node] = []
         for node in graph.nodes:
-            stages = list(_stages(graph, node))
+            stages = list(_stages(graph, node, self.limits))
             few = self.most_stages is None or len(stages) <= self.most_stages
             nodes += stages if stages and few else [node]
         return rebuild(graph, nodes) if len(nodes) > len(graph.nodes) else graph
@@ -51,22 +60,25 @@ class Axis:
     stride: int
     dilation: int
     outputs: int
+    limits: Limits
 
     @property
     def pieces(self) -> list[int]:
         """Sizes of the equal pieces, one of them all of it, that do not overlap between windows."""
         if self.dilation > 1:
             return []
-        fitting = (piece for piece in range(min(self.kernel, MOST_STRIDE), 0, -1) if self.kernel % piece == 0)
+        fitting = (
+            piece for piece in range(min(self.kernel, self.limits.stride), 0, -1) if self.kernel % piece == 0
+        )
         return [piece for piece in fitting if self.outputs == 1 or self.stride % piece == 0]
 
     def behind(self, piece: int) -> Axis:
         """The window over pieces of this size."""
-        return Axis(self.kernel // piece, max(self.stride // piece, 1), 1, self.outputs)
+        return Axis(self.kernel // piece, max(self.stride // piece, 1), 1, self.outputs, self.limits)
 
     def stages(self) -> list[Stage]:
-        """Stages of at most 64 positions; the axis as it is where that is not needed, or no division fits."""
-        if (self.kernel - 1) * self.dilation + 1 > MOST_POSITIONS and self.pieces and self.pieces[0] > 1:
+        """Stages of allowed extent; the axis as it is where that is not needed, or no division fits."""
+        if (self.kernel - 1) * self.dilation + 1 > self.limits.extent and self.pieces and self.pieces[0] > 1:
             piece = self.pieces[0]
             return [(piece, piece, 1), *self.behind(piece).stages()]
         return [(self.kernel, self.stride, self.dilation)]
@@ -74,10 +86,11 @@ class Axis:
 
 def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
     """Two stages: averages of equal blocks of both axes, then the average of those; empty if there are none."""
+    most = row.limits.positions
     divisions = [
         (high, wide)
         for high, wide in product(row.pieces, column.pieces)
-        if high * wide <= MOST_POSITIONS and (row.kernel // high) * (column.kernel // wide) <= MOST_POSITIONS
+        if high * wide <= most and (row.kernel // high) * (column.kernel // wide) <= most
     ]
     if not divisions:
         return []
@@ -87,7 +100,7 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
     return [(first, second), ((rest[0].kernel, rest[0].stride, 1), (rest[1].kernel, rest[1].stride, 1))]
 
 
-def _stages(graph: Graph, node: Node) -> Iterator[Node]:
+def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
     """The stages along columns and along rows; nothing where the node is no large average."""
     if node.op not in ("AveragePool", "GlobalAveragePool") or len(graph.shape(node.output)) != 4:
         return
@@ -96,11 +109,13 @@ def _stages(graph: Graph, node: Node) -> Iterator[Node]:
     height, width = node.integers("kernel_shape")
     window = window_of(node, (height, width))
     padded = any((*window.begins, *window.ends)) or window.ceil_mode
-    if window.reach[0] * window.reach[1] <= MOST_POSITIONS or padded:
+    small = window.reach[0] * window.reach[1] <= limits.positions and max(window.reach) <= limits.extent
+    if small or padded:
         return
     extents = graph.shape(node.output)[2:]
     row, column = (
-        Axis(*axis) for axis in zip((height, width), window.strides, window.dilations, extents, strict=True)
+        Axis(*axis, limits)
+        for axis in zip((height, width), window.strides, window.dilations, extents, strict=True)
     )
     rows, columns = row.stages(), column.stages()
     steps = [(stage, WHOLE) for stage in rows] + [(WHOLE, stage) for stage in columns]

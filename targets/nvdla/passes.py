@@ -20,9 +20,11 @@ from npuc.passes.products_to_convs import products_to_convs
 from npuc.passes.reductions_to_pools import reductions_to_pools
 from npuc.passes.separate_clips import separate_clips
 from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.split_average_pool import Limits as Averages
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.passes.split_batch import split_batch
-from npuc.passes.split_max_pool import Limits, SplitMaxPool
+from npuc.passes.split_max_pool import Limits as Maxima
+from npuc.passes.split_max_pool import SplitMaxPool
 from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
 from npuc.passes.volumes_to_images import volumes_to_images
 from npuc.pipeline import Pass
@@ -41,8 +43,8 @@ PASSES: tuple[Pass, ...] = (
     gathers_to_slices,
     strided_slices_to_convs,
     split_average_borders,
-    SplitAveragePool(3, most_positions=32 * 32, most_extent=32, most_stride=8),
-    SplitMaxPool(Limits(positions=8 * 8, extent=8, stride=8, dilation=1)),
+    SplitAveragePool(3, Averages(positions=64, extent=32, stride=8)),
+    SplitMaxPool(Maxima(positions=8 * 8, extent=8, stride=8, dilation=1)),
     fuse_again,
     separate_clips,
     as_images,
