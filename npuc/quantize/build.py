@@ -17,7 +17,7 @@ from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Draft, Quantised, int8_name
 from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.integer import accumulator_bound
-from npuc.quantize.scales import choose_scales
+from npuc.quantize.scales import Ties, choose_scales
 from npuc.quantize.tables import CONVERSIONS, INPUTS, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, ties_of
 from npuc.quantize.weights import (
@@ -45,8 +45,43 @@ def quantise(
     """
     free = {name: spread for name, spread in spreads.items() if name not in given}
     ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    chosen = _free_steps(graph, nodes, free, ties, method, given)
+    return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
+
+
+MOST_ROUNDS = 4
+"""How often scales are chosen while weights do not fit: a coarser result may be the input of another layer."""
+
+
+def _free_steps(
+    graph: Graph,
+    nodes: Sequence[Node],
+    free: Mapping[str, Spread],
+    ties: Ties,
+    method: str,
+    given: Mapping[str, Steps],
+    rounds: int = MOST_ROUNDS,
+) -> dict[str, Steps]:
+    """The chosen scales; chosen again with coarser results where weights would not fit."""
     steps = {name: Steps(scale) for name, scale in choose_scales(free, ties, method).items()}
-    return _Builder(graph, nodes, {**steps, **given}, tabulate).built()
+    finest = _weight_floors(graph, nodes, {**steps, **given})
+    too_fine = {name: floor for name, floor in finest.items() if name in free}
+    if not too_fine or rounds == 1:
+        return steps
+    coarser = replace(ties, floors={**ties.floors, **too_fine})
+    return _free_steps(graph, nodes, free, coarser, method, given, rounds - 1)
+
+
+def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps]) -> dict[str, float]:
+    """For results so fine that weights would exceed 8 bits at shift 0: the finest scale with which they fit."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        if node.op == "Conv":
+            largest = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
+            finest = steps[node.inputs[0]].scale * largest / LARGEST_WEIGHT
+            if not finest < steps[node.output].scale:
+                found[node.output] = finest * (1 + 1e-3)
+    return found
 
 
 class _Builder(Draft):

@@ -174,6 +174,24 @@ def test_weights_that_a_limit_of_the_result_would_saturate_are_refused() -> None
     assert "steps of the result" in problem.reason
 
 
+def test_the_result_of_a_map_that_shares_the_scale_of_a_larger_one_is_coarse_enough_for_the_weights() -> None:
+    """`a` is around 1, but one step of it about 300, as it lies beside `big`: y = a cannot have steps of 0.01."""
+    nodes = [
+        conv("x", "a"),
+        Node("Concat", ("a", "big"), ("c",), {"axis": 1}, "c"),
+        Node("Conv", ("a", "v"), ("y",), {}, "y", ("y",)),
+    ]
+    types = {"x": TensorType((1, 8, 8, 8)), "big": TensorType((1, 8, 8, 8))}
+    constants = {"w": _weights(8, 8, 3, 3), "b": _weights(8, 1).ravel(), "v": _weights(8, 8, 1, 1)}
+    graph = build("g", nodes, types, ("y", "c"), constants)
+    random = np.random.default_rng(1)
+    feeds = {"x": random.standard_normal((1, 8, 8, 8)), "big": 1e4 * random.standard_normal((1, 8, 8, 8))}
+    sample = {name: value.astype(np.float32) for name, value in feeds.items()}
+    quantised = quantise(graph, graph.nodes, spreads(graph, [sample], tensors_of(graph.nodes)))
+    ratio = quantised.scales["a/int8"] / quantised.scales["y/int8"]
+    assert 100 < np.abs(constants["v"]).max() * ratio <= 127.5
+
+
 def test_an_all_zero_tensor_is_quantised_without_complaint() -> None:
     graph = _graph([conv("x", "a"), Node("Relu", ("a",), ("y",), {}, "y")])
     nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
