@@ -1,6 +1,22 @@
-"""npuc compiles ONNX models into programs for neural processing units."""
+"""npuc compiles ONNX models into programs for neural processing units.
+
+import npuc
+program = npuc.compile("model.onnx", target="easynpu")
+outputs = program.run(x)
+"""
+
+from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from npuc.api import Compiled as Compiled
+    from npuc.api import check as check
+    from npuc.api import compile as compile
+    from npuc.api import load as load
+    from npuc.api import verify as verify
+    from npuc.session import Session as Session
 
 __version__ = "0.1.0"
 
@@ -8,3 +24,21 @@ __version__ = "0.1.0"
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file():
     __path__.append(str(_checkout))
+
+_HOME = {
+    **dict.fromkeys(("Compiled", "check", "compile", "load", "verify"), "npuc.api"),
+    "Session": "npuc.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What the package offers, imported when it is asked for: starting npuc must cost nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'npuc' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

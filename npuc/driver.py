@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, canonical_json, sha256
 from npuc.rewrites import Rewrite, rewrites
-from npuc.target import Options, Stepper, Target
+from npuc.target import Options, Runner, Stepper, Target
 
 BATCH = 32
 """Samples simulated side by side."""
@@ -136,13 +135,25 @@ def program_inputs(program: Program) -> dict[str, TensorType]:
 
 
 def run_program(
-    program: Program, target: Target, samples: Samples, advance: Any = None, stepper: Stepper | None = None
+    program: Program,
+    target: Target,
+    samples: Samples,
+    advance: Callable[[int], None] | None = None,
+    stepper: Stepper | None = None,
 ) -> dict[str, Array]:
     """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
 
     advance: called with the number of samples done after each batch. stepper: runs them one by one instead.
     """
-    run, batch = (target.runner(program), BATCH) if stepper is None else (stepper, 1)
+    if stepper is not None:
+        return run_batches(stepper, samples, advance, 1)
+    return run_batches(target.runner(program), samples, advance)
+
+
+def run_batches(
+    run: Runner, samples: Samples, advance: Callable[[int], None] | None = None, batch: int = BATCH
+) -> dict[str, Array]:
+    """The same for a program that is loaded: so many samples side by side."""
     parts: list[dict[str, Array]] = []
     for start in range(0, len(samples), batch):
         feeds = {name: values[start : start + batch] for name, values in samples.inputs.items()}

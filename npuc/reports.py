@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.text import as_json, count, short, table
 
 if TYPE_CHECKING:
-    from npuc.verify import Tolerance
+    from npuc.verification import Tolerance
 
 Report = Mapping[str, Any]
 

@@ -49,7 +49,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
     """
     from npuc import data as samples_of
     from npuc import driver
-    from npuc.verify import Difference
+    from npuc.verification import Difference
 
     first, second = (
         driver.run_program(program, target, samples_of.load(data, driver.program_inputs(program)))

@@ -66,7 +66,7 @@ def _evidence(
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
     from npuc.program import load_evidence
-    from npuc.verify import Tolerance, verify
+    from npuc.verification import Tolerance, verify
 
     inputs = driver.program_inputs(program)
     samples = samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)

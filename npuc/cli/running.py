@@ -80,8 +80,7 @@ def verify(
     as_json: bool,
 ) -> int:
     """Compare a program with onnxruntime. MODEL must be what it was compiled from; every layer is compared."""
-    from npuc import reports
-    from npuc import verify as verification
+    from npuc import reports, verification
     from npuc.text import progress
 
     program, target = load_program(artefact, allow_modified)

@@ -9,7 +9,7 @@ import pytest
 
 from npuc import driver, program
 from npuc.target import Options, target
-from npuc.verify import Tolerance, verify
+from npuc.verification import Tolerance, verify
 
 EASYNPU = target("easynpu")
 TRAINED = {

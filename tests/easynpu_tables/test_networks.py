@@ -17,7 +17,7 @@ from npuc.driver import compile_model, input_types, optimised
 from npuc.ir import Array
 from npuc.program import Program, load, save
 from npuc.target import Options, target
-from npuc.verify import Tolerance, verify
+from npuc.verification import Tolerance, verify
 
 EASYNPU = target("easynpu")
 GOOD = Tolerance(sqnr_db=28, cosine=0.999)

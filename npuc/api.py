@@ -1,0 +1,176 @@
+"""npuc from Python: compile, run and verify, in three lines.
+
+import npuc
+program = npuc.compile("model.onnx", target="easynpu", calibration="samples.npz")
+print(npuc.verify("model.onnx", program)["bit_exact"], program.run(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from npuc import data, driver
+from npuc import program as programs
+from npuc.errors import Problem
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import Options, Runner, Target
+from npuc.target import target as find
+from npuc.timeline import Timeline
+
+if TYPE_CHECKING:
+    import onnx
+
+Model = Union[str, "PathLike[str]", "onnx.ModelProto"]
+"""A file, or a model in memory."""
+Data = Union[str, "PathLike[str]", Array, Mapping[str, Array]]
+"""An .npz file, arrays by input name, or the array of the only input; axis 0 is samples."""
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, ready to run and to look at."""
+
+    program: Program
+
+    @cached_property
+    def target(self) -> Target:
+        """What it was compiled for."""
+        return find(self.program.target)
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What `npuc compile --json` prints: cycles, memories, layers."""
+        report: Mapping[str, Any] = self.program.manifest["report"]
+        return report
+
+    @property
+    def timeline(self) -> Timeline:
+        """When its engines work, and what its memories hold meanwhile."""
+        return self.target.timeline(self.program)
+
+    def run(self, inputs: Data) -> dict[str, Array]:
+        """The outputs by name for all samples, simulated from words and images alone.
+
+        Raises DataError (E401, E402) for inputs that the program does not take.
+        """
+        return driver.run_batches(self.runner, self.samples(inputs))
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The simulator with the program loaded."""
+        return self.target.runner(self.program)
+
+    def samples(self, inputs: Data) -> data.Samples:
+        """The data as this program takes it."""
+        with _file(inputs) as path:
+            return data.load([path], driver.program_inputs(self.program))
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Its instructions in order, with their fields and source nodes."""
+        return self.target.listing(self.program)
+
+    def save(self, directory: str | PathLike[str], *, force: bool = False) -> None:
+        """Writes the artefact. Raises ArtefactError (E505, E506) as `npuc compile` does."""
+        programs.save(self.program, Path(directory), force=force)
+
+
+def compile(
+    model: Model,
+    target: str = "easynpu",
+    *,
+    calibration: Data | None = None,
+    input_shapes: Shapes | None = None,
+    options: Options | None = None,
+) -> Compiled:
+    """The program of a model; without calibration data the scales come from synthetic samples.
+
+    Raises NpucError with every problem of the model or the target, and KeyError for an unknown target.
+    """
+    kind, shapes = find(target), _shapes(input_shapes)
+    with _model_file(model) as path:
+        if calibration is None:
+            found, _ = driver.compile_model(path, kind, options or Options(), shapes)
+        else:
+            with _file(calibration) as samples:
+                found, _ = driver.compile_model(path, kind, options or Options(), shapes, [samples])
+    return Compiled(programs.as_loaded(found))
+
+
+def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Compiled:
+    """The program of an artefact. Raises ArtefactError (E501, E502) where it is damaged or foreign."""
+    found = programs.load(Path(directory), allow_modified=allow_modified)
+    evidence = programs.load_evidence(Path(directory), found, allow_modified=allow_modified)
+    return Compiled(programs.Program(found.manifest, found.files, evidence))
+
+
+def check(
+    model: Model, target: str = "easynpu", *, input_shapes: Shapes | None = None, options: Options | None = None
+) -> list[Problem]:
+    """Everything that keeps a model from a target, all at once; empty if it compiles."""
+    with _model_file(model) as path:
+        return driver.problems(path, find(target), _shapes(input_shapes), options or Options())
+
+
+def verify(
+    model: Model,
+    program: Compiled,
+    inputs: Data | None = None,
+    *,
+    min_sqnr_db: float | None = None,
+    min_cosine: float | None = None,
+) -> dict[str, Any]:
+    """What `npuc verify --json` prints: the program against onnxruntime, output by output and layer by layer.
+
+    Without inputs: synthetic samples. Raises ArtefactError (E501) if the program is another model's.
+    """
+    from npuc.verification import Tolerance
+    from npuc.verification import verify as verified
+
+    types = driver.program_inputs(program.program)
+    samples = data.synthetic(types, seed=1) if inputs is None else program.samples(inputs)
+    usual = Tolerance()
+    tolerance = Tolerance(
+        usual.sqnr_db if min_sqnr_db is None else min_sqnr_db, usual.cosine if min_cosine is None else min_cosine
+    )
+    with _model_file(model) as path, TemporaryDirectory() as folder:
+        program.save(Path(folder) / "program")
+        return verified(path, Path(folder) / "program", program.program, program.target, samples, tolerance)
+
+
+def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
+
+
+@contextmanager
+def _model_file(model: Model) -> Generator[Path]:
+    """The model as a file; one in memory for as long as the block lasts."""
+    if isinstance(model, str | PathLike):
+        yield Path(model)
+        return
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        yield path
+
+
+@contextmanager
+def _file(inputs: Data) -> Generator[Path]:
+    """The data as a file."""
+    if isinstance(inputs, str | PathLike):
+        yield Path(inputs)
+        return
+    arrays = inputs if isinstance(inputs, Mapping) else {"x": np.asarray(inputs)}
+    with TemporaryDirectory() as folder:
+        data.save(Path(folder) / "inputs.npz", arrays)
+        yield Path(folder) / "inputs.npz"

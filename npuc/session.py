@@ -1,0 +1,66 @@
+"""A session that stands where onnxruntime's would.
+
+session = npuc.Session("model.onnx", target="easynpu")
+outputs = session.run(None, {"x": image})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npuc.api import Compiled, Data, Model, Shapes, compile
+from npuc.errors import DataError
+from npuc.ir import Array
+from npuc.program import Port
+from npuc.target import Options
+
+
+class Session:
+    """A program with the calls of onnxruntime.InferenceSession: one sample a run, in the model's own shapes."""
+
+    def __init__(
+        self,
+        model: Model | Compiled,
+        target: str = "easynpu",
+        *,
+        calibration: Data | None = None,
+        input_shapes: Shapes | None = None,
+        options: Options | None = None,
+    ) -> None:
+        """Compiles a model first; raises as npuc.compile does."""
+        self.compiled = (
+            model
+            if isinstance(model, Compiled)
+            else compile(model, target, calibration=calibration, input_shapes=input_shapes, options=options)
+        )
+
+    def get_inputs(self) -> tuple[Port, ...]:
+        """Name, shape and dtype of every input."""
+        return self.compiled.program.inputs
+
+    def get_outputs(self) -> tuple[Port, ...]:
+        """Name, shape and dtype of every output."""
+        return self.compiled.program.outputs
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Array]:
+        """These outputs, or all, for one sample.
+
+        Raises DataError (E401, E402) for missing inputs, other shapes, or values that are no numbers; KeyError for
+        unknown outputs.
+        """
+        batch = {port.name: _checked(port, feeds)[None] for port in self.get_inputs()}
+        outputs = {name: values[0] for name, values in self.compiled.runner(batch).items()}
+        return [outputs[name] for name in output_names or [port.name for port in self.get_outputs()]]
+
+
+def _checked(port: Port, feeds: Mapping[str, Any]) -> Array:
+    if port.name not in feeds:
+        raise DataError("E401", "the input is not fed", tensor=port.name, limit=f"fed: {', '.join(feeds)}")
+    value = np.asarray(feeds[port.name])
+    if value.shape != port.shape or value.dtype.kind not in "fiub":
+        limit = f"{list(port.shape)} of {port.dtype}"
+        raise DataError("E402", f"{value.dtype} {list(value.shape)} is fed", tensor=port.name, limit=limit)
+    return value.astype(port.dtype)

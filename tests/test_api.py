@@ -1,0 +1,104 @@
+"""npuc from Python, as the README shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import npuc
+from npuc.errors import ArtefactError, DataError, UnsupportedOperator
+from npuc.ir import Array
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+MODEL = MODELS / "digits.onnx"
+
+
+@pytest.fixture(scope="module")
+def images() -> Array:
+    with np.load(MODELS / "digits_test.npz") as file:
+        found: Array = file["x"][:40].astype(np.float32)
+    return found
+
+
+@pytest.fixture(scope="module")
+def program() -> npuc.Compiled:
+    return npuc.compile(MODEL, target="easynpu", calibration=MODELS / "digits_calibration.npz")
+
+
+def _expected(images: Array) -> Array:
+    session = onnxruntime.InferenceSession(str(MODEL), providers=["CPUExecutionProvider"])
+    (port,) = session.get_inputs()
+    return np.concatenate([session.run(None, {port.name: each.reshape(port.shape)})[0] for each in images])
+
+
+def test_a_compiled_model_agrees_with_onnxruntime(program: npuc.Compiled, images: Array) -> None:
+    (found,) = program.run(images).values()
+    expected = _expected(images)
+    assert found.shape == expected.shape
+    assert (found.argmax(axis=1) == expected.argmax(axis=1)).mean() >= 0.95
+    assert program.report["cycles"] > program.report["ideal_cycles"] > 0 and program.listing()
+
+
+def test_verification_is_that_of_the_command_line(program: npuc.Compiled, images: Array) -> None:
+    report = npuc.verify(MODEL, program, images)
+    assert report["status"] == "ok" and report["bit_exact"] and report["samples"] == len(images)
+    assert npuc.verify(MODEL, program, images, min_sqnr_db=1000.0)["status"] == "mismatch"
+
+
+def test_a_saved_program_runs_as_before(program: npuc.Compiled, images: Array, tmp_path: Path) -> None:
+    program.save(tmp_path / "digits.npu")
+    loaded = npuc.load(tmp_path / "digits.npu")
+    assert loaded.program.manifest == program.program.manifest
+    (before,), (after,) = program.run(images).values(), loaded.run({"x": images}).values()
+    np.testing.assert_array_equal(before, after)
+    with pytest.raises(ArtefactError, match="has no"):
+        npuc.load(tmp_path)
+
+
+def test_a_model_in_memory_gives_the_same_words_as_its_file(program: npuc.Compiled) -> None:
+    with np.load(MODELS / "digits_calibration.npz") as file:
+        found = npuc.compile(onnx.load(MODEL), calibration=file["x"])
+    assert found.program.files == program.program.files
+
+
+def test_a_session_takes_what_onnxruntime_takes(program: npuc.Compiled, images: Array) -> None:
+    session = npuc.Session(program)
+    (port,) = session.get_inputs()
+    (output,) = session.get_outputs()
+    feed = {port.name: images[0].reshape(port.shape)}
+    (found,) = session.run([output.name], feed)
+    assert found.shape == output.shape
+    np.testing.assert_array_equal(found, program.run(images[:1])[output.name])
+    np.testing.assert_array_equal(session.run(None, feed)[0], found)
+    with pytest.raises(DataError, match="not fed"):
+        session.run(None, {})
+    with pytest.raises(DataError, match="is fed"):
+        session.run(None, {port.name: np.zeros((3, 3), np.float32)})
+
+
+def test_problems_are_listed_and_raised() -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Sin(x) }'
+    model = onnx.parser.parse_model(text)
+    (problem,) = npuc.check(model)
+    assert (problem.code, problem.op) == ("E201", "Sin")
+    with pytest.raises(UnsupportedOperator):
+        npuc.compile(model)
+    assert npuc.check(MODEL) == []
+
+
+def test_importing_npuc_imports_nothing_heavy() -> None:
+    heavy = "[each for each in ('numpy', 'onnx', 'onnxruntime') if each in sys.modules]"
+    script = f"import sys, npuc; assert 'compile' in dir(npuc); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="complie"):
+        npuc.complie  # noqa: B018
