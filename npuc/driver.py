@@ -140,6 +140,7 @@ def run_program(
     samples: Samples,
     advance: Callable[[int], None] | None = None,
     stepper: Stepper | None = None,
+    chip_model: str = "own",
 ) -> dict[str, Array]:
     """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
 
@@ -147,7 +148,7 @@ def run_program(
     """
     if stepper is not None:
         return run_batches(stepper, samples, advance, 1)
-    return run_batches(target.runner(program), samples, advance)
+    return run_batches(target.runner(program, chip_model), samples, advance)
 
 
 def run_batches(

@@ -60,6 +60,11 @@ class Program:
         return read(str, self.manifest.get("target"), "target")
 
     @property
+    def precision(self) -> str:
+        """The number format that it computes in."""
+        return read(str, self.manifest.get("precision", "int8"), "precision")
+
+    @property
     def inputs(self) -> tuple[Port, ...]:
         """The network's inputs."""
         return read(tuple[Port, ...], self.manifest.get("inputs"), "inputs")

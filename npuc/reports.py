@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,11 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
         f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
         f"(ideal {report['ideal_cycles']:,.0f})",
     ]
+    if "bound_cycles" in report:
+        engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
+        lines.append(f"  bound {count(report['bound_cycles'])} cycles: the busier engine alone ({engines})")
     lines += [
-        f"  {name:<7}{count(use['peak_bytes']):>10} of {count(use['capacity_bytes'])} bytes "
+        f"  {name:<7}{count(use['peak_bytes']):>10}{_capacity(use)} bytes "
         f"(lower bound {count(use['lower_bound_bytes'])})"
         for name, use in report["memory"].items()
     ]
@@ -56,27 +60,50 @@ def _plans(plans: Sequence[Report]) -> list[str]:
     ]
 
 
+def _capacity(use: Report) -> str:
+    return "" if use["capacity_bytes"] is None else f" of {count(use['capacity_bytes'])}"
+
+
 def _plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def _layers(layers: Sequence[Report]) -> str:
-    header = ("layer", "op", "tile", "candidates", "MACs", "cycles", "utilisation", "weight words", "table LSB")
-    rows = [
-        (
-            short(layer["name"]),
-            layer["op"],
-            f"{layer['tile'][0]}x{layer['tile'][1]}",
-            layer["tile_candidates"],
-            layer["macs"],
-            layer["cycles"],
-            layer["ideal_cycles"] / layer["cycles"] if layer["macs"] else None,
-            layer["weight_words"],
-            layer["table_error_lsb"],
-        )
-        for layer in layers
-    ]
-    return table(header, rows)
+    shown = [column for column in COLUMNS if all(column.key in layer for layer in layers)]
+    rows = [[column.value(layer) for column in shown] for layer in layers]
+    return table([column.header for column in shown], rows)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the layers' table: shown for targets whose layers have the key."""
+
+    header: str
+    key: str
+    show: Callable[[Report], Any] | None = None
+
+    def value(self, layer: Report) -> Any:
+        """What a layer has there."""
+        return self.show(layer) if self.show else layer[self.key]
+
+
+COLUMNS = (
+    Column("layer", "name", lambda layer: short(layer["name"])),
+    Column("op", "op"),
+    Column("tile", "tile", lambda layer: f"{layer['tile'][0]}x{layer['tile'][1]}"),
+    Column("candidates", "tile_candidates"),
+    Column("MACs", "macs"),
+    Column("cycles", "cycles"),
+    Column("BDC", "bdc_cycles"),
+    Column("GDMA", "gdma_cycles"),
+    Column(
+        "utilisation",
+        "ideal_cycles",
+        lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
+    ),
+    Column("weight words", "weight_words"),
+    Column("table LSB", "table_error_lsb"),
+)
 
 
 def stepped(report: Report) -> str:
@@ -108,8 +135,11 @@ def verified(report: Report, tolerance: Tolerance) -> str:
     ]
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {_plural(report['samples'], 'sample')}")
-    exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
-    lines.append(f"simulator and integer reference {exact}")
+    if report["bit_exact"] is not None:
+        exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
+        lines.append(f"simulator and integer reference {exact}")
+    if report.get("cycles") is not None:
+        lines.append(f"{count(report['cycles'])} cycles a sample on the {report['chip_model']} chip model")
     limits = f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}"
     lines.append("verified" if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from npuc.data import Samples
 from npuc.errors import Problem
@@ -37,11 +37,25 @@ class Options:
     """Inexact rewrites that may be used, by the names that the target gives them."""
 
 
+FLOATING = ("fp16", "fp32")
+"""Precisions whose programs have no integer reference, and no scales to calibrate."""
+
+
 class Runner(Protocol):
     """A program that simulates batch after batch."""
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A runner on a chip model that counts cycles."""
+
+    @property
+    def cycles(self) -> int | None:
+        """What the last sample took; None before the first."""
         ...
 
 
@@ -59,6 +73,12 @@ class Target(Protocol):
     name: str
     summary: str
     memories: tuple[str, ...]
+    precisions: tuple[str, ...]
+    """Number formats it computes in, the usual one first."""
+    exports: tuple[str, ...]
+    """Formats of `exported`."""
+    chip_models: tuple[str, ...]
+    """What `runner` can simulate on: npuc's own model, the vendor's."""
     inexact: tuple[str, ...]
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
 
@@ -81,7 +101,7 @@ class Target(Protocol):
         """
         ...
 
-    def runner(self, program: Program) -> Runner:
+    def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The program ready to be simulated, from words and images alone."""
         ...
 
@@ -131,6 +151,11 @@ TARGETS: Mapping[str, tuple[str, str, str]] = {
     "nvdla-small": ("npuc.targets.nvdla.target", "SMALL", "NVDLA nv_small: 64 MACs, 128 KiB of CBUF"),
     "nvdla-large": ("npuc.targets.nvdla.target", "LARGE", "NVDLA nv_large: 2048 MACs, 512 KiB, tables"),
     "nvdla-full": ("npuc.targets.nvdla.target", "FULL", "NVDLA nv_full: 2048 MACs, 512 KiB, tables"),
+    "bm1684": (
+        "npuc.targets.bm1684.target",
+        "BM1684",
+        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel",
+    ),
 }
 
 FILES: Mapping[bytes, tuple[str, str]] = {b"NVDA": ("npuc.targets.nvdla.loadable.listing", "rows")}

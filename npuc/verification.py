@@ -26,7 +26,7 @@ from npuc.program import Program, load_evidence, sha256
 from npuc.quantize.ties import MOVEMENT
 from npuc.records import read
 from npuc.reference import session
-from npuc.target import Target
+from npuc.target import FLOATING, Target
 
 
 def _inner(a: Array, b: Array) -> float:
@@ -85,6 +85,16 @@ class Tolerance:
     sqnr_db: float = 10.0
     cosine: float = 0.95
 
+    @classmethod
+    def of(cls, precision: str) -> Tolerance:
+        """The usual one of a precision."""
+        return cls(60.0, 0.9999) if precision in FLOATING else cls()
+
+    def admits(self, difference: Difference) -> bool:
+        """Whether a comparison is within it."""
+        sqnr = difference.sqnr_db
+        return (sqnr is None or sqnr >= self.sqnr_db) and difference.cosine >= self.cosine
+
 
 @dataclass
 class _Tally:
@@ -109,11 +119,19 @@ def verify(
     *,
     allow_modified: bool = False,
     advance: Callable[[int], None] | None = None,
+    chip_model: str = "own",
 ) -> dict[str, Any]:
     """The verification report of the command line's contract.
 
     Raises ArtefactError (E501) if the program was compiled from another model, (E502) if its evidence is damaged.
     """
+    if program.precision in FLOATING:
+        from npuc.verification_float import verify_float
+
+        return verify_float(
+            model, directory, program, target, samples, tolerance,
+            allow_modified=allow_modified, advance=advance, chip_model=chip_model,
+        )  # fmt: skip
     check_model(model, program, allow_modified)
     evidence = load_evidence(directory, program, allow_modified=allow_modified)
     described = _described(evidence["graph.json"])
@@ -199,8 +217,8 @@ class _Verification:
         self.run = target.runner(program)
         fp32 = read_model(model)
         floats = [entry["float"] for entry in self.tensors.values()]
-        self.floats = list(dict.fromkeys([*self.outputs, *_present(fp32, floats)]))
-        self.fp32 = session(_with_outputs(fp32, self.floats), optimise=True)
+        self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
+        self.fp32 = session(with_outputs(fp32, self.floats), optimise=True)
         try:
             self.reference = session(reference)
             self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors))
@@ -300,13 +318,13 @@ def _cut(model: Any, tensors: Mapping[str, Any]) -> Any:
     return model
 
 
-def _present(model: Any, names: Sequence[str]) -> list[str]:
+def present(model: Any, names: Sequence[str]) -> list[str]:
     """Those of the names that a node of the ONNX model writes."""
     written = {name for node in model.graph.node for name in node.output}
     return [name for name in names if name in written]
 
 
-def _with_outputs(model: Any, names: Sequence[str]) -> Any:
+def with_outputs(model: Any, names: Sequence[str]) -> Any:
     """The model with exactly these outputs; onnxruntime infers their types."""
     from onnx import ValueInfoProto
 
@@ -325,10 +343,7 @@ def _report(
         {"name": name, **difference.as_json()} for name, difference in tally.outputs.items()
     ]
     sizes = {port.name: prod(port.shape) for port in program.outputs}
-    within = all(
-        (each["sqnr_db"] is None or each["sqnr_db"] >= tolerance.sqnr_db) and each["cosine"] >= tolerance.cosine
-        for each in outputs
-    )
+    within = all(map(tolerance.admits, tally.outputs.values()))
     return {
         "status": "ok" if bit_exact and within else "mismatch",
         "samples": samples,

@@ -15,7 +15,16 @@ PACKAGES = ("npuc", "passes", "targets", "models")
 
 # core <- passes <- targets <- driver, command line; models import the core only
 LAYERS = {"core": 0, "models": 1, "passes": 1, "targets": 2, "top": 3}
-TOP = {"npuc.driver", "npuc.cli", "npuc.__main__", "npuc.verification", "npuc.reports", "npuc.api", "npuc.session"}
+TOP = {
+    "npuc.driver",
+    "npuc.cli",
+    "npuc.__main__",
+    "npuc.verification",
+    "npuc.verification_float",
+    "npuc.reports",
+    "npuc.api",
+    "npuc.session",
+}
 
 HEAVY = {"onnx", "onnxruntime", "networkx", "rich"}
 LIGHT = (

@@ -32,7 +32,10 @@ def dump(
             raise click.UsageError("--layout takes no PATH")
         if target is None:
             raise click.UsageError("--layout needs --target")
-        click.echo(reports.layout(find(target).layout(), form))
+        words = find(target).layout()
+        if not words:
+            raise click.UsageError(f"{target} has no instruction words")
+        click.echo(reports.layout(words, form))
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
@@ -70,7 +73,9 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("--format", "form", type=Choice(("bin", "readmemh", "c")), required=True, help="File format.")
+@click.option(
+    "--format", "form", type=Choice(("bin", "readmemh", "c", "okkernel")), required=True, help="File format."
+)
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
@@ -79,6 +84,8 @@ def export(artefact: Path, form: str, output: Path, allow_modified: bool, as_jso
     from npuc import program as programs
 
     program, target = load_program(artefact, allow_modified)
+    if form not in target.exports:
+        raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     files = target.exported(program, form)
     programs.save_files(files, output)
     if as_json:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
 @machine_option
 @shape_option
-@click.option("--precision", type=Choice(("int8", "int16", "fp16")), default="int8", help="Number format.")
+@click.option("--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's].")
 @isa_option
 @strict_option
 @click.option(
@@ -58,7 +58,7 @@ def compile_command(
     calibration: tuple[Path, ...],
     machine: str | None,
     shapes: dict[str, tuple[int, ...]],
-    precision: str,
+    precision: str | None,
     isa: str,
     strict: bool,
     objective: str,
@@ -71,10 +71,11 @@ def compile_command(
 ) -> None:
     """Compile MODEL.onnx into a program."""
     from npuc import driver, program, reports
-    from npuc.target import Options
+    from npuc.target import FLOATING, Options
     from npuc.target import target as find
 
     machine_kind = find(target)
+    precision = precision or machine_kind.precisions[0]
     options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse", objective, allow)
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
@@ -91,7 +92,7 @@ def compile_command(
     directory = output or Path(f"{model.stem}.npu")
     program.expect_replaceable(directory, force=force)
     compiled, samples = driver.compile_model(model, machine_kind, options, shapes, calibration, hook)
-    if samples.synthetic:
+    if samples.synthetic and precision not in FLOATING:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
     report = {"status": "ok", **compiled.manifest["report"]}
@@ -108,10 +109,9 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
     """Raises UsageError for options that this target lacks."""
     from npuc.driver import passes_of
 
-    if options.precision != "int8":
-        raise click.UsageError(
-            f"{target.name} computes in int8 only; --precision {options.precision} is not for it"
-        )
+    if options.precision not in target.precisions:
+        known = ", ".join(target.precisions)
+        raise click.UsageError(f"{target.name} computes in {known}; --precision {options.precision} is not for it")
     for name in options.allow:
         if name not in target.inexact:
             hint = closest(name, target.inexact)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
 
+if TYPE_CHECKING:
+    from npuc.target import Target
+
 T = TypeVar("T")
-TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full")
+TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
 PATH = click.Path(path_type=Path)
 """Whether it exists is checked, and said, by what opens it."""
 
@@ -56,6 +60,39 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse every host s
 isa_option = click.option(
     "--isa", type=Choice(("documented", "extended")), default="extended", help="Allow extension words or not."
 )
+
+
+def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    """Names the folder to whatever looks for the vendor's libraries."""
+    if value is not None:
+        os.environ[OKK_LIBRARIES] = value
+
+
+OKK_LIBRARIES = "NPUC_OKK_LIBS"
+
+
+def chip_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --chip-model, and --okk-libs for the vendor's of BM1684."""
+    folder = click.option(
+        "--okk-libs",
+        metavar="DIR",
+        callback=_libraries,
+        expose_value=False,
+        help=f"Where the vendor's libraries are [{OKK_LIBRARIES}].",
+    )
+    kind = click.option(
+        "--chip-model",
+        type=Choice(("own", "vendor")),
+        default="own",
+        help="npuc's model of the chip, or the vendor's.",
+    )
+    return kind(folder(command))
+
+
+def expect_chip_model(target: Target, chip_model: str) -> None:
+    """Raises UsageError for a chip model that there is none of for this target."""
+    if chip_model not in target.chip_models:
+        raise click.UsageError(f"there is no vendor's chip model of {target.name}")
 
 
 def modified_option(command: Callable[..., T]) -> Callable[..., T]:

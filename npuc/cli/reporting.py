@@ -75,7 +75,9 @@ def _evidence(
     found = Evidence(graph, histograms(target.runner(program), samples), about)
     if model is None:
         return found
-    checked = verify(model, artefact, program, target, samples, Tolerance(), allow_modified=allow_modified)
+    checked = verify(
+        model, artefact, program, target, samples, Tolerance.of(program.precision), allow_modified=allow_modified
+    )
     return replace(found, verification=checked)
 
 

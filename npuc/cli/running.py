@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, data_option, json_option, modified_option
+from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
 from npuc.cli.output import announce_synthetic, load_program, print_json
 
 if TYPE_CHECKING:
     from npuc.data import Samples
     from npuc.program import Program
+    from npuc.verification import Tolerance
 
 
 @click.command()
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, required=True, help="Where the outputs go (.npz).")
 @click.option("--stepping", is_flag=True, help="Simulate scratch pads and cycles, one sample at a time.")
 @click.option("--trace", type=PATH, metavar="FILE.vcd", help="Signals of the first sample; implies --stepping.")
+@chip_options
 @modified_option
 @json_option
 def run(
@@ -29,6 +31,7 @@ def run(
     output: Path,
     stepping: bool,
     trace: Path | None,
+    chip_model: str,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -38,12 +41,13 @@ def run(
     from npuc.text import progress
 
     program, target = load_program(artefact, allow_modified)
+    expect_chip_model(target, chip_model)
     stepper = target.stepper(program, trace) if stepping or trace is not None else None
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
     samples = samples_of.load(data, driver.program_inputs(program))
     with progress("simulating", len(samples)) as advance:
-        outputs = driver.run_program(program, target, samples, advance, stepper)
+        outputs = driver.run_program(program, target, samples, advance, stepper, chip_model)
     samples_of.save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     counts = {} if stepper is None else stepper.report()
@@ -61,12 +65,11 @@ def run(
 @click.argument("artefact", type=PATH)
 @data_option
 @click.option("--samples", "count", type=click.IntRange(min=1), help="Use at most this many samples.")
+@click.option("--min-sqnr", type=float, metavar="DB", help="Tolerance on outputs [int8: 10; fp16, fp32: 60].")
 @click.option(
-    "--min-sqnr", type=float, default=10.0, show_default=True, metavar="DB", help="Tolerance on outputs."
+    "--min-cosine", type=float, metavar="C", help="Tolerance on outputs [int8: 0.95; fp16, fp32: 0.9999]."
 )
-@click.option(
-    "--min-cosine", type=float, default=0.95, show_default=True, metavar="C", help="Tolerance on outputs."
-)
+@chip_options
 @modified_option
 @json_option
 def verify(
@@ -74,8 +77,9 @@ def verify(
     artefact: Path,
     data: tuple[Path, ...],
     count: int | None,
-    min_sqnr: float,
-    min_cosine: float,
+    min_sqnr: float | None,
+    min_cosine: float | None,
+    chip_model: str,
     allow_modified: bool,
     as_json: bool,
 ) -> int:
@@ -84,17 +88,26 @@ def verify(
     from npuc.text import progress
 
     program, target = load_program(artefact, allow_modified)
+    expect_chip_model(target, chip_model)
     samples = _samples(program, data, count)
-    tolerance = verification.Tolerance(min_sqnr, min_cosine)
+    tolerance = _tolerance(program, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
         report = verification.verify(
-            model, artefact, program, target, samples, tolerance, allow_modified=allow_modified, advance=advance
-        )
+            model, artefact, program, target, samples, tolerance,
+            allow_modified=allow_modified, advance=advance, chip_model=chip_model,
+        )  # fmt: skip
     if as_json:
         print_json(report)
     else:
         click.echo(reports.verified(report, tolerance))
     return 0 if report["status"] == "ok" else 1
+
+
+def _tolerance(program: Program, sqnr_db: float | None, cosine: float | None) -> Tolerance:
+    from npuc.verification import Tolerance
+
+    usual = Tolerance.of(program.precision)
+    return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
 
 
 def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Samples:

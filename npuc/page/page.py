@@ -139,8 +139,8 @@ def _memory(name: str, use: Report) -> dict[str, Any]:
         "name": name,
         "peak": count(use["peak_bytes"]),
         "bound": count(use["lower_bound_bytes"]),
-        "capacity": count(use["capacity_bytes"]),
-        "share": round(100 * use["peak_bytes"] / max(use["capacity_bytes"], 1)),
+        "capacity": "-" if use["capacity_bytes"] is None else count(use["capacity_bytes"]),
+        "share": round(100 * use["peak_bytes"] / max(use["capacity_bytes"] or use["peak_bytes"], 1)),
     }
 
 

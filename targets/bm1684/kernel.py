@@ -129,6 +129,17 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Bytes [start, end) of every NPU that a buffer has in regions that belong to steps first..last."""
+
+    buffer: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Kernel:
     """What is emitted: regions in order, the steps behind them, bytes of each region of system memory."""
 
@@ -136,5 +147,5 @@ class Kernel:
     steps: tuple[Step, ...]
     peak: int
     """The highest byte of local memory in use, of each NPU."""
-    addresses: Mapping[str, int]
-    """The first byte of every buffer, in each NPU."""
+    places: tuple[Place, ...]
+    """Of every buffer, in the order in which they were placed."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
 from npuc.targets.bm1684 import pricing
-from npuc.targets.bm1684.kernel import Call, Kernel, Load, Region, Step
+from npuc.targets.bm1684.kernel import Call, Kernel, Load, Place, Region, Step
 from npuc.targets.bm1684.lowering import Lowered
 from npuc.targets.bm1684.machine import Machine
 
@@ -25,16 +25,6 @@ SOON = 12
 """Steps: what is read within so many lies low, beside what steps write; what waits longer lies high."""
 LEAST = 400
 """Cycles of a divided load: a start costs 137."""
-
-
-@dataclass(frozen=True)
-class _Interval:
-    """Bytes [start, end) that are taken in regions first..last."""
-
-    start: int
-    end: int
-    first: int
-    last: int
 
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
@@ -50,7 +40,7 @@ class _Plan:
         self.uses = _uses(lowered.steps)
         self.addresses = self._computed()
         self.taken = [
-            _Interval(at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
+            Place(name, at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
         ]
         waiting = [name for name in lowered.loads if name in self.uses]
         self.waiting = sorted(waiting, key=lambda name: self.uses[name])
@@ -82,7 +72,7 @@ class _Plan:
             budget = sum(pricing.cycles(call, self.machine) for call in calls)
             self.regions.append(Region(tuple(self._beside(index, budget, step)), calls, index))
         peak = max((each.end for each in self.taken), default=0)
-        return Kernel(tuple(self.regions), self.lowered.steps, peak, self.addresses)
+        return Kernel(tuple(self.regions), self.lowered.steps, peak, tuple(self.taken))
 
     def _force(self, needed: set[str], index: int) -> None:
         """A region of its own for loads that this step waits for."""
@@ -138,7 +128,7 @@ class _Plan:
         soon = last - index <= SOON
         start = min(found, key=lambda at: (bool(self._span(at, size) & busy), at if soon else -at))
         self.addresses[name] = start
-        self.taken.append(_Interval(start, start + size, index, last))
+        self.taken.append(Place(name, start, start + size, index, last))
         self.rest = [(load, 0) for load in self.lowered.loads[name]]
         self.filling = self.waiting.pop(0)
         return True

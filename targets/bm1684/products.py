@@ -77,7 +77,8 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
         part = right[first:behind]
         at, bias_at = _image(lo, part, bias if first == 0 else None, W)
         source = x.channels(first // p.left_width, x.shape.c, lo.machine) if first else x
-        call = _call(replace(p, K=behind - first), out, source.at, at, bias_at, add=first > 0)
+        piece = replace(p, K=behind - first, left_width=min(p.left_width, behind - first))
+        call = _call(piece, out, source.at, at, bias_at, add=first > 0)
         lo.emit(call, *(activation(node, out) if behind == K else ()))
         first = behind
     _finish(lo, node, out)

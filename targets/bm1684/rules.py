@@ -12,14 +12,17 @@ from npuc.targets.bm1684.machine import Machine
 
 
 def add(lo: Lowering, node: Node) -> None:
-    """Add: by the convolution that computes one operand, onto the other one, if nothing else reads that."""
+    """Add: by the convolution that computes one operand, onto the other one, if nothing else reads that.
+
+    A convolution does not read what it adds to.
+    """
     producer = fused_producer(lo.graph, node)
     if producer is None:
         elementwise.binary(lo, node)
         return
     other = node.inputs[1 - node.integer("fused_input")]
     onto = lo.local(other)
-    if lo.overwritable(onto):
+    if lo.overwritable(onto) and lo.local(producer.inputs[0]).at.buffer != onto.at.buffer:
         convolutions.conv_onto(lo, producer, onto, node)
         return
     convolutions.conv(lo, producer)

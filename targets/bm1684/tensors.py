@@ -87,7 +87,7 @@ class View:
 
     def reshaped(self, shape: Sequence[int]) -> View | None:
         """The same elements in another shape, or None where no strides describe it."""
-        waiting = [dim for axis in self.axes for dim in axis if dim[0] != 1]
+        waiting = list(merged([dim for axis in self.axes for dim in axis]))
         axes: list[tuple[Dim, ...]] = []
         for extent in shape:
             taken = _take(waiting, extent)

@@ -41,6 +41,9 @@ class EasyNpu:
     name = "easynpu"
     summary = "16-PE int8 array, one 128-bit instruction per layer"
     memories = ("fmap", "skip", "weight", "itcm")
+    precisions = ("int8",)
+    exports = ("bin", "readmemh", "c")
+    chip_models = ("own",)
     inexact = ("split_average_pool",)
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
@@ -98,7 +101,7 @@ class EasyNpu:
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def runner(self, program: Program) -> Runner:
+    def runner(self, program: Program, chip_model: str = "own") -> Runner:  # noqa: ARG002  (as Target)
         """The steps of the manifest and the simulator of its machine."""
         return Runner(program)
 

@@ -34,6 +34,9 @@ class Nvdla:
     """One configuration of NVDLA as a Target."""
 
     memories = ("dram", "cbuf")
+    precisions = ("int8",)
+    exports = ("bin",)
+    chip_models = ("own",)
     inexact: tuple[str, ...] = ()
 
     def __init__(self, name: str) -> None:
@@ -87,8 +90,9 @@ class Nvdla:
         manifest, files = report.manifest(lowered, machine)
         return Program({**manifest, "target": self.name, **signature(graph)}, files, evidence(lowered.quantised))
 
-    def runner(self, program: Program) -> Runner:
+    def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The steps of the manifest and the functional model of its machine."""
+        del chip_model
         return Runner(program)
 
     def stepper(self, program: Program, trace: Path | None) -> None:

@@ -39,8 +39,12 @@ def tmp(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.getbasetemp())
 
 
+def _places(kernel: Kernel) -> dict[str, int]:
+    return {place.buffer: place.start for place in kernel.places}
+
+
 def _blocks(lowered: Lowered, kernel: Kernel, buffer: str) -> slice:
-    start = kernel.addresses[buffer]
+    start = _places(kernel)[buffer]
     assert start % BLOCK == 0
     assert start + lowered.buffers[buffer] <= MACHINE.local_bytes
     return slice(start // BLOCK, (start + lowered.buffers[buffer]) // BLOCK)

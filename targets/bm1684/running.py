@@ -1,0 +1,81 @@
+"""A BM1684 program run sample by sample: inputs into system memory, the kernel, outputs out of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import Observer
+from npuc.targets.bm1684 import compilation, simulator, vendor
+from npuc.targets.bm1684.artefact import ELEMENT, KERNEL_FILE, Contents, Placement
+from npuc.targets.bm1684.local_memory import ceil_div
+from npuc.targets.bm1684.machine import SYSTEM_START
+
+PAGE = 4096
+"""Regions of system memory start at multiples of it."""
+
+
+class Runner:
+    """A program on one of the chip models, its weights in place."""
+
+    def __init__(self, program: Program, chip_model: str) -> None:
+        self.contents, self.chip_model = Contents.of(program.manifest), chip_model
+        self.sources = {KERNEL_FILE: program.files.get(KERNEL_FILE, b"")}
+        self.starts: dict[str, int] = {}
+        size = 0
+        for region in self.contents.regions:
+            self.starts[region.name] = size
+            size += ceil_div(region.bytes, PAGE) * PAGE
+        self.memory = np.zeros(size, np.uint8)
+        for region in self.contents.regions:
+            data = np.frombuffer(program.files.get(region.file or "", b""), np.uint8)[: region.bytes]
+            self.memory[self.starts[region.name] :][: data.size] = data
+        self.arguments = np.array([SYSTEM_START + start for start in self.starts.values()], "<u8").tobytes()
+        self.cycles: int | None = None
+        """Of the last sample."""
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape); nothing inside the network is shown."""
+        del observe
+        samples = len(next(iter(feeds.values())))
+        with tempfile.TemporaryDirectory(prefix="npuc-") as folder:
+            own = compilation.program(self.sources, Path(folder)) if self.chip_model == "own" else None
+            results = [
+                self._sample({name: values[index] for name, values in feeds.items()}, own)
+                for index in range(samples)
+            ]
+        return {name: np.stack([result[name] for result in results]) for name in results[0]}
+
+    def _sample(self, feed: Mapping[str, Array], own: Path | None) -> dict[str, Array]:
+        memory = self.memory.copy()
+        for place in self.contents.placements:
+            if place.direction == "input":
+                value = np.ascontiguousarray(feed[place.tensor], np.float32)
+                self._bytes(memory, place)[:] = value.reshape(-1).view(np.uint8)
+        left = self._run(memory, own)
+        return {
+            place.tensor: self._bytes(left, place).view(np.float32).reshape(place.shape).copy()
+            for place in self.contents.placements
+            if place.direction == "output"
+        }
+
+    def _run(self, memory: Array, own: Path | None) -> Array:
+        """System memory after the kernel."""
+        kernel = self.contents.kernel
+        if own is None:
+            on_vendor = vendor.run(self.sources, kernel, self.arguments, memory)
+            self.cycles = on_vendor.cycles
+            return on_vendor.memory
+        on_own = simulator.run(own, kernel, self.arguments, memory, self.contents.machine)
+        self.cycles = on_own.cost.cycles
+        return on_own.memory
+
+    def _bytes(self, memory: Array, place: Placement) -> Array:
+        start = self.starts[place.region] + place.address
+        return memory[start : start + ELEMENT * prod(place.shape)]

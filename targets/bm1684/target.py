@@ -1,0 +1,147 @@
+"""The BM1684 target: fp32 kernels of OKK calls behind the Target protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from npuc.data import Samples
+from npuc.errors import NpucError, Problem
+from npuc.evidence import signature
+from npuc.ir import Graph, Node
+from npuc.pipeline import Hook, Pass
+from npuc.program import Program, canonical_json
+from npuc.target import Options
+from npuc.targets.bm1684 import emission, launcher, planner, report, rules, support
+from npuc.targets.bm1684 import machine as machines
+from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
+from npuc.targets.bm1684.passes import PASSES
+from npuc.targets.bm1684.running import Runner
+from npuc.targets.bm1684.timeline import timeline
+from npuc.timeline import Timeline
+
+
+class Bm1684:
+    """BM1684 as a Target. It computes in fp32: the interface has no public int8 convolution."""
+
+    name = "bm1684"
+    summary = "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel"
+    memories = ("local", "system")
+    precisions = ("fp32",)
+    exports = ("okkernel",)
+    chip_models = ("own", "vendor")
+    inexact: tuple[str, ...] = ()
+
+    def passes(self, options: Options) -> tuple[Pass, ...]:  # noqa: ARG002  (as Target)
+        """What the interface has no calls for becomes what it has."""
+        return PASSES
+
+    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
+        """None: a node alone is not planned."""
+
+    def problems(self, graph: Graph, options: Options) -> list[Problem]:
+        """Every node that has no calls, each with its constraint."""
+        machines.load(options.machine)
+        found = (support.refusal(graph, node) for node in graph.nodes)
+        return [problem for problem in found if problem is not None]
+
+    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+        """Lowers, plans and emits; nothing is calibrated."""
+        del samples, hook
+        machine = machines.load(options.machine)
+        lowered = rules.lower(graph, machine)
+        kernel = planner.plan(lowered, machine)
+        contents = report.contents(graph, lowered, machine)
+        manifest = report.manifest(graph, lowered, kernel, machine, contents)
+        regions, cycles = [region.name for region in contents.regions], manifest["report"]["cycles"]
+        files = {
+            KERNEL_FILE: emission.device_code(kernel, regions, cycles, machine).encode(),
+            LAUNCHER_FILE: launcher.host_code(contents).encode(),
+            WEIGHTS_FILE: lowered.weights,
+        }
+        return Program({**manifest, **signature(graph)}, files, _evidence(graph))
+
+    def runner(self, program: Program, chip_model: str = "own") -> Runner:
+        """The kernel compiled against npuc's model of the interface, or for the vendor's."""
+        return Runner(program, chip_model)
+
+    def stepper(self, program: Program, trace: Path | None) -> None:
+        """None: the simulator counts cycles by call, not by signal."""
+
+    def timeline(self, program: Program) -> Timeline:
+        """What GDMA and BDC do when, and the buffers of local memory."""
+        return timeline(program)
+
+    def listing(self, program: Program) -> list[dict[str, Any]]:
+        """One entry a call: number, text, engine, region, layer, cycles."""
+        found = Contents.instructions(program.manifest)
+        return [_listed(each) for each in found]
+
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        """There are no instruction words. Raises UnsupportedOperator."""
+        raise _no_words(f"'{path}' is a file")
+
+    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
+        """Empty: a program is C, not words."""
+        return {}
+
+    def assembled(self, program: Program, listing: Path) -> Program:  # noqa: ARG002  (as Target)
+        """There are no instruction words. Raises UnsupportedOperator."""
+        raise _no_words(f"'{listing}' is a listing")
+
+    def exported(self, program: Program, form: str) -> dict[str, bytes]:  # noqa: ARG002  (as Target)
+        """The device C, the host launcher, the weights and a map of what goes where."""
+        contents = Contents.of(program.manifest)
+        files = {name: program.files[name] for name in (KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE)}
+        return {**files, "map.json": canonical_json(contents.as_json())}
+
+    def machines(self) -> list[str]:
+        """Machine descriptions that ship with npuc."""
+        return ["default"]
+
+    def operators(self) -> list[dict[str, str]]:
+        """Operators with the calls they become and their constraints."""
+        return [
+            {
+                "op": op,
+                "runs as": row.calls,
+                "constraints": " ".join((each.__doc__ or "").strip() for each in row.constraints),
+            }
+            for op, row in support.OPERATORS.items()
+        ]
+
+
+def _listed(call: Instruction) -> dict[str, Any]:
+    return {
+        "index": call.index,
+        "word": None,
+        "text": call.text,
+        "nodes": list(call.nodes),
+        "tensor": call.tensor,
+        "engine": call.engine,
+        "region": call.region,
+        "cycles": call.cycles,
+    }
+
+
+def _no_words(what: str) -> NpucError:
+    remedy = "edit kernel.c, or compile again"
+    return NpucError("E503", f"{what}, and bm1684 has no instruction words", remedy=remedy)
+
+
+def _evidence(graph: Graph) -> dict[str, bytes]:
+    """The optimised float network, and graph.json with the layers that stand for tensors of the model."""
+    from npuc.export_onnx import to_onnx
+
+    described = {
+        "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
+        "layers": [
+            {"op": node.op, "inputs": list(node.inputs), "tensor": node.output, "nodes": list(node.sources)}
+            for node in graph.nodes
+        ],
+    }
+    return {"reference.onnx": to_onnx(graph).SerializeToString(), "graph.json": canonical_json(described)}
+
+
+BM1684 = Bm1684()

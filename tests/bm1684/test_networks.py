@@ -1,0 +1,132 @@
+"""Networks from the command line's functions: compiled, saved, loaded, verified; on the vendor's model as well."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc import driver
+from npuc.models import MODELS
+from npuc.program import load
+from npuc.target import Options
+from npuc.targets.bm1684 import compilation
+from npuc.targets.bm1684.target import BM1684
+from tests.bm1684.kernels import need_compiler, vendor_libraries
+from tests.cli.process import npuc
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+TRAINED = ("mnist_cnn", "tiny_ad_ae_fp32", "tiny_kws_dscnn_fp32", "tiny_resnet8_fp32", "mtcnn_pnet")
+BUILT = ("digits", "ds_cnn", "residual_awkward", "unet_small", "small_cnn")
+
+
+def _path(name: str, folder: Path) -> Path:
+    if name in BUILT:
+        path = folder / f"{name}.onnx"
+        onnx.save(MODELS[name](), path)
+        return path
+    path = SHARED / f"{name}.onnx"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    need_compiler()
+
+
+def _json(*arguments: object) -> Any:
+    outcome = npuc(*arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    return outcome.json
+
+
+def _verified(name: str, folder: Path, *options: str) -> Any:
+    """The report of a network that was compiled from the command line."""
+    model, artefact = _path(name, folder), folder / "program.npu"
+    _json("compile", model, "--target", "bm1684", "-o", artefact)
+    return _json("verify", model, artefact, "--samples", "2", *options)
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *BUILT])
+def test_a_network_is_within_a_ten_thousandth_of_onnxruntime(name: str, tmp_path: Path) -> None:
+    """60 dB is a relative error of 1e-3 of the whole; the outputs here keep 100 dB, 1e-5."""
+    report = _verified(name, tmp_path, "--min-sqnr", "100")
+    assert report["status"] == "ok"
+    assert report["bit_exact"] is None
+
+
+@pytest.mark.parametrize("name", ["tiny_resnet8_fp32", "mnist_cnn", "unet_small", "small_cnn"])
+def test_a_network_runs_on_the_vendor_s_chip_model(name: str, tmp_path: Path) -> None:
+    """Its cycles are those of npuc's model within 5 percent (seen: within 0.1)."""
+    vendor_libraries()
+    report = _verified(name, tmp_path, "--chip-model", "vendor", "--min-sqnr", "100")
+    assert report["status"] == "ok"
+    program = load(tmp_path / "program.npu")
+    assert report["cycles"] == pytest.approx(program.manifest["report"]["cycles"], rel=0.05)
+
+
+def test_the_modelled_cycles_are_those_of_the_calls_that_the_model_saw(tmp_path: Path) -> None:
+    report = _verified("residual_awkward", tmp_path)
+    assert report["cycles"] == load(tmp_path / "program.npu").manifest["report"]["cycles"]
+
+
+def test_a_program_runs_without_its_evidence(tmp_path: Path) -> None:
+    artefact = tmp_path / "digits.npu"
+    _json("compile", _path("digits", tmp_path), "--target", "bm1684", "-o", artefact)
+    for name in ("reference.onnx", "graph.json"):
+        (artefact / name).unlink()
+    data = Path(__file__).resolve().parents[2] / "models" / "digits_test.npz"
+    labels, y = tmp_path / "labels.npz", tmp_path / "y.npz"
+    np.savez(labels, **{key: value[:5] for key, value in np.load(data).items()})
+    _json("run", artefact, "--data", labels, "-o", y)
+    found = next(iter(np.load(y).values()))
+    np.testing.assert_array_equal(found.argmax(axis=1), np.load(data)["y"][:5])
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    path = _path("residual_awkward", tmp_path)
+    first, second = (driver.compile_model(path, BM1684, Options(), {})[0] for _ in range(2))
+    assert first == second
+
+
+def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
+    artefact, folder = tmp_path / "a.npu", tmp_path / "exported"
+    _json("compile", _path("unet_small", tmp_path), "--target", "bm1684", "-o", artefact)
+    _json("export", artefact, "--format", "okkernel", "-o", folder)
+    assert {each.name for each in folder.iterdir()} == {"kernel.c", "launch.cpp", "weights.bin", "map.json"}
+    include = ["-I", str(compilation.MODEL)]
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
+    subprocess.run([compilation.compiler(), *flags, *include, str(folder / "kernel.c")], check=True)
+
+
+BMLIB = """\
+#pragma once
+typedef int bm_status_t;
+typedef void *bm_handle_t;
+struct bm_device_mem_t { unsigned long long address; };
+enum { BM_SUCCESS = 0 };
+bm_status_t bm_dev_request(bm_handle_t *, int);
+void bm_dev_free(bm_handle_t);
+bm_status_t bm_malloc_device_byte(bm_handle_t, bm_device_mem_t *, unsigned int);
+void bm_free_device(bm_handle_t, bm_device_mem_t);
+unsigned long long bm_mem_get_device_addr(bm_device_mem_t);
+bm_status_t bm_memcpy_s2d(bm_handle_t, bm_device_mem_t, void *);
+bm_status_t bm_memcpy_d2s(bm_handle_t, void *, bm_device_mem_t);
+"""
+"""Declarations of what the launcher calls, as bmlib has them."""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_the_launcher_compiles_without_a_warning(tmp_path: Path) -> None:
+    program, _ = driver.compile_model(_path("digits", tmp_path), BM1684, Options(), {})
+    (tmp_path / "launch.cpp").write_bytes(program.files["launch.cpp"])
+    (tmp_path / "bmlib_runtime.h").write_text(BMLIB)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(tmp_path)]
+    subprocess.run(["g++", *flags, str(tmp_path / "launch.cpp")], check=True)
