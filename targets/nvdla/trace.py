@@ -23,6 +23,8 @@ WORD_BYTES = 4
 DAT_BYTES = 32
 """Bytes of a line that is written to a .dat file."""
 MEMORY = "pri_mem"
+PATTERNS = ("ALL_ZERO", "RANDOM")
+"""What memory is filled with. What is random cannot matter to a golden result, and is read as zeros."""
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_full": FULL}
 """The machines of the test programs: NVDLA's reference model runs EW on nv_small too, whose RTL lacks it."""
 
@@ -121,12 +123,16 @@ class _Cfg(_Reading):
             "mem_init": self._mem_init,
             "mem_load": self._mem_load,
             "reg_write": self._reg_write,
+            "mem_reserve": self._mem_reserve,
             "poll_reg_equal": self._poll,
+            "poll_field_equal": self._poll_field,
             "reg_read_check": self._poll,
             "intr_notify": self._interrupt,
             "check_crc": self._check_crc,
+            "check_file": self._check_file,
             "check_nothing": lambda _: None,
             "sync_wait": lambda _: None,
+            "sync_notify": lambda _: None,
         }
         self._map = register_map("nv_small")
         for number, line in self.lines():
@@ -136,13 +142,16 @@ class _Cfg(_Reading):
                     raise self.refused(number, call, ", ".join(calls))
                 try:
                     calls[match[1]]([each.strip() for each in match[2].split(",")])
-                except (ValueError, IndexError):
+                except (ValueError, IndexError, KeyError):
                     raise self.refused(number, call, "names and numbers of this call") from None
         return self.trace("nv_small")
 
     def _mem_init(self, words: Sequence[str]) -> None:
-        if words[3] != "ALL_ZERO":
+        if words[3] not in PATTERNS:
             raise ValueError(words[3])
+        self.contents.append((int(words[1], 0), bytes(int(words[2], 0))))
+
+    def _mem_reserve(self, words: Sequence[str]) -> None:
         self.contents.append((int(words[1], 0), bytes(int(words[2], 0))))
 
     def _mem_load(self, words: Sequence[str]) -> None:
@@ -156,6 +165,12 @@ class _Cfg(_Reading):
     def _poll(self, words: Sequence[str]) -> None:
         self.commands.append(Poll(self._map[words[0]].address, 0xFFFFFFFF, int(words[1], 0)))
 
+    def _poll_field(self, words: Sequence[str]) -> None:
+        register = self._map[words[0]]
+        place = register.places[words[1]]
+        mask = ((1 << place.width) - 1) << place.low
+        self.commands.append(Poll(register.address, mask, int(words[2], 0) << place.low))
+
     def _interrupt(self, words: Sequence[str]) -> None:
         source, _, group = words[0].rpartition("_")
         self.commands.append(Wait(source, int(group)))
@@ -163,6 +178,13 @@ class _Cfg(_Reading):
     def _check_crc(self, words: Sequence[str]) -> None:
         address, size, crc = (int(each, 0) for each in words[2:5])
         self.checks.append(Check(address, size, crc))
+
+    def _check_file(self, words: Sequence[str]) -> None:
+        address, size = (int(each, 0) for each in words[2:4])
+        expected = bytearray(size)
+        for offset, data in _read_dat(self.path.parent / words[4].strip('"')):
+            expected[offset : offset + len(data)] = data
+        self.checks.append(Check(address, size, zlib.crc32(expected[:size])))
 
 
 DAT_ENTRY = re.compile(r"\{\s*offset\s*:\s*(\w+)\s*,\s*size\s*:\s*(\w+)\s*,\s*payload\s*:([^}]*)\}")

@@ -93,7 +93,8 @@ def test_a_wrong_result_does_not_pass() -> None:
         ("reg_wrote(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
         ("reg_write(NVDLA_CDMA.D_BANK_0, twelve);", "not understood"),
         ("reg_write(NVDLA_CDMA.D_BANK_0);", "not understood"),
-        ("mem_init(pri_mem, 0x0, 0x10, RANDOM);", "not understood"),
+        ("poll_field_equal(NVDLA_CDMA.D_BANK_0, BANK, 1);", "not understood"),
+        ("mem_init(pri_mem, 0x0, 0x10, ALL_SEVEN);", "not understood"),
         ('mem_load(pri_mem, 0x0, "absent.dat");', "cannot be read"),
     ],
 )
@@ -102,6 +103,19 @@ def test_a_program_that_cannot_be_understood_is_refused(text: str, reason: str, 
     with pytest.raises(Exception, match=reason) as caught:
         trace.read(tmp_path)
     assert "error[E50" in str(caught.value)
+
+
+def test_calls_that_the_given_programs_do_not_use_are_understood(tmp_path: Path) -> None:
+    (tmp_path / "golden.dat").write_text("{ {offset:0x2, size:2, payload:0x01 0x02} }")
+    (tmp_path / "x.cfg").write_text(
+        "mem_reserve(pri_mem, 0x80000000, 0x10);\n"
+        "poll_field_equal(NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, FLUSH_DONE, 0x1);\n"
+        "sync_wait(NVDLA_SDP, sync_id_0); sync_notify(NVDLA_SDP, sync_id_0);\n"
+        'check_file(sync_id_0, pri_mem, 0x80000000, 0x4, "golden.dat");\n'
+    )
+    found = trace.read(tmp_path)
+    assert found.commands == (Poll(0x300C, 1, 1),)
+    assert found.checks == (trace.Check(0x80000000, 4, zlib.crc32(b"\0\0\1\2")),)
 
 
 def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:

@@ -103,13 +103,15 @@ def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
 def _extreme(
     group: Group, source: Array, axes: tuple[Axis, Axis], choose: Callable[..., Array], worst: float
 ) -> Array:
-    """Maximum or minimum, which padding never is. fp16: NaN stays NaN unless it is flushed to 0."""
+    """Maximum or minimum, which padding never is. fp16: infinities are compared, and clipped on the way out."""
     rows, columns = axes
-    if np.issubdtype(source.dtype, np.floating) and group["NAN_TO_ZERO"]:
+    floating = bool(np.issubdtype(source.dtype, np.floating))
+    if floating and group["NAN_TO_ZERO"]:
         source = np.where(np.isnan(source), np.float16(0), source)
     spread = _spread(axes, source, worst)
     lines = reduce(choose, (spread[:, :, columns.taps(each)] for each in range(columns.kernel)))
-    return reduce(choose, (lines[:, rows.taps(each)] for each in range(rows.kernel)))
+    chosen = reduce(choose, (lines[:, rows.taps(each)] for each in range(rows.kernel)))
+    return fp16.stored(chosen) if floating else chosen
 
 
 def _maximum(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
