@@ -85,7 +85,7 @@ def _channels(draft: Draft, image: str, path: list[tuple[Node, str]]) -> Array |
 
 def _into_reader(draft: Draft, conv: Node) -> bool:
     """A dense Conv of selected channels reads the image itself, where to select them would be more work."""
-    found = selection(draft, conv.inputs[0]) if _is_dense(draft, conv) else None
+    found = selection(draft, conv.inputs[0]) if is_dense(draft, conv) else None
     if found is None or found.is_window or _giver(draft, found) is not None:
         return False
     weight, most, count = draft.constants[conv.inputs[1]], draft.shape(found.image)[1], len(found.channels)
@@ -144,12 +144,12 @@ def _giver(draft: Draft, found: Selection) -> Node | None:
     """The dense Conv whose result nothing but the selection reads."""
     inner = [name for node in found.nodes[:-1] for name in node.outputs]
     conv = draft.private(found.image)
-    if conv is None or not _is_dense(draft, conv) or not all(draft.only_reader(name) for name in inner):
+    if conv is None or not is_dense(draft, conv) or not all(draft.only_reader(name) for name in inner):
         return None
     return conv
 
 
-def _is_dense(draft: Draft, node: Node) -> bool:
+def is_dense(draft: Draft, node: Node) -> bool:
     """Whether a node is a convolution of one group whose parameters are constants.
 
     One in blocks, which another order of channels would fill, only if it has few taps anyway.

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.ir import Node
+from npuc.ir import Array, Node
+from npuc.targets.easynpu.blocks import used_runs
 from npuc.targets.easynpu.jobs import (
     FIELD_CHANNELS,
     Job,
@@ -18,7 +19,8 @@ from npuc.targets.easynpu.jobs import (
     no_words,
     pointwise_word,
 )
-from npuc.targets.easynpu.memory import pack_layer
+from npuc.targets.easynpu.memory import LANES, pack_layer
+from npuc.targets.easynpu.views import View
 
 
 def copies(scope: Scope, node: Node) -> Iterator[Job]:
@@ -32,25 +34,29 @@ def copies(scope: Scope, node: Node) -> Iterator[Job]:
 
 
 def selecting(scope: Scope, node: Node) -> Iterator[Job]:
-    """Every output channel is one input channel times 1: dense 1x1 words whose psums are kept."""
+    """Every output channel is one input channel times 1: dense 1x1 words whose psums are kept.
+
+    A job gives the 16 channels of a word, from the words in which they lie.
+    """
     result = scope.views.tensors[node.output]
-    extents = [scope.graph.shape(name)[1] for name in node.inputs]
-    offsets = np.cumsum([0, *extents])
-    for chunk in bands(result.channels, FIELD_CHANNELS):
-        channels = chunk.stop - chunk.start
-        zeros = np.zeros(channels, np.int32)
-        stages: list[Stage] = []
-        for name, offset, extent in zip(node.inputs, offsets, extents, strict=False):
-            source = scope.aligned(name, node)
-            for band in bands(extent, FIELD_CHANNELS):
-                wanted = np.arange(chunk.start, chunk.stop)[:, None] == offset + np.arange(band.start, band.stop)
-                if not wanted.any():
-                    continue
-                x = chunk_view(source, band)
-                word = replace(
-                    pointwise_word("conv", channels, x.height, x.width), Ci=x.channels, Hi=x.height, Wi=x.width
-                )
-                block = pack_layer(wanted.astype(np.int8)[..., None, None], zeros, zeros, dense=True)
-                stages.append(Stage(word, block, node, None, x, keeps=True))
+    pixels = result.height * result.width
+    for chunk in bands(result.channels, LANES):
+        parts: list[tuple[View, Array]] = []
+        offset = 0
+        for name in node.inputs:
+            extent = scope.graph.shape(name)[1]
+            taken = np.arange(chunk.start, chunk.stop)[:, None] == np.arange(offset, offset + extent)
+            offset += extent
+            if taken.any():
+                w, source = taken.astype(np.int8)[..., None, None], scope.aligned(name, node)
+                parts += [(chunk_view(source, run), w[:, run]) for run in used_runs(w, pixels)]
+        stages = [_selected(node, x, w) for x, w in parts]
         stages[-1] = replace(stages[-1], keeps=False, tensor=node.output)
         yield Job(tuple(stages), chunk_view(result, chunk), None, scope.start(node, chunk))
+
+
+def _selected(node: Node, x: View, w: Array) -> Stage:
+    """A 1x1 word that gives some channels of a map."""
+    none = np.zeros(len(w), np.int32)
+    word = pointwise_word("conv", len(w), x.height, x.width)
+    return Stage(replace(word, Ci=x.channels), pack_layer(w, none, none, dense=True), node, None, x, keeps=True)

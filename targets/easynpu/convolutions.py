@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Node
+from npuc.targets.easynpu.blocks import block_chunk, used_runs, used_span
 from npuc.targets.easynpu.borders import border_weights
 from npuc.targets.easynpu.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
 from npuc.targets.easynpu.kernels import split_kernel, window_word
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, groups, pack_layer
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, pack_layer
 
 
 def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
@@ -38,7 +40,7 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
     size = _chunk(scope, node, name, followers)
     if node.integer("blocks", 1) > 1 and not scope.documented:
-        size = _block_chunk(w[first : first + result.channels], size)
+        size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels])
@@ -83,10 +85,16 @@ def _conv_stages(
     """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
     dense = name == "conv"
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
+    runs = [slice(0, w.shape[1])]
     if dense and node.integer("blocks", 1) > 1:
-        used = _used_channels(w)
-        word, x, w = replace(word, Ci=used.stop - used.start), chunk_view(x, used), w[:, used]
-    parts = list(split_kernel(word, scope.machine, dense=dense))
+        runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
+    parts = [
+        replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
+        for run in runs
+        for part in split_kernel(
+            replace(word, Ci=run.stop - run.start) if dense else word, scope.machine, dense=dense
+        )
+    ]
     if scope.documented and len(parts) > 1:
         raise UnsupportedOperator(
             "E204",
@@ -135,21 +143,3 @@ def _border_stages(
             source = pixel.pixel_for(part.word.Ci, part.word.Hi, part.word.Wi)
             yield Stage(part.word, pack_layer(kernel, bias, none, dense=dense), node, None, source, keeps=True)
             bias = np.zeros_like(bias)
-
-
-def _used_channels(w: Array) -> slice:
-    """The input channels, in whole words, between the first and the last with a weight (Co, Ci, ...)."""
-    used = np.flatnonzero(w.any(axis=(0, *range(2, w.ndim))))
-    if not len(used):
-        return slice(0, min(LANES, w.shape[1]))
-    return slice(int(used[0]) // LANES * LANES, min((int(used[-1]) // LANES + 1) * LANES, w.shape[1]))
-
-
-def _block_chunk(w: Array, most: int) -> int:
-    """Output channels per job of a convolution with block structure: the fewest multiplications, then jobs."""
-
-    def work(size: int) -> int:
-        parts = [(band, _used_channels(w[band])) for band in bands(len(w), size)]
-        return sum(groups(band.stop - band.start) * (used.stop - used.start) for band, used in parts)
-
-    return min(range(LANES, most + 1, LANES), key=lambda size: (work(size), -size))

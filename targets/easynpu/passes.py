@@ -29,6 +29,7 @@ from npuc.passes.reductions_to_pools import reductions_to_pools
 from npuc.passes.resize_to_copies import resize_to_copies
 from npuc.passes.resize_to_products import resize_to_products
 from npuc.passes.separate_clips import separate_clips
+from npuc.passes.sink_shuffles import sink_shuffles
 from npuc.passes.split_average_borders import split_average_borders
 from npuc.passes.split_batch import split_batch
 from npuc.passes.split_max_pool import split_max_pool
@@ -50,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     batch_norm_to_conv,
     conv_transpose_to_convs,
     expand_groups,
+    sink_shuffles,
     permute_channels_by_conv,
     gathers_to_slices,
     strided_slices_to_convs,
