@@ -52,7 +52,7 @@ def test_a_chunk_of_outputs_keeps_to_one_group() -> None:
 
 
 def test_few_pixels_are_computed_at_once() -> None:
-    """A job of two words sweeps 2 * 4 channels and takes 15 cycles more; two jobs sweep 2 and 4 and take 9 each."""
+    """One job sweeps 2 * 4 channels and takes 15 cycles more; two jobs sweep 2 and 4 and take 9 each."""
     w = np.kron(np.eye(2, dtype=np.int8), np.ones((16, 2), np.int8))[..., None, None]
     assert block_chunk(w, 32, 1) == 32
     assert block_chunk(w, 32, 2) == 16
