@@ -246,10 +246,13 @@ def _costs(layer: Report) -> list[str]:
     if "tile" in known:
         tile = f"tile {_value(layer['tile'])}, the best of {count(known.get('tile_candidates', 1))} that are legal"
         lines.append(tile)
+    if "tile_fewest_cycles" in known:
+        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles")
     if "tile_runner_up" in known:
         *runner_up, cycles = layer["tile_runner_up"]
         lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles")
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
+    told += ("tile_fewest_cycles",)
     return [
         *lines,
         *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if key not in told),

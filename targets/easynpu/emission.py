@@ -129,9 +129,9 @@ def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
     """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
     words = [*_extensions(placed, stage, placed.sources[0], last=True, stores=False), word]
     bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
-    return EmittedJob(
-        placed, tuple(words), stage.block, Tiling(word.Ho, word.Wo, len(words) + bus, 1, None, 0, bus)
-    )
+    cycles = len(words) + bus
+    tiling = Tiling(word.Ho, word.Wo, cycles, 1, cycles, None, 0, bus, bus)
+    return EmittedJob(placed, tuple(words), stage.block, tiling)
 
 
 def expect_fields(jobs: Sequence[Job]) -> None:

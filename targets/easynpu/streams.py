@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.targets.easynpu.chains import Stage, refused
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 from npuc.targets.easynpu.pads import Dtcm, ParameterPads
-from npuc.targets.easynpu.timing import is_dense
+from npuc.targets.easynpu.timing import weight_words
 
 MAXPOOL_START = -128
 """What max pooling compares its first input with."""
@@ -50,14 +50,6 @@ def parameter_words(stage: Stage) -> int:
             return BS_WORDS * groups(stage.layer.Co)
 
 
-def weight_words(stage: Stage) -> int:
-    """Weight words that the stream has for this word."""
-    layer = stage.layer
-    if stage.name not in ("conv", "dwconv", "avgpool", "bn"):
-        return 0
-    return groups(layer.Co) * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
-
-
 def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) -> tuple[list[Block], int]:
     """The blocks of a chain, their parameters in the pads, and the address behind the last.
 
@@ -70,7 +62,7 @@ def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) 
     for position, stage in enumerate(chain):
         if stage.control is not None and stage.control.set_weights:
             start = stage.control.weights
-        sizes = parameter_words(stage), weight_words(stage)
+        sizes = parameter_words(stage), weight_words(stage.layer)
         words = _read(stage, start, sum(sizes), memory)
         parameters, weights = words[: sizes[0]], words[sizes[0] :]
         continues = position > 0 and chain[position - 1].keeps

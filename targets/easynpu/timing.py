@@ -115,6 +115,13 @@ def parameter_words(layer: Layer) -> int:
     return groups(layer.Co) * (SLOPE_WORDS if name == "prelu" else BS_WORDS)
 
 
+def weight_words(layer: Layer) -> int:
+    """Weight words that the stream has for this word, and that every tile reads; 0 for words without weights."""
+    if layer.operation is None or not layer.operation.weights:
+        return 0
+    return groups(layer.Co) * layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
+
+
 def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> Cost:
     """The cost of a layer and its fused followers for every candidate tile (y[i], x[i]).
 
