@@ -55,12 +55,14 @@ class Lowering:
         self.buffers: dict[str, int] = {}
         self.scratch = 0
         self._zeros: dict[int, int] = {}
-        self._weights: list[bytes] = []
+        self._images: dict[bytes, int] = {}
         self._weight_bytes = 0
         self._local: dict[str, Tensor] = {}
         self._views: dict[str, View] = {}
         self._residents: dict[str, set[str]] = {}
         self._homes: dict[str, tuple[str, int]] = {}
+        self._joined: dict[str, tuple[str, int, int]] = {}
+        self._wholes: dict[str, View] = {}
         self._last = _last_readers(graph)
         self.node = Node("", (), ("",))
         self.regions = {name: f"input{i}" for i, name in enumerate(graph.inputs)}
@@ -94,12 +96,13 @@ class Lowering:
     # constants
 
     def image(self, values: Array) -> int:
-        """Offset in bytes of fp32 values in the weights' region."""
+        """Offset in bytes of fp32 values in the weights' region; equal values lie there once."""
         data = np.ascontiguousarray(values, np.float32).tobytes()
         data += bytes(-len(data) % ALIGNMENT)
-        self._weights.append(data)
-        self._weight_bytes += len(data)
-        return self._weight_bytes - len(data)
+        if data not in self._images:
+            self._images[data] = self._weight_bytes
+            self._weight_bytes += len(data)
+        return self._images[data]
 
     def rows(self, stem: str, values: Array, npu: int = 0) -> Local:
         """A buffer that holds row i of `values` (rows, columns) in NPU npu + i, loaded in time."""
@@ -284,6 +287,29 @@ class Lowering:
         while inner in self._homes:
             inner = self._homes[inner][0]
             self._residents[tensor.at.buffer].add(inner)
+        if name in self._joined:
+            self._views[name] = self.part(name, *self._joined[name])
+            self.store(self._views[name], tensor)
+
+    def join(self, name: str, whole: str, axis: int, first: int) -> None:
+        """Says that a tensor is part of a Concat in system memory, to be stored there when it is computed."""
+        self._joined[name] = (whole, axis, first)
+
+    def is_joined(self, name: str) -> bool:
+        """Whether the tensor is stored in its Concat when it is computed."""
+        return name in self._joined
+
+    def whole(self, name: str) -> View:
+        """Where a Concat in system memory lies."""
+        if name not in self._wholes:
+            self._wholes[name] = self.destination(name)
+        return self._wholes[name]
+
+    def part(self, name: str, whole: str, axis: int, first: int) -> View:
+        """Where a part of a Concat in system memory lies."""
+        found = self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis])
+        assert found is not None
+        return found
 
     def define_view(self, name: str, view: View) -> None:
         """Says where a tensor of the graph lies in system memory."""
@@ -322,7 +348,7 @@ class Lowering:
             if view is None or view.region != region:
                 self._deliver(name, view)
         return Lowered(
-            tuple(self.steps), self.loads, self.buffers, b"".join(self._weights), self.scratch,
+            tuple(self.steps), self.loads, self.buffers, b"".join(self._images), self.scratch,
             self.regions, self.outputs,
         )  # fmt: skip
 

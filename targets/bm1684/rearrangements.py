@@ -72,17 +72,15 @@ def _whole(lo: Lowering, node: Node) -> Tensor:
 
 
 def _concat_in_system(lo: Lowering, node: Node, axis: int) -> None:
-    to, first = lo.destination(node.output), 0
+    first = 0
     for name in node.inputs:
-        count = lo.graph.shape(name)[axis]
-        part = to.sliced(axis, first, count)
-        assert part is not None
-        if lo.is_local(name):
-            lo.store(part, lo.local(name))
-        else:
+        part = lo.part(name, node.output, axis, first)
+        if not lo.is_local(name):
             lo.emit(*moves.copies(part, lo.view(name)))
-        first += count
-    lo.define_view(node.output, to)
+        elif not lo.is_joined(name):
+            lo.store(part, lo.local(name))
+        first += lo.graph.shape(name)[axis]
+    lo.define_view(node.output, lo.whole(node.output))
 
 
 def split(lo: Lowering, node: Node) -> None:

@@ -67,6 +67,15 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
+    """Parts that nothing else reads are stored when they are computed."""
+    axis, first = node.integer("axis") % len(graph.shape(node.output)), 0
+    for name in node.inputs:
+        if graph.only_reader(name) is not None and node.inputs.count(name) == 1:
+            lowering.join(name, node.output, axis, first)
+        first += graph.shape(name)[axis]
+
+
 def lower(graph: Graph, machine: Machine) -> Lowered:
     """The steps of a float graph that `support` accepts."""
     lowering = Lowering(graph, machine)
@@ -76,5 +85,7 @@ def lower(graph: Graph, machine: Machine) -> Lowered:
             for name in node.inputs:
                 lowering.place(name, node.output, first)
                 first += graph.shape(name)[1]
+        elif node.op == "Concat":
+            _join(lowering, graph, node)
     fused = (fused_producer(graph, node) for node in graph.nodes)
     return lowering.run(RULES, frozenset(each.output for each in fused if each is not None))

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from npuc.data import Samples
-from npuc.errors import NpucError, Problem
+from npuc.errors import DoesNotFit, NpucError, Problem
 from npuc.evidence import signature
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.target import Options
-from npuc.targets.bm1684 import emission, launcher, planner, report, rules, support
+from npuc.targets.bm1684 import emission, launcher, planner, report, rules, slicing, support
 from npuc.targets.bm1684 import machine as machines
 from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
+from npuc.targets.bm1684.kernel import Kernel
+from npuc.targets.bm1684.lowering import Lowered
+from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.passes import PASSES
 from npuc.targets.bm1684.running import Runner
 from npuc.targets.bm1684.timeline import timeline
@@ -50,10 +53,9 @@ class Bm1684:
         """Lowers, plans and emits; nothing is calibrated."""
         del samples, hook
         machine = machines.load(options.machine)
-        lowered = rules.lower(graph, machine)
-        kernel = planner.plan(lowered, machine)
+        sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
-        manifest = report.manifest(graph, lowered, kernel, machine, contents)
+        manifest = report.manifest(sliced, lowered, kernel, machine, contents)
         regions, cycles = [region.name for region in contents.regions], manifest["report"]["cycles"]
         files = {
             KERNEL_FILE: emission.device_code(kernel, regions, cycles, machine).encode(),
@@ -110,6 +112,19 @@ class Bm1684:
             }
             for op, row in support.OPERATORS.items()
         ]
+
+
+def _planned(graph: Graph, machine: Machine) -> tuple[Graph, Lowered, Kernel]:
+    """The plan of a graph and, where its maps exceed local memory, of what they become in slices of rows."""
+    try:
+        lowered = rules.lower(graph, machine)
+        return graph, lowered, planner.plan(lowered, machine)
+    except DoesNotFit:
+        sliced = slicing.fit(graph, machine)
+        if sliced is graph:
+            raise
+    lowered = rules.lower(sliced, machine)
+    return sliced, lowered, planner.plan(lowered, machine)
 
 
 def _listed(call: Instruction) -> dict[str, Any]:

@@ -1,0 +1,336 @@
+"""Graphs whose maps exceed local memory, rewritten into slices of rows that do not.
+
+A group is a run of layers with one result. It is computed slice by slice: some rows of the result, from those rows
+of the group's inputs that they depend on (with the halo of its windows), everything between in local memory.
+Inputs and result of a group lie in system memory, where Concat joins the slices. Which layers form a group, and in
+how many slices, is searched by dynamic programming over the prices of timing: rows computed again against bytes
+moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+
+from npuc.ir import Graph, Node, TensorType
+from npuc.ops.windows import Window, window_of
+from npuc.targets.bm1684 import timing
+from npuc.targets.bm1684.elementwise import BINARY
+from npuc.targets.bm1684.functions import RECIPES
+from npuc.targets.bm1684.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
+from npuc.targets.bm1684.machine import Machine
+
+ELEMENT = 4
+SHARE = 5 / 8
+"""Of local memory, for maps: the rest is for weights that are being loaded."""
+LONGEST = 24
+"""Layers of a group."""
+POOLS = ("MaxPool", "AveragePool")
+WINDOWS = ("Conv", *POOLS)
+ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
+"""Operators whose row of a result depends on the same row of their operands."""
+
+Rows = tuple[int, int]
+"""From a row to behind another one."""
+
+
+def fit(graph: Graph, machine: Machine) -> Graph:
+    """The graph with its large layers in slices of rows; the same graph if there are none, or no slices help."""
+    nodes, tensors = list[Node](), dict(graph.tensors)
+    for group in _division(graph, machine):
+        if group.slices == 1:
+            nodes += graph.nodes[group.first : group.behind]
+            continue
+        for node, types in _sliced(graph, group):
+            nodes.append(node)
+            tensors |= types
+    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), tensors=tensors)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Nodes first..behind - 1, and in how many slices of rows their result is computed."""
+
+    first: int
+    behind: int
+    slices: int
+    cost: float
+
+
+def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
+    """All nodes in groups; only runs of sliceable ones with a large one among them are searched."""
+    first = 0
+    while first < len(graph.nodes):
+        behind = first
+        while behind < len(graph.nodes) and _sliceable(graph, graph.nodes[behind]):
+            behind += 1
+        if all(_fits_whole(graph, node, machine) for node in graph.nodes[first:behind]):
+            behind = max(behind, first + 1)
+            yield _Group(first, behind, 1, 0.0)
+        else:
+            yield from _groups(graph, first, behind, machine)
+        first = behind
+
+
+def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Group]:
+    """The cheapest division of a run: best[i] is what the nodes from i on cost, and its first group."""
+    best = {behind: (0.0, _Group(behind, behind, 1, 0.0))}
+    for start in reversed(range(first, behind)):
+        best[start] = (inf, _Group(start, start + 1, 1, inf))
+        for end in range(start + 1, min(behind, start + LONGEST) + 1):
+            group = _cheapest(graph, start, end, machine)
+            if group is not None and group.cost + best[end][0] < best[start][0]:
+                best[start] = (group.cost + best[end][0], group)
+    found, at = list[_Group](), first
+    while at < behind:
+        found.append(best[at][1])
+        at = found[-1].behind
+    return found
+
+
+def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group | None:
+    """The group with the fewest slices that fit, if it has one result of images."""
+    nodes = graph.nodes[first:behind]
+    if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
+        return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine))
+    results = _results(graph, nodes)
+    if len(results) != 1:
+        return None
+    slices = _fewest(graph, nodes, results[0], machine)
+    if slices is None or slices == 1:
+        return None
+    parts = [_needed(graph, nodes, results[0], rows) for rows in _divided(graph.shape(results[0])[2], slices)]
+    computed = sum(_price(graph, nodes, part, machine) for part in parts)
+    moved = sum(_moved(graph, nodes, part, results[0], machine) for part in parts)
+    return _Group(first, behind, slices, max(computed, moved) + min(computed, moved) / slices)
+
+
+def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine) -> int | None:
+    """The smallest number of slices of which the middle one, that has halo on both sides, fits."""
+    height, room = graph.shape(result)[2], SHARE * machine.local_bytes
+
+    def fits(slices: int) -> bool:
+        rows = _divided(height, slices)[slices // 2]
+        return _peak(graph, nodes, _needed(graph, nodes, result, rows), machine) <= room
+
+    low, high = 1, height
+    if not fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def _divided(height: int, slices: int) -> list[Rows]:
+    """Rows of each slice; none is empty."""
+    bounds = [height * at // slices for at in range(slices + 1)]
+    return list(pairwise(bounds))
+
+
+# what can be sliced
+
+
+def _sliceable(graph: Graph, node: Node) -> bool:
+    """Whether rows of the node's result are a function of rows of its operands."""
+    if len(node.outputs) != 1 or len(graph.shape(node.output)) != 4:
+        return False
+    if node.op in WINDOWS:
+        ragged = node.op == "AveragePool" and _window(graph, node).ceil_mode
+        return len(graph.shape(node.inputs[0])) == 4 and not ragged
+    if node.op == "Concat":
+        return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
+    return node.op in ROW_BY_ROW and all(_whole_or_rows(graph, node, name) for name in node.inputs if name)
+
+
+def _whole_or_rows(graph: Graph, node: Node, name: str) -> bool:
+    """Whether an operand has the rows of the result, or is a constant that is the same for all rows."""
+    shape = graph.shape(name)
+    if name in graph.constants:
+        return len(shape) < 2 or shape[-2] == 1 or node.op == "BatchNormalization"
+    return len(shape) == 4 and shape[2] == graph.shape(node.output)[2]
+
+
+def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
+    names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name and name not in graph.constants)
+    sizes = (_bytes(graph.shape(name), machine) for name in names if len(graph.shape(name)) == 4)
+    return sum(sizes) <= SHARE * machine.local_bytes
+
+
+def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
+    """Tensors of a group that somebody outside reads."""
+    inside = {node.output for node in nodes}
+    return [
+        node.output
+        for node in nodes
+        if node.output in graph.outputs
+        or any(reader.output not in inside for reader in graph.readers[node.output])
+    ]
+
+
+# rows that depend on each other
+
+
+def _window(graph: Graph, node: Node) -> Window:
+    kernel = graph.shape(node.inputs[1])[2:] if node.op == "Conv" else node.integers("kernel_shape")
+    return window_of(node, kernel)
+
+
+def _operand_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
+    """The rows of the operands that rows of the result depend on."""
+    if node.op not in WINDOWS:
+        return rows
+    window, height = _window(graph, node), graph.shape(node.inputs[0])[2]
+    first = rows[0] * window.strides[0] - window.begins[0]
+    behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
+    return max(first, 0), min(max(behind, 1), height)
+
+
+def _needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows) -> dict[str, Rows]:
+    """For rows of a group's result, the rows of each tensor of the group and of its inputs."""
+    found: dict[str, Rows] = {result: rows}
+    for node in reversed(nodes):
+        operand = _operand_rows(graph, node, found[node.output])
+        for name in _operands(graph, node):
+            first, behind = found.get(name, operand)
+            found[name] = (min(first, operand[0]), max(behind, operand[1]))
+    return found
+
+
+def _operands(graph: Graph, node: Node) -> list[str]:
+    names = node.inputs[:1] if node.op in WINDOWS else node.inputs
+    return [name for name in dict.fromkeys(names) if name and name not in graph.constants]
+
+
+def _whole(graph: Graph, nodes: tuple[Node, ...]) -> dict[str, Rows]:
+    names = (name for node in nodes for name in (*_operands(graph, node), node.output))
+    return {name: (0, graph.shape(name)[2]) for name in names}
+
+
+# sizes and prices
+
+
+def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
+    extents = Dim4(*shape)
+    return ELEMENT * extents.n * okk_128_byte_aligned_stride_for_32bit(0, extents, machine).n
+
+
+def _part(graph: Graph, name: str, part: Mapping[str, Rows]) -> tuple[int, ...]:
+    """The shape of a slice of a tensor."""
+    n, c, _, w = graph.shape(name)
+    return n, c, part[name][1] - part[name][0], w
+
+
+def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine) -> int:
+    """Most bytes of an NPU that a slice's tensors take at a time."""
+    last = {name: at for at, node in enumerate(nodes) for name in (*_operands(graph, node), node.output)}
+    live, peak = dict[str, int](), 0
+    for at, node in enumerate(nodes):
+        for name in (*_operands(graph, node), node.output):
+            live[name] = _bytes(_part(graph, name, part), machine)
+        peak = max(peak, sum(live.values()))
+        live = {name: size for name, size in live.items() if last[name] > at}
+    return peak
+
+
+def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine) -> float:
+    """Cycles of the BDC for a slice."""
+    return sum(_node_price(graph, node, Dim4(*_part(graph, node.output, part)), machine) for node in nodes)
+
+
+def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
+    groups = timing.groups(out, 0, machine)
+    if node.op not in WINDOWS:
+        return 2 * groups
+    window = _window(graph, node)
+    (kernel_h, kernel_w), stride_w = window.kernel, window.strides[1]
+    if node.op == "Conv" and node.integer("group", 1) == 1:
+        channels = graph.shape(node.inputs[0])[1]
+        return timing.conv2d(groups, channels, kernel_h, kernel_w, stride_w, len(node.inputs) > 2, machine)
+    return timing.depthwise2d(groups, kernel_h, kernel_w, stride_w, machine)
+
+
+def _moved(
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine
+) -> float:
+    """Cycles of the GDMA for a slice: its inputs and weights, its result."""
+    inside = {node.output for node in nodes}
+    names = [
+        *dict.fromkeys(name for node in nodes for name in _operands(graph, node) if name not in inside),
+        result,
+    ]
+    elements = sum(TensorType(_part(graph, name, part)).size for name in names)
+    elements += sum(graph.tensors[name].size for node in nodes for name in node.inputs if name in graph.constants)
+    return timing.READ_START * len(names) + ELEMENT * elements / machine.dram_bytes_per_cycle
+
+
+# the rewriting
+
+
+def _sliced(graph: Graph, group: _Group) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+    """The nodes of every slice with the types of what they write, and the Concat that joins the results."""
+    nodes = graph.nodes[group.first : group.behind]
+    result = _results(graph, nodes)[0]
+    names = list[str]()
+    for rows in _divided(graph.shape(result)[2], group.slices):
+        part = _needed(graph, nodes, result, rows)
+        names.append(_name(result, rows))
+        yield from _slice_of(graph, nodes, part, names[-1])
+    last = graph.producers[result]
+    join = Node("Concat", tuple(names), (result,), {"axis": 2}, f"{last.name}/rows", last.sources)
+    yield join, {}
+
+
+def _name(tensor: str, rows: Rows) -> str:
+    return f"{tensor}@rows{rows[0]}:{rows[1]}"
+
+
+def _slice_of(
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str
+) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+    """One slice: what it computes, and before each node the rows of operands that it cuts out."""
+    inside, cut = {node.output for node in nodes}, set[str]()
+    for node in nodes:
+        rows = _operand_rows(graph, node, part[node.output])
+        renamed = dict[str, str]()
+        for name in _operands(graph, node):
+            own = f"{result}/{name}" if name in inside else name
+            start = part[name][0] if name in inside else 0
+            height = part[name][1] - part[name][0] if name in inside else graph.shape(name)[2]
+            renamed[name] = (
+                own if (rows[0] - start, rows[1] - start) == (0, height) else _name(f"{result}/{name}", rows)
+            )
+            if renamed[name] != own and renamed[name] not in cut:
+                cut.add(renamed[name])
+                yield _cut(graph, name, own, renamed[name], (rows[0] - start, rows[1] - start))
+        output = result if node is nodes[-1] else f"{result}/{node.output}"
+        inputs = tuple(renamed.get(name, name) for name in node.inputs)
+        made = replace(node, inputs=inputs, outputs=(output,), name=output)
+        yield _padded(graph, made, node, part[node.output]), {output: TensorType(_part(graph, node.output, part))}
+
+
+def _cut(graph: Graph, name: str, source: str, output: str, rows: Rows) -> tuple[Node, dict[str, TensorType]]:
+    n, c, _, w = graph.shape(name)
+    attrs = {"axes": (2,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
+    return Node("Slice", (source,), (output,), attrs, output), {output: TensorType((n, c, rows[1] - rows[0], w))}
+
+
+def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
+    """A window over a slice has padding only where the whole map has it."""
+    if node.op not in WINDOWS:
+        return made
+    window, height = _window(graph, node), graph.shape(node.inputs[0])[2]
+    first = rows[0] * window.strides[0] - window.begins[0]
+    behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
+    pads = (max(-first, 0), window.begins[1], max(behind - height, 0), _right(graph, node, window))
+    return made.with_attrs(pads=pads, **({"ceil_mode": 0} if node.op in POOLS else {}))
+
+
+def _right(graph: Graph, node: Node, window: Window) -> int:
+    """Columns of padding to the right that the windows of the result reach."""
+    width, out = graph.shape(node.inputs[0])[3], graph.shape(node.output)[3]
+    if not window.ceil_mode:
+        return window.ends[1]
+    return max((out - 1) * window.strides[1] + window.reach[1] - window.begins[1] - width, 0)

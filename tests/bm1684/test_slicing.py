@@ -1,0 +1,119 @@
+"""Networks whose maps exceed local memory, computed in slices of rows: the same meaning, within the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from npuc import driver, interpreter
+from npuc.ir import Graph, Node, TensorType, type_of
+from npuc.models import MODELS
+from npuc.target import Options
+from npuc.targets.bm1684 import slicing
+from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.running import Runner
+from npuc.targets.bm1684.target import BM1684
+from tests.bm1684.kernels import need_compiler
+
+# local memory in bytes that holds some of the network's maps, but not all
+SMALL = {
+    "resnet8": 6144,
+    "small_cnn": 10240,
+    "unet_small": 9216,
+    "mobilenet_v1_025": 9216,
+    "residual_awkward": 4096,
+}
+
+
+def _optimised(name: str, folder: Path) -> tuple[Path, Graph]:
+    path = folder / f"{name}.onnx"
+    onnx.save(MODELS[name](), path)
+    return path, driver.optimised(path, BM1684, {}, Options(precision="fp32"), None)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_slices_mean_the_same_and_are_smaller(name: str, tmp_path: Path) -> None:
+    graph = _optimised(name, tmp_path)[1]
+    sliced = slicing.fit(graph, Machine(local_bytes=SMALL[name]))
+    sliced.check()
+    assert len(sliced.nodes) > len(graph.nodes)
+    assert sliced.nodes[-1].output == graph.nodes[-1].output
+    feeds = {
+        each: np.random.default_rng(1).standard_normal(graph.shape(each)).astype(np.float32)
+        for each in graph.inputs
+    }
+    expected, found = interpreter.run(graph, feeds), interpreter.run(sliced, feeds)
+    for output in graph.outputs:
+        assert np.abs(found[output] - expected[output]).max() <= 1e-5 * np.abs(expected[output]).max()
+
+
+@pytest.mark.parametrize(
+    ("name", "local_bytes"), [("small_cnn", 12288), ("small_cnn", 16384), ("unet_small", 8192)]
+)
+def test_a_smaller_machine_runs_the_network_in_slices(name: str, local_bytes: int, tmp_path: Path) -> None:
+    need_compiler()
+    path, graph = _optimised(name, tmp_path)
+    machine = tmp_path / "small.toml"
+    machine.write_text(f"local_bytes = {local_bytes}\n", encoding="ascii")
+    program = BM1684.lower(graph, {}, Options(machine=str(machine), precision="fp32"))
+    assert len(program.manifest["report"]["layers"]) > len(graph.nodes)
+    feeds = {
+        each: np.random.default_rng(2).standard_normal((1, *graph.shape(each))).astype(np.float32)
+        for each in graph.inputs
+    }
+    found = Runner(program, "own")(feeds)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    expected = session.run(list(graph.outputs), {each: value[0] for each, value in feeds.items()})
+    for output, value in zip(graph.outputs, expected, strict=True):
+        assert np.abs(found[output][0] - value).max() <= 1e-4 * np.abs(value).max()
+
+
+def test_a_graph_that_fits_stays_as_it_is(tmp_path: Path) -> None:
+    graph = _optimised("resnet8", tmp_path)[1]
+    assert slicing.fit(graph, Machine()) is graph
+
+
+def _convolution(height: int, stride: int, pads: tuple[int, int, int, int]) -> Graph:
+    weights = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
+    out = (height + pads[0] + pads[2] - 3) // stride + 1
+    node = Node("Conv", ("x", "w"), ("y",), {"strides": (stride, 1), "pads": pads, "dilations": (1, 1)}, "conv")
+    tensors = {"x": TensorType((1, 2, height, 40)), "w": type_of(weights), "y": TensorType((1, 4, out, 40))}
+    return Graph("g", (node,), ("x",), ("y",), {"w": weights}, tensors)
+
+
+# by hand: output row y of a 3-row window reads rows stride * y - pad .. stride * y - pad + 2 of the image
+def test_slices_of_a_convolution_read_its_halo_and_pad_only_at_the_edges() -> None:
+    sliced = slicing.fit(_convolution(16, 1, (1, 1, 1, 1)), Machine(local_bytes=3072))
+    cuts = [(node.integers("starts")[0], node.integers("ends")[0]) for node in sliced.nodes if node.op == "Slice"]
+    pads = [node.integers("pads") for node in sliced.nodes if node.op == "Conv"]
+    assert cuts[0] == (0, sliced.shape(sliced.nodes[1].output)[2] + 1)
+    assert all(
+        behind - first == rows + 2
+        for (first, behind), rows in zip(cuts[1:-1], _heights(sliced)[1:-1], strict=True)
+    )
+    assert pads[0] == (1, 1, 0, 1)
+    assert pads[-1] == (0, 1, 1, 1)
+    assert all(each == (0, 1, 0, 1) for each in pads[1:-1])
+
+
+def _heights(graph: Graph) -> list[int]:
+    return [graph.shape(node.output)[2] for node in graph.nodes if node.op == "Conv"]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("pads", [(0, 1, 0, 1), (2, 1, 1, 1)])
+def test_strides_and_uneven_padding_keep_their_meaning(stride: int, pads: tuple[int, int, int, int]) -> None:
+    graph = _convolution(31, stride, pads)
+    sliced = slicing.fit(graph, Machine(local_bytes=4096))
+    assert len(sliced.nodes) > 3
+    feeds = {"x": np.random.default_rng(3).standard_normal((1, 2, 31, 40)).astype(np.float32)}
+    assert (interpreter.run(sliced, feeds)["y"] == interpreter.run(graph, feeds)["y"]).all()
+
+
+def test_what_no_slice_makes_fit_stays_whole() -> None:
+    graph = _convolution(31, 1, (1, 1, 1, 1))
+    assert slicing.fit(graph, Machine(local_bytes=1024)) is graph
