@@ -55,10 +55,10 @@ def widths(rows: int, cols: int, machine: Machine, start_idx: int = 0) -> list[W
 
 
 def alternatives(rows: int, cols: int, machine: Machine, count: int = 8, start_idx: int = 0) -> list[Width]:
-    """The best choices in order, one for every price and number of channels."""
-    found: dict[tuple[int, int, int], Width] = {}
+    """The best choices in order, one for every price in cycles and bytes."""
+    found: dict[tuple[int, int], Width] = {}
     for each in sorted(widths(rows, cols, machine, start_idx), key=_order):
-        found.setdefault((each.cycles_per_row, each.bytes_per_npu, each.channels), each)
+        found.setdefault((each.cycles_per_row, each.bytes_per_npu), each)
     return list(found.values())[:count]
 
 

@@ -13,7 +13,11 @@ from npuc.targets.bm1684.emission import KERNEL, call_text
 from npuc.targets.bm1684.kernel import Kernel
 from npuc.targets.bm1684.lowering import SCRATCH, WEIGHTS, Lowered
 from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.matrix_width import alternatives
 from npuc.targets.bm1684.planner import cost, lower_bound
+
+CHOICES = 5
+"""Of W that a report shows."""
 
 
 def contents(graph: Graph, lowered: Lowered, machine: Machine) -> Contents:
@@ -85,7 +89,17 @@ def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine) -> dict[st
         "bound": "gdma" if total.gdma > total.bdc else "bdc",
         "ideal_cycles": multiplied / machine.macs_per_cycle,
         "regions": len(regions),
+        **_widths(graph, name, machine),
     }
+
+
+def _widths(graph: Graph, name: str, machine: Machine) -> dict[str, Any]:
+    """Of a matrix product: the choices of W, the one it has first, with the document's advice."""
+    node = graph.producers.get(name)
+    if node is None or node.op not in ("Gemm", "MatMul"):
+        return {}
+    rows, cols = graph.shape(node.inputs[0])[-1], graph.shape(node.output)[-1]
+    return {"widths": [asdict(each) for each in alternatives(rows, cols, machine, CHOICES)]}
 
 
 def _nodes(graph: Graph, name: str) -> list[Node]:
