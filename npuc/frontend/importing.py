@@ -13,11 +13,12 @@ from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.contrib import CONTRIB, DOMAIN, signature_of
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
-from npuc.frontend.signatures import attributes_of, check_arity, signature
+from npuc.frontend.signatures import attributes_of, check_arity
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
 
@@ -150,7 +151,8 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
 
 
 def _is_known(proto: onnx.NodeProto) -> bool:
-    return proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If")
+    contrib = proto.domain == DOMAIN and proto.op_type in CONTRIB
+    return contrib or (proto.domain in ONNX_DOMAINS and (proto.op_type in IMPORTERS or proto.op_type == "If"))
 
 
 def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
@@ -162,7 +164,7 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
 
 def _import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
     """Imports one node; raises NpucError for whatever is wrong with it."""
-    found = signature(proto.op_type, to.opset) if proto.domain in ONNX_DOMAINS else None
+    found = signature_of(proto, to.opset)
     if found is None:
         raise _unknown(name, proto)
     if found.deprecated:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from npuc.frontend.importers import (
     activation,
     elementwise,
+    integers,
     linear,
     movement,
     normalisation,
@@ -23,6 +24,7 @@ from npuc.frontend.importers.table import Importer
 IMPORTERS: dict[str, Importer] = {
     **activation.IMPORTERS,
     **elementwise.IMPORTERS,
+    **integers.IMPORTERS,
     **linear.IMPORTERS,
     **movement.IMPORTERS,
     **normalisation.IMPORTERS,

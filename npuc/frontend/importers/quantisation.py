@@ -10,7 +10,8 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
 
 
-def _linear(node: OnnxNode, to: Builder) -> None:
+def convert(node: OnnxNode, to: Builder) -> None:
+    """A QuantizeLinear or DequantizeLinear node."""
     if node.attrs.get("block_size"):
         raise node.unsupported(
             "blocked quantisation", "quantise per tensor or per channel", limit="per tensor or per axis"
@@ -18,10 +19,20 @@ def _linear(node: OnnxNode, to: Builder) -> None:
     for index in range(1, len(node.inputs)):
         if node.given(index):
             to.value(node, index)
+    _expect_scale(node, to)
     rank, scale = len(to.shape(node.inputs[0])), to.types[node.inputs[1]]
     axis = node.axis(node.attrs.get("axis", 1), rank) if scale.size != 1 else 0
     zero = node.inputs[2] if node.given(2) else _zero_point(node, to, scale.shape)
     to.emit(node, node.op, (node.inputs[0], node.inputs[1], zero), axis=axis)
+
+
+def _expect_scale(node: OnnxNode, to: Builder) -> None:
+    """Raises ModelError (E105) for scales that are not finite numbers above 0."""
+    scale = to.value(node, 1)
+    if scale.dtype.kind == "f" and not (np.isfinite(scale) & (scale > 0)).all():
+        wrong = scale[~(np.isfinite(scale) & (scale > 0))] if scale.ndim else scale
+        reason, limit = f"a scale is {float(wrong.flat[0])}", "finite, above 0"
+        raise node.bad(reason, tensor=node.inputs[1], limit=limit)
 
 
 def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
@@ -36,4 +47,4 @@ def _zero_point(node: OnnxNode, to: Builder, shape: tuple[int, ...]) -> str:
     return to.constant(node, "zero_point", np.zeros(shape, dtype))
 
 
-IMPORTERS: dict[str, Importer] = {"QuantizeLinear": _linear, "DequantizeLinear": _linear}
+IMPORTERS: dict[str, Importer] = {"QuantizeLinear": convert, "DequantizeLinear": convert}

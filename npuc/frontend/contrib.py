@@ -1,0 +1,61 @@
+"""The operators beyond ONNX's own that onnxruntime's quantiser writes: which there are, and their signatures.
+
+Each computes what an operator of ONNX does, on integers with scales and zero points; its attributes are that
+operator's. Source: onnxruntime, docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+
+from npuc.frontend.reading import ONNX_DOMAINS
+from npuc.frontend.signatures import Signature, signature
+
+DOMAIN = "com.microsoft"
+UNBOUNDED = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Contrib:
+    """An operator: the one whose attributes it has, its least and most inputs, and more attributes."""
+
+    like: str
+    inputs: tuple[int, int]
+    more: Mapping[str, Any] | None = None
+
+
+CONTRIB: Mapping[str, Contrib] = {
+    "QuantizeLinear": Contrib("QuantizeLinear", (2, 3)),
+    "DequantizeLinear": Contrib("DequantizeLinear", (2, 3)),
+    "QLinearAdd": Contrib("Add", (7, 8)),
+    "QLinearMul": Contrib("Mul", (7, 8)),
+    "QLinearSigmoid": Contrib("Sigmoid", (4, 5)),
+    "QLinearLeakyRelu": Contrib("LeakyRelu", (4, 5)),
+    "QLinearSoftmax": Contrib("Softmax", (5, 5), {"opset": 0}),
+    "QLinearAveragePool": Contrib("AveragePool", (4, 5), {"channels_last": 0}),
+    "QLinearGlobalAveragePool": Contrib("GlobalAveragePool", (5, 5), {"channels_last": 0}),
+    "QLinearConcat": Contrib("Concat", (5, UNBOUNDED)),
+    "QGemm": Contrib("Gemm", (6, 9)),
+}
+
+
+def signature_of(proto: onnx.NodeProto, opset: int) -> Signature | None:
+    """The signature of a node's operator, or None if npuc knows none."""
+    if proto.domain in ONNX_DOMAINS:
+        return signature(proto.op_type, opset)
+    found = CONTRIB.get(proto.op_type) if proto.domain == DOMAIN else None
+    like = signature(found.like, max(opset, 13)) if found is not None else None
+    if found is None or like is None:
+        return None
+    more = found.more or {}
+    return replace(
+        like,
+        inputs=found.inputs,
+        required=(False,),
+        kinds={**like.kinds, **dict.fromkeys(more, "INT")},
+        defaults={**like.defaults, **more},
+    )

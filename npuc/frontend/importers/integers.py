@@ -1,0 +1,160 @@
+"""Operators on integers with scales and zero points: float operators between DequantizeLinear and QuantizeLinear.
+
+QLinearConv, QLinearMatMul and onnxruntime's QLinear... and QGemm carry scale and zero point of each operand and of
+the result. ConvInteger and MatMulInteger carry no scales: their operands count in units of 1, and their int32
+result is taken as float, as the Cast and the product behind them do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
+from npuc.frontend.importers.quantisation import convert
+from npuc.frontend.importers.table import Importer
+
+FLOAT: dict[str, Importer] = {
+    **activation.IMPORTERS,
+    **elementwise.IMPORTERS,
+    **linear.IMPORTERS,
+    **movement.IMPORTERS,
+    **reduction.IMPORTERS,
+    **windows.IMPORTERS,
+}
+
+
+def _float(node: OnnxNode, to: Builder, inputs: Sequence[int], axis: int = 1) -> str:
+    """The operand whose integers, scale and zero point stand at these places, dequantised."""
+    names = tuple(node.inputs[at] if node.given(at) else "" for at in inputs)
+    output = to.fresh(f"{names[0]}/dequantised")
+    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
+    return output
+
+
+def _compute(node: OnnxNode, to: Builder, op: str, inputs: Sequence[str], scale: int) -> None:
+    """The float operator, and its result quantised with the scale at this place and the zero point behind it."""
+    if node.attrs.get("channels_last"):
+        raise node.unsupported("its channels are last", "export the model with channels first")
+    result = to.fresh(f"{node.outputs[0]}/float")
+    FLOAT[op](replace(node, op=op, inputs=tuple(inputs), outputs=(result,)), to)
+    zero = node.inputs[scale + 1] if node.given(scale + 1) else ""
+    quantize = replace(node, op="QuantizeLinear", inputs=(result, node.inputs[scale], zero), attrs={"axis": 1})
+    convert(quantize, to)
+
+
+def _unary(op: str) -> Importer:
+    """x, its scale and zero point, those of the result."""
+
+    def importer(node: OnnxNode, to: Builder) -> None:
+        _compute(node, to, op, [_float(node, to, (0, 1, 2))], 3)
+
+    return importer
+
+
+def _binary(op: str) -> Importer:
+    """Two operands, each with scale and zero point, then those of the result."""
+
+    def importer(node: OnnxNode, to: Builder) -> None:
+        rank = len(to.shape(node.inputs[3]))
+        operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), max(rank - 1, 0))]
+        _compute(node, to, op, operands, 6)
+
+    return importer
+
+
+def _bias(node: OnnxNode, to: Builder, at: int, axis: int) -> list[str]:
+    """The int32 bias in units of both operands' scales, if there is one."""
+    if not node.given(at):
+        return []
+    product = np.asarray(to.value(node, 1) * to.value(node, 4), np.float32)
+    scale = to.constant(node, "bias_scale", product.squeeze())
+    zero = to.constant(node, "bias_zero", np.zeros(to.shape(scale), np.int32))
+    names = (node.inputs[at], scale, zero)
+    output = to.fresh(f"{names[0]}/dequantised")
+    convert(replace(node, op="DequantizeLinear", inputs=names, outputs=(output,), attrs={"axis": axis}), to)
+    return [output]
+
+
+def _conv(node: OnnxNode, to: Builder) -> None:
+    operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), 0)]
+    _compute(node, to, "Conv", [*operands, *_bias(node, to, 8, 0)], 6)
+
+
+def _gemm(node: OnnxNode, to: Builder) -> None:
+    """Without a scale of the result it stays float."""
+    columns = 0 if node.attrs["transB"] else 1
+    operands = [_float(node, to, (0, 1, 2)), _float(node, to, (3, 4, 5), columns)]
+    operands += _bias(node, to, 6, 0)
+    if node.given(7):
+        _compute(node, to, "Gemm", operands, 7)
+    else:
+        FLOAT["Gemm"](replace(node, op="Gemm", inputs=tuple(operands)), to)
+
+
+def _concat(node: OnnxNode, to: Builder) -> None:
+    """Scale and zero point of the result, then three inputs an operand."""
+    if len(node.inputs) % 3 != 2:
+        raise node.bad(f"the node has {len(node.inputs)} inputs", limit="2, and 3 for each operand")
+    operands = [_float(node, to, (at, at + 1, at + 2)) for at in range(2, len(node.inputs), 3)]
+    _compute(node, to, "Concat", operands, 0)
+
+
+def _unscaled(node: OnnxNode, to: Builder, at: int, zero: int, given: float) -> tuple[str, float]:
+    """An operand of a product of integers as float, and what it was multiplied with.
+
+    given: the factor that it must have; where QuantizeLinear has made it, its own scale stays.
+    """
+    name = node.inputs[at]
+    if to.types[name].dtype == "float32":  # of DynamicQuantizeLinear
+        return name, 1.0
+    producer = to.producers.get(name)
+    scale = to.constants.get(producer.inputs[1]) if producer and producer.op == "QuantizeLinear" else None
+    factor = float(scale.flat[0]) if scale is not None and scale.size == 1 else given
+    value = to.constant(node, "scale", np.float32(factor))
+    zeros = node.inputs[zero] if node.given(zero) else ""
+    if zeros and to.types[zeros].size > 1:
+        value = to.constant(node, "scale", np.full(to.shape(zeros), factor, np.float32))
+    output = to.fresh(f"{name}/dequantised")
+    inputs = (name, value, zeros)
+    convert(replace(node, op="DequantizeLinear", inputs=inputs, outputs=(output,), attrs={"axis": 0}), to)
+    return output, factor
+
+
+def _integer(op: str) -> Importer:
+    """A product of integers: x, w and their zero points."""
+
+    def importer(node: OnnxNode, to: Builder) -> None:
+        x, factor = _unscaled(node, to, 0, 2, 1.0)
+        w, _ = _unscaled(node, to, 1, 3, 1 / factor)
+        FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
+
+    return importer
+
+
+def _dynamic(node: OnnxNode, to: Builder) -> None:
+    """Scales that are computed from each sample: the values themselves, which calibration quantises."""
+    to.alias(node, node.inputs[0])
+    for name, value in zip(node.outputs[1:], (np.float32(1), np.uint8(0)), strict=False):
+        to.add_constant(name, np.asarray(value))
+
+
+IMPORTERS: dict[str, Importer] = {
+    "QLinearConv": _conv,
+    "QLinearMatMul": _binary("MatMul"),
+    "QLinearAdd": _binary("Add"),
+    "QLinearMul": _binary("Mul"),
+    "QLinearSigmoid": _unary("Sigmoid"),
+    "QLinearLeakyRelu": _unary("LeakyRelu"),
+    "QLinearSoftmax": _unary("Softmax"),
+    "QLinearAveragePool": _unary("AveragePool"),
+    "QLinearGlobalAveragePool": _unary("GlobalAveragePool"),
+    "QLinearConcat": _concat,
+    "QGemm": _gemm,
+    "ConvInteger": _integer("Conv"),
+    "MatMulInteger": _integer("MatMul"),
+    "DynamicQuantizeLinear": _dynamic,
+}
