@@ -118,7 +118,7 @@ def _with_rewrites(program: Program, steps: Steps) -> Program:
 
 def _with_operators(error: NpucError, graph: Graph) -> NpucError:
     """The same error, naming the operator of every node that it names."""
-    ops = {name: node.op for node in graph.nodes for name in (*node.sources, node.name)}
+    ops = {name: node.op for node in reversed(graph.nodes) for name in (*node.sources, node.name)}
     return type(error).of(
         replace(each, op=each.op or ops.get(each.node)) if each.node else each for each in error.problems
     )

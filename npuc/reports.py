@@ -42,6 +42,8 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
             bounds += f", best plan {count(traffic['optimum_bytes'])}"
         lines.append(f"  {count(moved)} bytes moved by the host ({bounds})")
         lines += _plans(traffic["plans"]) if verbose else []
+    if report.get("padding_cycles"):
+        lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]

@@ -8,7 +8,7 @@ from npuc.ir import Graph, Node
 from npuc.passes.rewriting import Draft, rewrite
 
 LIMITED = ("Conv", "Add")
-MOVES = ("Reshape", "Transpose")
+MOVES = ("Reshape", "Transpose", "MaxPool")
 
 
 def limit_at_zero(graph: Graph) -> Graph:

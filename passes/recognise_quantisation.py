@@ -17,6 +17,7 @@ from npuc.passes.rewriting import Draft, rewrite
 ONE_INPUT = ("Reshape", "Transpose", "Slice", "Expand", "DepthToSpace", "SpaceToDepth", "MaxPool", "Identity")
 """Operators on integers that give elements of their one input."""
 GRIDS = ("int8", "uint8")
+MARKS = ("QuantizeLinear", "DequantizeLinear", "FakeQuantize")
 
 
 def recognise_quantisation(graph: Graph) -> Graph:
@@ -25,9 +26,9 @@ def recognise_quantisation(graph: Graph) -> Graph:
     Where both have different scales or zero points, a product and a sum follow. Rounding again what the same
     FakeQuantize has rounded, moved, compared or limited at 0, changes nothing and is left out.
     """
-    if not any(node.op in ("QuantizeLinear", "DequantizeLinear", "FakeQuantize") for node in graph.nodes):
+    if not any(node.op in MARKS or node.integer("whole") for node in graph.nodes):
         return graph
-    return rewrite(graph, _raise_dequantize, _sink_quantize, _pair, _repeated)
+    return rewrite(graph, _stay_float, _raise_dequantize, _sink_quantize, _pair, _before_concat, _repeated)
 
 
 def _parameters(draft: Draft, node: Node | None, op: str) -> tuple[float, int, str] | None:
@@ -40,6 +41,15 @@ def _parameters(draft: Draft, node: Node | None, op: str) -> tuple[float, int, s
     if (scale != scale.flat[0]).any() or (zero != zero.flat[0]).any():
         return None
     return float(scale.flat[0]), int(zero.flat[0]), str(zero.dtype)
+
+
+def _stay_float(draft: Draft, node: Node) -> bool:
+    """Whole numbers that become int32 only to become floats again."""
+    cast = draft.producer(node.inputs[0]) if node.op == "Cast" and node.text("to") == "float32" else None
+    if cast is None or not cast.integer("whole"):
+        return False
+    draft.replace(node, replace(node, op="Identity", inputs=cast.inputs, attrs={}))
+    return True
 
 
 def _raise_dequantize(draft: Draft, node: Node) -> bool:
@@ -72,9 +82,11 @@ def _raise_dequantize(draft: Draft, node: Node) -> bool:
 
 
 def _sink_quantize(draft: Draft, node: Node) -> bool:
-    """Movement of what QuantizeLinear has just made: the floats move instead."""
+    """Movement of what QuantizeLinear has just made: the floats move instead. A pool stays behind."""
     quantize = draft.producer(node.inputs[0]) if node.op in ONE_INPUT and len(node.outputs) == 1 else None
     if quantize is None or _parameters(draft, quantize, "QuantizeLinear") is None:
+        return False
+    if node.op == "MaxPool" and node.output not in draft.outputs:
         return False
     moved = draft.fresh(f"{node.output}/float")
     first = replace(node, inputs=(quantize.inputs[0], *node.inputs[1:]), outputs=(moved,))
@@ -103,6 +115,21 @@ def _pair(draft: Draft, node: Node) -> bool:
         new.append(Node("Mul", (rounded, factor), (scaled,), {}, f"{node.name}/scaled", node.sources))
         new.append(Node("Add", (scaled, shift), node.outputs, {}, f"{node.name}/shifted", node.sources))
     draft.replace(node, *new)
+    return True
+
+
+def _before_concat(draft: Draft, node: Node) -> bool:
+    """FakeQuantize of a concatenation: its operands, which have scales of their own, are rounded instead."""
+    concat = draft.private(node.inputs[0]) if node.op == "FakeQuantize" else None
+    if concat is None or concat.op != "Concat" or _on_grid(draft, concat.output, node):
+        return False
+    names = [draft.fresh(f"{name}/{node.output}") for name in concat.inputs]
+    rounded = [
+        replace(node, inputs=(name,), outputs=(new,), name=f"{node.name}/{new}")
+        for name, new in zip(concat.inputs, names, strict=True)
+    ]
+    sources = draft.sources(concat, node)
+    draft.replace(node, *rounded, replace(concat, inputs=tuple(names), outputs=node.outputs, sources=sources))
     return True
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import along, expect_float
+from npuc.ops.rules import along, expect_types
 from npuc.ops.table import Op, bad_node, register
 
 MODES = ("nearest", "linear", "cubic")
@@ -24,7 +24,8 @@ def scales_of(node: Node) -> tuple[float, ...]:
 
 
 def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_float(node, types)
+    nearest = node.text("mode", "nearest") == "nearest"
+    expect_types(node, types, ("float32", "int8", "uint8") if nearest else ("float32",))
     x, sizes, scales = types[0], node.integers("sizes"), scales_of(node)
     for key, default, allowed in (
         ("mode", "nearest", MODES),
@@ -38,7 +39,7 @@ def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
         raise bad_node(node, reason, tensor=node.inputs[0])
     if min(sizes) < 1 or min(scales) <= 0:
         raise bad_node(node, f"sizes {list(sizes)}, scales {list(scales)}", limit="positive")
-    return (TensorType(sizes),)
+    return (TensorType(sizes, x.dtype),)
 
 
 def source_positions(node: Node, extent: int, size: int, scale: float) -> Array:
@@ -119,7 +120,7 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
             (np.take(y, i, axis=axis) * along(w, axis, y.ndim) for i, w in zip(indices, weights, strict=True)),
             start=np.float32(0),
         )
-    return (np.asarray(y, np.float32),)
+    return (np.asarray(y, inputs[0].dtype),)
 
 
 register(Op("Resize", "Nearest, linear or cubic interpolation to a fixed size.", _types, _resize))

@@ -66,6 +66,16 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
+def reaches(nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, float]:
+    """The largest magnitude of the tensors beside a Rescale whose other side has given steps."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        x, y = node.inputs[0], node.output
+        if node.op == "Rescale" and (x in given) != (y in given):
+            found[y if x in given else x] = given[x if x in given else y].reach
+    return found
+
+
 def integers_of(w: Array) -> tuple[Array, Array] | None:
     """The integers that float weights were dequantised from, and the scale of each output channel.
 

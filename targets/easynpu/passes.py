@@ -26,6 +26,7 @@ from npuc.passes.pads_to_convs import pads_to_convs
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.products_to_convs import products_to_convs
 from npuc.passes.reductions_to_pools import reductions_to_pools
+from npuc.passes.rescale_operands import rescale_operands
 from npuc.passes.resize_to_copies import resize_to_copies
 from npuc.passes.resize_to_products import resize_to_products
 from npuc.passes.separate_clips import separate_clips
@@ -64,4 +65,5 @@ PASSES: tuple[Pass, ...] = (
     copies_to_concats,
     gemm_to_conv,
     limit_at_zero,
+    rescale_operands,
 )

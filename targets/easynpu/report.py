@@ -14,8 +14,10 @@ from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.artefact import Segment, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob
 from npuc.targets.easynpu.isa import Layer, Reshape
+from npuc.targets.easynpu.jobs import Stage
 from npuc.targets.easynpu.lowering import Lowered
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.timing import is_dense
 from npuc.targets.easynpu.traffic import host_traffic
 
 
@@ -60,7 +62,18 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
         "weight_words": len(job.weights),
         "table_error_lsb": max(errors) if errors else None,
+        "padding_cycles": sum(_padding_cycles(stage) for _, each in parts for stage in each.placed.job.stages),
     }
+
+
+def _padding_cycles(stage: Stage) -> int:
+    """Compute cycles of a word that puts a zero point around a map; 0 of other words."""
+    node, word = stage.node, stage.word
+    if not node.integer("padding") or stage.source is None or stage.source.buffer != node.inputs[-1]:
+        return 0
+    if not isinstance(word, Layer):
+        return 0
+    return prod((word.Ho, word.Wo, word.Hk, word.Wk, word.Zs)) * (word.Ci if is_dense(word) else 1)
 
 
 def macs(graph: Graph, node: Node) -> int:
@@ -109,6 +122,7 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
         "cycles": cycles,
         "ideal_cycles": ideal,
         "utilization": ideal / cycles if cycles else None,
+        "padding_cycles": sum(layer["padding_cycles"] for layer in rows),
         "macs_per_cycle": machine.macs_per_cycle,
         "bytes_per_cycle": machine.word_bytes,
         "memory": {

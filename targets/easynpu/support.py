@@ -161,12 +161,23 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Pad": ("dwconv", "Any mode; zeros before a convolution become its padding."),
     "Gather": ("conv", "The indices are constants; channels become weights, other axes slices."),
     "Expand": ("maxpool", "Copies."),
+    **dict.fromkeys(
+        ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"),
+        ("conv, dwconv", "The weights are constants, and so are scales and zero points."),
+    ),
+    **dict.fromkeys(
+        (
+            *("QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
+            *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearConcat"),
+        ),
+        ("as without QLinear", "Scales and zero points are constants."),
+    ),
 }
 """Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
-    "QuantizeLinear": "it converts an output of the network",
-    "DequantizeLinear": "it converts an input of the network",
+    "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
+    "DequantizeLinear": "it converts an input of the network; of weights it gives values",
     "Softmax": "the machine has no exponential and no division",
     "LogSoftmax": "the machine has no exponential and no logarithm",
     "ArgMax": "the machine has no index arithmetic",

@@ -19,7 +19,7 @@ from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program
 from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads, uniform
-from npuc.quantize.given import given_steps
+from npuc.quantize.given import given_steps, reaches
 from npuc.quantize.tables import CONVERSIONS, domains
 from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -84,8 +84,9 @@ class EasyNpu:
         documented = options.isa == "documented"
         tensors = tensors_of(nodes)
         given = given_steps(graph, tensors, equal_ties(graph, nodes))
-        free = [name for name in tensors if name not in given]
-        found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
+        known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
+        free = [name for name in tensors if name not in given and name not in known]
+        found = {**spreads(graph, samples.feeds(), free, domains(graph, nodes)), **known}
         graph = run_passes(graph, (FoldShortCuts(found),), hook)
         nodes = self._integer(graph, machine)
         tensors = tensors_of(nodes)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from npuc import driver, program
+from npuc.errors import NpucError
+from npuc.models import MODELS
 from npuc.target import Options, target
 from npuc.verification import Tolerance, verify
 
@@ -43,3 +49,130 @@ def test_a_trained_quantised_model_is_bit_exact_and_close_to_onnxruntime(
     ]
     assert len(single) > 8
     assert min(single) > 15
+
+
+class _Samples(CalibrationDataReader):
+    """Some normal values for a network's one input."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        port, random = model.graph.input[0], np.random.default_rng(0)
+        shape = [each.dim_value for each in port.type.tensor_type.shape.dim]
+        self.left = [{port.name: random.standard_normal(shape).astype(np.float32)} for _ in range(8)]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self.left.pop() if self.left else None
+
+
+def _quantised(
+    name: str,
+    folder: Path,
+    form: str,
+    activations: str,
+    weights: str,
+    *,
+    symmetric: bool,
+    per_channel: bool,
+    opset: int,
+) -> Path:
+    """A network of npuc.models as onnxruntime's quantize_static makes it."""
+    model = MODELS[name]()
+    model.opset_import[0].version = opset  # its operators are the same in all of these
+    source, prepared, result = (folder / f"{stem}.onnx" for stem in ("float", "prepared", "quantised"))
+    onnx.save(model, source)
+    quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+    quantize_static(
+        str(prepared),
+        str(result),
+        _Samples(model),
+        quant_format=QuantFormat[form],
+        activation_type=QuantType[activations],
+        weight_type=QuantType[weights],
+        per_channel=per_channel,
+        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": weights == "QInt8"},
+    )
+    return result
+
+
+FORMS = {
+    "QDQ, unsigned": ("QDQ", "QUInt8", "QInt8", False, False, 17),
+    "QDQ, signed, per channel": ("QDQ", "QInt8", "QInt8", False, True, 13),
+    "QDQ, symmetric, per channel": ("QDQ", "QInt8", "QInt8", True, True, 21),
+    "QDQ, unsigned weights": ("QDQ", "QUInt8", "QUInt8", False, False, 23),
+    "QOperator, signed": ("QOperator", "QInt8", "QInt8", False, False, 17),
+    "QOperator, unsigned, per channel": ("QOperator", "QUInt8", "QInt8", False, True, 11),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("isa", ["extended", "documented"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_onnxruntime_quantises_keeps_its_scales(form: str, isa: str, tmp_path: Path) -> None:
+    made, activations, weights, symmetric, per_channel, opset = FORMS[form]
+    model = _quantised(
+        "digits",
+        tmp_path,
+        made,
+        activations,
+        weights,
+        symmetric=symmetric,
+        per_channel=per_channel,
+        opset=opset,
+    )
+    _, report = _verified(model, tmp_path, {}, isa=isa)
+    assert report["bit_exact"]
+    # onnxruntime's own scales, and half as fine where the document has neither zero points nor factors in sums
+    assert report["outputs"][0]["sqnr_db"] > (29 if isa == "extended" else 23)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_products_and_concatenations_of_other_scales_are_converted(tmp_path: Path) -> None:
+    model = _quantised(
+        "unet_small", tmp_path, "QOperator", "QUInt8", "QInt8", symmetric=False, per_channel=True, opset=17
+    )
+    _, report = _verified(model, tmp_path, {})
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 30
+
+
+def _conversion(scale: Any, zero: Any, axis: int = 1) -> onnx.ModelProto:
+    """x -> QuantizeLinear -> DequantizeLinear -> Relu."""
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "to_integers", axis=axis),
+        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "from_integers", axis=axis),
+        onnx.helper.make_node("Relu", ["d"], ["y"], "relu"),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [value("x", 1, [1, 4, 3, 3])],
+        [value("y", 1, [1, 4, 3, 3])],
+        [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in (("s", scale), ("z", zero))],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "reason"),
+    [
+        (np.arange(1, 5, dtype=np.float32), np.zeros(4, np.int8), "an activation is quantised to 4 scales"),
+        (np.float32(0.1), np.int16(0), "an activation is quantised to int16"),
+    ],
+)
+def test_an_activation_with_other_steps_than_8_bits_per_tensor_is_refused(
+    scale: Any, zero: Any, reason: str, tmp_path: Path
+) -> None:
+    onnx.save(_conversion(scale, zero), tmp_path / "model.onnx")
+    with pytest.raises(NpucError) as caught:
+        driver.compile_model(tmp_path / "model.onnx", EASYNPU, Options(), {})
+    assert {(each.code, each.node, each.reason) for each in caught.value.problems} == {
+        ("E202", "to_integers", reason),
+        ("E202", "from_integers", reason),
+    }
+
+
+def test_a_relu_with_a_zero_point_between_is_a_table(tmp_path: Path) -> None:
+    onnx.save(_conversion(np.float32(0.05), np.int8(-40)), tmp_path / "model.onnx")
+    _, report = _verified(tmp_path / "model.onnx", tmp_path, {})
+    assert report["bit_exact"]
+    assert [each["op"] for each in report["layers"]][-1] == "IntTable"

@@ -104,3 +104,9 @@ def test_scales_per_channel_stay() -> None:
         **scales,
     )
     assert recognise_quantisation(graph) is graph
+
+
+def test_a_product_of_integers_stays_float_on_its_way_to_floats() -> None:
+    whole = node("Cast", "w", "i", to="int32", whole=1)
+    found = _same(_network(node("Round", "x", "w"), whole, node("Cast", "i", "y", to="float32")))
+    assert {each.dtype for each in found.tensors.values()} == {"float32"}

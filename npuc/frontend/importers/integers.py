@@ -2,7 +2,7 @@
 
 QLinearConv, QLinearMatMul and onnxruntime's QLinear... and QGemm carry scale and zero point of each operand and of
 the result. ConvInteger and MatMulInteger carry no scales: their operands count in units of 1, and their int32
-result is taken as float, as the Cast and the product behind them do.
+result is a float that is a whole number (the attribute `whole` of its Cast).
 """
 
 from __future__ import annotations
@@ -130,7 +130,12 @@ def _integer(op: str) -> Importer:
     def importer(node: OnnxNode, to: Builder) -> None:
         x, factor = _unscaled(node, to, 0, 2, 1.0)
         w, _ = _unscaled(node, to, 1, 3, 1 / factor)
-        FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
+        if to.types[node.inputs[0]].dtype == "float32":  # quantised dynamically: no whole numbers
+            FLOAT[op](replace(node, op=op, inputs=(x, w)), to)
+            return
+        product = to.fresh(f"{node.outputs[0]}/float")
+        FLOAT[op](replace(node, op=op, inputs=(x, w), outputs=(product,)), to)
+        to.emit(node, "Cast", (product,), to="int32", whole=1)
 
     return importer
 
