@@ -89,5 +89,7 @@ def moved_axes(graph: Graph, node: Node) -> set[int]:
             [map_shape(graph.shape(name)) for name in names] for names in (node.inputs, node.outputs)
         )
         return {axis for axis in range(3) if any(x[axis] != y[axis] for x in inputs for y in outputs)}
+    if interleaved(graph, node) is not None:
+        return {0}
     moves = node.op in ("Reshape", "DepthToSpace", "IntReshape") and not is_alias(graph, node)
     return {0, 1, 2} if moves else set()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.targets.easynpu.addressing import interleaved
 from npuc.targets.easynpu.blocks import used_runs
 from npuc.targets.easynpu.jobs import (
     FIELD_CHANNELS,
@@ -25,8 +26,9 @@ from npuc.targets.easynpu.views import View
 
 def copies(scope: Scope, node: Node) -> Iterator[Job]:
     """Copies of the operands that are not written in place, as 1x1 max pools."""
+    phases = interleaved(scope.graph, node) or node
     for name, window in scope.views.copies.get(node.output, ()):
-        source = scope.aligned(name, node)
+        source = scope.aligned(name, phases)
         for part in bands(source.channels, FIELD_CHANNELS):
             x, y = chunk_view(source, part), chunk_view(window, part)
             word = pointwise_word("maxpool", x.channels, x.height, x.width)

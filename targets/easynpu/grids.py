@@ -139,8 +139,8 @@ class Axis:
         """(tensors, 2): the ranges of one tile of every kind, where tiles with equal extents are of one kind."""
         start = self.starts[self.counts.index(count)]
         low, high = self.low[:, start : start + count], self.high[:, start : start + count]
-        _, first = np.unique(high - low, axis=1, return_index=True)
-        return [np.stack([low[:, at], high[:, at]], axis=1) for at in first[::-1]]
+        kinds = {tuple(sizes): at for at, sizes in enumerate((high - low).T.tolist())}
+        return [np.stack([low[:, at], high[:, at]], axis=1) for _, at in sorted(kinds.items(), reverse=True)]
 
 
 class Range:
@@ -337,6 +337,9 @@ def _alive(
             operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
             first[index[node.output]] = min([first[at] for at in operands], default=step)
             merged.update(operands)
+        if (concat := interleaved(graph, node)) is not None and concat.output in index:
+            first[index[node.output]] = first[index[concat.output]]
+            merged.add(index[concat.output])
     merged.update(index[node.output] for node in before.values())
     for name in outputs:
         last[index[holder[name]]] = len(nodes) - 1

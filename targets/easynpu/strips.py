@@ -14,7 +14,7 @@ from math import prod
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.addressing import is_part, map_shape
+from npuc.targets.easynpu.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.fusion import fused_behind
 from npuc.targets.easynpu.grids import Grid, Range, Share, Strip
 from npuc.targets.easynpu.machine import Machine
@@ -92,19 +92,22 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
 def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
     """Where a region may be cut: before which nodes, and at its end.
 
-    Not between a layer and what is fused behind it, a part of a map and its readers, or rows and columns and the
-    concatenation that they exist for.
+    Not between a layer and what is fused behind it, a part of a map and its readers, or what is joined and what
+    joins it.
     """
     at = {id(node): position for position, node in enumerate(nodes)}
     spans = [(at[id(producer)], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
     for position, node in enumerate(nodes):
-        readers = [at[id(each)] for name in node.outputs for each in graph.readers[name] if id(each) in at]
-        if is_part(graph, node):
-            spans.append((position, max(readers, default=position)))
-        elif len(readers) == 1 and nodes[readers[0]].op == "Concat" and nodes[readers[0]].integer("axis") > 1:
-            spans.append((position, readers[0]))
+        readers = [each for name in node.outputs for each in graph.readers[name] if id(each) in at]
+        if is_part(graph, node) or (len(readers) == 1 and _joins(graph, node, readers[0])):
+            spans.append((position, max((at[id(each)] for each in readers), default=position)))
     inside = {between for first, last in spans for between in range(first + 1, last + 1)}
     return [position for position in range(len(nodes) + 1) if position not in inside]
+
+
+def _joins(graph: Graph, node: Node, reader: Node) -> bool:
+    """Whether a node's result exists only to be joined with others: rows and columns, or interleaved phases."""
+    return (reader.op == "Concat" and reader.integer("axis") > 1) or interleaved(graph, reader) is node
 
 
 def _best(

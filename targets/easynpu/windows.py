@@ -13,7 +13,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.targets.easynpu.addressing import map_shape, moved_axes
+from npuc.targets.easynpu.addressing import interleaved, map_shape, moved_axes
 from npuc.targets.easynpu.memory import groups
 
 Range = tuple[int, int]
@@ -88,10 +88,15 @@ class Sliding:
         Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for
         as well, so that every element of every layer is computed and can be compared.
         """
-        first = np.clip(low * self.stride - self.padding, 0, self.extent - 1)
+        first = np.minimum(np.maximum(low * self.stride - self.padding, 0), self.extent - 1)
         last = (high - 1) * self.stride - self.padding + max(self.reach, self.stride)
         last = np.where(high == self.outputs, self.extent, np.minimum(last, self.extent))
         return first, np.maximum(last, first + 1)
+
+
+def interleaving(graph: Graph, node: Node) -> int:
+    """Rows (or columns) of the result for one of each phase that a node interleaves; 1 for any other node."""
+    return node.integer("blocksize") if interleaved(graph, node) is not None else 1
 
 
 def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:
@@ -101,6 +106,8 @@ def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows
         return np.zeros_like(low), np.full_like(high, extent)
     if axis and node.op in ("IntConv", "MaxPool"):
         return Sliding.of(graph, node, axis).needed(low, high)
+    if axis and (step := interleaving(graph, node)) > 1:
+        return low // step, -(-high // step)
     mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
     if mixes or extent == 1:  # one row or column is repeated over the others
         return np.zeros_like(low), np.full_like(high, extent)
@@ -119,6 +126,9 @@ def ranges_for(
         low, high = wanted[0]
         for first, last in wanted[1:]:
             low, high = np.minimum(low, first), np.maximum(high, last)
+        if axis and (step := interleaving(graph, node)) > 1:  # whole blocks, so that every phase has as many rows
+            low, high = low // step * step, -(-high // step) * step
+            found[node.output] = low, high
         for name in node.outputs:
             if axis in moved_axes(graph, node):
                 extent = map_shape(graph.shape(name))[axis]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.regions import outputs_of, run_of
 from npuc.targets.easynpu.strips import Plan, Strip, plans, units
 from npuc.targets.easynpu.windows import whole
+from tests.easynpu_rewrites.nets import Net
+from tests.easynpu_rewrites.test_networks import verified
 
 SMALL = Machine(fmap_words=70, skip_words=70, weight_words=320)
 
 
 @dataclass
-class Net:
+class Layers:
     """Integer nodes over a map (channels, rows, columns), one after the other."""
 
     shape: tuple[int, int, int]
@@ -64,13 +67,13 @@ class Net:
 
 
 def chain() -> Graph:
-    net = Net((16, 12, 10))
+    net = Layers((16, 12, 10))
     net.conv(net.conv(net.conv("x", 16), 16), 32, stride=2)
     return net.graph()
 
 
 def residual() -> Graph:
-    net = Net((16, 9, 9))
+    net = Layers((16, 9, 9))
     y = net.conv("x", 16)
     z = net.conv(y, 16, kernel=1)
     net.conv(net.add(net.conv(z, 16), y), 16, kernel=1)
@@ -78,14 +81,14 @@ def residual() -> Graph:
 
 
 def depthwise_and_pool() -> Graph:
-    net = Net((32, 10, 8))
+    net = Layers((32, 10, 8))
     net.conv(net.pool(net.conv(net.conv("x", 32, group=32), 48, kernel=1)), 48, group=48)
     return net.graph()
 
 
 def heavy_weights() -> Graph:
     """48 outputs of 16 inputs take 3 * (5 + 144) words: more than the weight DTCM, so parts of the channels."""
-    net = Net((16, 6, 6))
+    net = Layers((16, 6, 6))
     net.conv(net.conv("x", 48), 16, kernel=1)
     return net.graph()
 
@@ -270,3 +273,57 @@ def test_traffic_is_bought_with_halo() -> None:
     _, found = planned("chain")
     assert found["traffic"].traffic_words < found["cycles"].traffic_words
     assert found["traffic"].halo_cycles > found["cycles"].halo_cycles
+
+
+ENLARGING = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    b = Relu (a)
+    c = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1], output_padding = [1, 1]> (b, k)
+    d = Relu (c)
+    e = Conv <pads = [1, 1, 1, 1]> (d, v)
+    y = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (e, , s)
+"""
+BANDS = """
+    a = Conv <pads = [1, 1, 1, 1]> (x, w)
+    b = Slice (a, zero, four, rows)
+    c = Slice (a, four, nine, rows)
+    d = Conv <pads = [1, 1, 1, 1]> (b, v)
+    e = Conv <pads = [1, 1, 1, 1]> (c, u)
+    f = Concat <axis = 2> (d, e)
+    y = Add (f, a)
+"""
+TILED = {
+    "phases that are interleaved": Net(
+        (1, 3, 61, 53),
+        (1, 8, 244, 212),
+        ENLARGING,
+        {
+            "w": (16, 3, 3, 3),
+            "k": (16, 12, 3, 3),
+            "v": (8, 12, 3, 3),
+            "s": np.array([1, 1, 2, 2], np.float32),
+        },
+    ),
+    "bands of rows": Net(
+        (1, 3, 9, 300),
+        (1, 16, 9, 300),
+        BANDS,
+        {
+            "w": (16, 3, 3, 3),
+            "v": (16, 16, 3, 3),
+            "u": (16, 16, 3, 3),
+            "zero": np.array([0]),
+            "four": np.array([4]),
+            "nine": np.array([9]),
+            "rows": np.array([2]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_what_moves_elements_is_tiled_along_the_axes_that_it_leaves_alone(name: str, tmp_path: Path) -> None:
+    loaded, report = verified(TILED[name].model(), "default", tmp_path)
+    assert report["bit_exact"] is True
+    assert loaded.manifest["report"]["host_steps"] == []
+    assert loaded.manifest["report"]["host_traffic"]["ratio"] < 1.5

@@ -8,12 +8,13 @@ from typing import Any
 import onnx
 import pytest
 
-from npuc import data, driver, program, verify
+from npuc import data, driver, program
 from npuc.frontend import import_model
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.target import Options, target
+from npuc.verification import Tolerance, verify
 from tests.easynpu_rewrites.nets import NETS
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph
@@ -28,7 +29,7 @@ def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[progra
     program.save(compiled, folder / "m.npu")
     loaded = program.load(folder / "m.npu")
     samples = data.synthetic(driver.program_inputs(loaded), 3, seed=5)
-    return loaded, verify.verify(path, folder / "m.npu", loaded, EASYNPU, samples, verify.Tolerance())
+    return loaded, verify(path, folder / "m.npu", loaded, EASYNPU, samples, Tolerance())
 
 
 @pytest.mark.parametrize("machine", ["default", "large"])
