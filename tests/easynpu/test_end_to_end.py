@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from npuc import data, driver, program, verify
+from npuc import data, driver, program, verification
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.ir import Array
 from npuc.models import MODELS
@@ -43,7 +43,7 @@ def _compiled(model: Path, folder: Path, calibration: list[Path], **options: Any
 
 def _verified(model: Path, directory: Path, samples: data.Samples) -> dict[str, Any]:
     loaded = program.load(directory)
-    return verify.verify(model, directory, loaded, EASYNPU, samples, verify.Tolerance())
+    return verification.verify(model, directory, loaded, EASYNPU, samples, verification.Tolerance())
 
 
 @pytest.mark.parametrize("isa", ["extended", "documented"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from npuc import driver, program, verify
+from npuc import driver, program, verification
 from npuc.data import synthetic
 from npuc.errors import NpucError
 from npuc.export_onnx import to_onnx
@@ -25,8 +25,8 @@ def compiled_and_verified(folder: Path, seed: int) -> dict[str, object]:
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
-    tolerance = verify.Tolerance(sqnr_db=-100, cosine=-1)
-    return verify.verify(model, out, replace(loaded), easynpu, samples, tolerance)
+    tolerance = verification.Tolerance(sqnr_db=-100, cosine=-1)
+    return verification.verify(model, out, replace(loaded), easynpu, samples, tolerance)
 
 
 REFUSALS = ("E202", "E205", "E302", "E303")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from npuc import driver, program, verify
+from npuc import driver, program, verification
 from npuc.data import synthetic
 from npuc.errors import NpucError
 from npuc.export_onnx import to_onnx
@@ -75,7 +75,9 @@ def outcome(folder: Path, seed: int, isa: str) -> tuple[str | None, bool, int]:
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
-    report = verify.verify(model, out, loaded, easynpu, samples, verify.Tolerance(sqnr_db=-100, cosine=-1))
+    report = verification.verify(
+        model, out, loaded, easynpu, samples, verification.Tolerance(sqnr_db=-100, cosine=-1)
+    )
     words = sum(entry["mnemonic"] == "reshape" for entry in loaded.manifest["instructions"])
     return None, report["bit_exact"] is True, words
 

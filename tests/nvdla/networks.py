@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import data, driver, program, verify
+from npuc import data, driver, program, verification
 from npuc.ir import Array
 from npuc.target import Options, target
 
@@ -61,7 +61,7 @@ def verified(
     path, directory, loaded = compiled(model, folder, name, **options)
     inputs = driver.program_inputs(loaded)
     given = data.synthetic(inputs, samples, seed=1)
-    report = verify.verify(path, directory, loaded, target(name), given, verify.Tolerance())
+    report = verification.verify(path, directory, loaded, target(name), given, verification.Tolerance())
     return {**report, "compiled": loaded.manifest["report"]}
 
 
