@@ -53,7 +53,7 @@ class Register:
         """Block and name: CDMA.D_BANK."""
         return f"{self.block}.{self.name}"
 
-    @property
+    @cached_property
     def of_group(self) -> bool:
         """Whether it exists once per ping-pong group (D_...), instead of once (S_... and others)."""
         return self.name.startswith("D_")

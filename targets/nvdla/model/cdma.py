@@ -98,7 +98,7 @@ def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[s
         counted = {"D_NAN_INPUT_DATA_NUM": fp16.nans(raw), "D_INF_INPUT_DATA_NUM": fp16.infinities(raw)}
         converted = fp16.received(raw, _infinity(group), flush=bool(group["NAN_TO_ZERO"]))
     else:
-        converted = _converted(group, raw, result) if group["CVT_EN"] else raw
+        converted = _converted(group, raw, result) if group["CVT_EN"] else _as_it_is(raw, result)
     return _winograd_extended(group, converted) if group["CONV_MODE"] else converted, counted
 
 
@@ -166,6 +166,13 @@ def _converted(group: Group, raw: Array, result: str) -> Array:
     if result == "fp16":
         return fp16.stored(scaled.astype(np.float32)).astype(np.float32)
     return saturate(scaled, 8 * BYTES[result]).astype(DTYPES[result])
+
+
+def _as_it_is(raw: Array, result: str) -> Array:
+    """Integers without a conversion: the lowest bits, whatever their sign."""
+    if result == "fp16":
+        raise trap(BLOCK, "an integer image is processed as fp16 without a conversion", limit="CVT_EN = ENABLE")
+    return raw.astype(DTYPES[result])
 
 
 def _winograd_extended(group: Group, data: Array) -> Array:

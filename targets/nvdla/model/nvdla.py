@@ -9,6 +9,7 @@ written; the model refuses programs that would race.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
@@ -123,7 +124,7 @@ class Nvdla:
 
     def _expect_free(self, register: Register) -> None:
         """Raises ArtefactError (E503) where a register of a group that waits or runs is written."""
-        if not register.of_group or any(part in register.name for part in STATUS):
+        if not register.of_group or _only_read(register.name):
             return
         group = self.registers.producer(register.block)
         waits = self.registers.enabled(register.block, group)
@@ -155,6 +156,11 @@ class Nvdla:
             _expect_no_race(each, operation)
         self._running.append(operation)
         self._raised += [(each, operation.groups[BLOCK_OF.get(each, each)]) for each in operation.interrupts]
+
+
+@cache
+def _only_read(name: str) -> bool:
+    return any(part in name for part in STATUS)
 
 
 def _expect_no_race(first: Operation, second: Operation) -> None:

@@ -42,6 +42,8 @@ class Operations:
     def __init__(self, machine: Machine, memory: Memory, registers: RegisterFile) -> None:
         self._machine, self._memory, self._registers = machine, memory, registers
         self._buffered: cdma.Buffered | None = None
+        titles = (title.partition(".") for title in registers.map.by_title)
+        self._blocks = [block for block, _, name in titles if name == "D_OP_ENABLE"]
 
     def next(self) -> Operation | None:
         """Runs an operation whose blocks are all enabled, if there is one.
@@ -56,9 +58,7 @@ class Operations:
 
     def waiting(self) -> list[str]:
         """Blocks with an enabled group."""
-        known = self._registers.map.by_title
-        blocks = [title.partition(".")[0] for title in known if title.endswith(".D_OP_ENABLE")]
-        return [each for each in blocks if any(self._registers.enabled(each, group) for group in (0, 1))]
+        return [each for each in self._blocks if any(self._registers.enabled(each, group) for group in (0, 1))]
 
     def missing(self) -> str:
         """What the enabled blocks wait for, as a sentence."""
@@ -78,10 +78,14 @@ class Operations:
             return self._blocks_of_sdp(group)
         return (PARTNER[block],) if block in PARTNER else ()
 
+    def _is_enabled(self, block: str) -> bool:
+        """Whether a block's next operation is enabled."""
+        return self._registers.enabled(block, self._registers.consumer(block))
+
     def _enabled(self, block: str) -> Group | None:
         """The registers of a block's next operation, if it is enabled."""
         group = self._registers.consumer(block)
-        return self._registers.group(block, group) if self._registers.enabled(block, group) else None
+        return self._registers.group(block, group) if self._is_enabled(block) else None
 
     def _blocks_of_sdp(self, group: Group) -> tuple[str, ...]:
         """The blocks that run with an operation of SDP."""
@@ -98,7 +102,7 @@ class Operations:
         """SDP from memory or behind the convolution, and PDP behind it."""
         group = self._enabled("SDP")
         blocks = self._blocks_of_sdp(group) if group is not None else ()
-        if group is None or any(self._enabled(each) is None for each in blocks):
+        if group is None or not all(self._is_enabled(each) for each in blocks):
             return None
         port = Port(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
