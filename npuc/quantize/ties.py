@@ -22,13 +22,13 @@ SELECTION = ("MaxPool", "GlobalMaxPool")
 def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
     """The nodes that run on int8: those the target accepts, and data movement from such to such.
 
-    A conversion runs on int8 behind or before any of these.
+    A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs on int8 behind or before any of these.
     """
     after: set[str] = set()
     forward: list[Node] = []
     for node in graph.nodes:
         computed = [name for name in node.inputs if name not in graph.constants]
-        moves = node.op in (*MOVEMENT, *CONVERSIONS) and all(name in after for name in computed)
+        moves = node.op in (*MOVEMENT, *CONVERSIONS) and any(name in after for name in computed)
         if moves or accepts(node):
             after.update(node.outputs)
         if moves or accepts(node) or node.op in CONVERSIONS:
