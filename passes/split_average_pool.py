@@ -24,7 +24,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SplitAveragePool:
-    """An average over too many positions becomes its columns' averages, then the average of those along rows.
+    """An average over too many positions, or at too large a stride, becomes averages of columns, then of rows.
 
     Where an axis has too many positions, averages of blocks that do not overlap come first, then the average
     of those; or several such stages for each axis. Exact in real numbers: the mean of means over equal windows. On
@@ -63,6 +63,11 @@ class Axis:
     limits: Limits
 
     @property
+    def wide_stride(self) -> bool:
+        """Whether the stride is too large; that of a single window means nothing."""
+        return self.outputs > 1 and self.stride > self.limits.stride
+
+    @property
     def pieces(self) -> list[int]:
         """Sizes of the equal pieces, one of them all of it, that do not overlap between windows."""
         if self.dilation > 1:
@@ -78,7 +83,8 @@ class Axis:
 
     def stages(self) -> list[Stage]:
         """Stages of allowed extent; the axis as it is where that is not needed, or no division fits."""
-        if (self.kernel - 1) * self.dilation + 1 > self.limits.extent and self.pieces and self.pieces[0] > 1:
+        large = (self.kernel - 1) * self.dilation + 1 > self.limits.extent or self.wide_stride
+        if large and self.pieces and self.pieces[0] > 1:
             piece = self.pieces[0]
             return [(piece, piece, 1), *self.behind(piece).stages()]
         return [(self.kernel, self.stride, self.dilation)]
@@ -109,14 +115,14 @@ def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
     height, width = node.integers("kernel_shape")
     window = window_of(node, (height, width))
     padded = any((*window.begins, *window.ends)) or window.ceil_mode
-    small = window.reach[0] * window.reach[1] <= limits.positions and max(window.reach) <= limits.extent
-    if small or padded:
-        return
     extents = graph.shape(node.output)[2:]
     row, column = (
         Axis(*axis, limits)
         for axis in zip((height, width), window.strides, window.dilations, extents, strict=True)
     )
+    small = window.reach[0] * window.reach[1] <= limits.positions and max(window.reach) <= limits.extent
+    if padded or (small and not (row.wide_stride or column.wide_stride)):
+        return
     rows, columns = row.stages(), column.stages()
     steps = [(stage, WHOLE) for stage in rows] + [(WHOLE, stage) for stage in columns]
     steps = [pair for pair in steps if pair != (WHOLE, WHOLE)]

@@ -22,7 +22,8 @@ SELECTION = ("MaxPool", "GlobalMaxPool")
 def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
     """The nodes that run on int8: those the target accepts, and data movement from such to such.
 
-    A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs on int8 behind or before any of these.
+    A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs
+    on int8 behind or before any of these.
     """
     after: set[str] = set()
     forward: list[Node] = []

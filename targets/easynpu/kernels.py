@@ -34,8 +34,9 @@ def geometry(
     row, Ph, Hi = _axis(y.rows, held.rows, x.rows[1], window.strides[0], window.begins[0])
     column, Pw, Wi = _axis(y.columns, held.columns, x.columns[1], window.strides[1], window.begins[1])
     (outputs, rows, columns), channels = y.shape, held.shape[0]
+    strides = [1 if count == 1 else stride for count, stride in zip(y.shape[1:], window.strides, strict=True)]
     fields = {
-        "Sh": window.strides[0], "Sw": window.strides[1],
+        "Sh": strides[0], "Sw": strides[1],
         "Ph": Ph, "Pw": Pw,
         "Dh": window.dilations[0] - 1, "Dw": window.dilations[1] - 1,
         "Hk": kernel[0], "Wk": kernel[1],
@@ -82,6 +83,10 @@ class Part:
     column: int
 
 
+FIELD_DILATIONS = 16
+"""Dh and Dw have 4 bits, stored minus one: further apart, every tap has a word of its own."""
+
+
 def split_kernel(whole: Layer, machine: Machine, *, dense: bool) -> Iterator[Part]:
     """The words that compute a convolution together, each within 256 channels and an ifmap pad.
 
@@ -97,10 +102,11 @@ def split_kernel(whole: Layer, machine: Machine, *, dense: bool) -> Iterator[Par
         if Hi <= 0 or Wi <= 0:
             continue
         found += 1
+        high, wide = (band.stop - band.start for band in (row_band, column_band))
         word = replace(
             whole,
-            Ph=Ph, Hi=Hi, Hk=row_band.stop - row_band.start,
-            Pw=Pw, Wi=Wi, Wk=column_band.stop - column_band.start,
+            Ph=Ph, Hi=Hi, Hk=high, Dh=whole.Dh if high > 1 else 0,
+            Pw=Pw, Wi=Wi, Wk=wide, Dw=whole.Dw if wide > 1 else 0,
             Ci=channel_band.stop - channel_band.start,
         )  # fmt: skip
         yield Part(word, channel_band, row_band, column_band, row, column)
@@ -117,7 +123,7 @@ def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:
 def _kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[slice]]:
     """Kernel rows and columns in the fewest bands whose reach fits a pad; rows are cut before columns."""
     best: tuple[int, list[slice], list[slice]] | None = None
-    for wide in range(1, whole.Wk + 1):
+    for wide in range(1, (whole.Wk if whole.Dw < FIELD_DILATIONS else 1) + 1):
         reach = (wide - 1) * (whole.Dw + 1) + 1
         high = _most_taps(machine.ifmap_pad_entries // reach, whole.Dh + 1, whole.Hk)
         if reach > FIELD_MOST or not high:
@@ -136,4 +142,6 @@ def _even(extent: int, most: int) -> int:
 
 def _most_taps(entries: int, dilation: int, kernel: int) -> int:
     """Taps of a kernel axis whose reach is within these entries (and the 6-bit field)."""
+    if dilation > FIELD_DILATIONS:
+        return min(entries, 1)
     return min(kernel, (min(entries, FIELD_MOST) - 1) // dilation + 1 if entries else 0)

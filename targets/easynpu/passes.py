@@ -17,6 +17,7 @@ from npuc.passes.batch_to_channels import batch_to_channels
 from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
 from npuc.passes.copies_to_concats import copies_to_concats
 from npuc.passes.expand_groups import expand_groups
+from npuc.passes.fold_strides import fold_strides
 from npuc.passes.fuse_again import fuse_again
 from npuc.passes.gathers_to_slices import gathers_to_slices
 from npuc.passes.gemm_to_conv import gemm_to_conv
@@ -32,13 +33,17 @@ from npuc.passes.resize_to_products import resize_to_products
 from npuc.passes.separate_clips import separate_clips
 from npuc.passes.sink_shuffles import sink_shuffles
 from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.split_batch import split_batch
 from npuc.passes.split_max_pool import split_max_pool
+from npuc.passes.split_padding import split_padding
 from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
 from npuc.passes.subtract_by_adding import subtract_by_adding
 from npuc.passes.volumes_to_images import volumes_to_images
 from npuc.pipeline import Pass
 
+UNLIMITED = 1 << 30
+"""Kept psums take windows of any size; strides stay limited."""
 PASSES: tuple[Pass, ...] = (
     volumes_to_images,
     split_batch,
@@ -46,6 +51,7 @@ PASSES: tuple[Pass, ...] = (
     reductions_to_pools,
     resize_to_products,
     maxima_to_pools,
+    fold_strides,
     pads_to_convs,
     products_to_convs,
     subtract_by_adding,
@@ -57,7 +63,9 @@ PASSES: tuple[Pass, ...] = (
     gathers_to_slices,
     strided_slices_to_convs,
     split_average_borders,
+    SplitAveragePool(limits=Limits(positions=UNLIMITED, extent=UNLIMITED)),
     split_max_pool,
+    split_padding,
     fuse_again,
     separate_clips,
     batch_to_channels,

@@ -50,7 +50,11 @@ class EasyNpu:
         """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""
         if options.isa != "documented":
             return PASSES
-        return (*PASSES, expand_prelu, SplitAveragePool(None if "split_average_pool" in options.allow else 2))
+        return (
+            *PASSES,
+            expand_prelu,
+            SplitAveragePool(most_stages=None if "split_average_pool" in options.allow else 2),
+        )
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Of the node's words, by the cycle model."""

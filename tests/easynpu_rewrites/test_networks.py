@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from npuc import data, driver, program
 from npuc.frontend import import_model
@@ -70,3 +72,31 @@ def test_the_passes_keep_the_meaning_of_random_networks(seed: int) -> None:
     graph = run_passes(random_graph(seed), FLOAT_PASSES)
     found = run_passes(graph, EASYNPU.passes(Options()))
     assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "attrs"),
+    [
+        (64, 16, {"strides": [16, 16]}),
+        (40, 3, {"dilations": [18, 18], "pads": [18, 18, 18, 18]}),
+        (40, 3, {"dilations": [17, 3], "pads": [17, 3, 17, 3]}),
+        (20, 20, {"strides": [20, 20]}),
+    ],
+    ids=["stride 16", "dilation 18", "dilation 17 of rows", "one window"],
+)
+def test_steps_beyond_the_fields_of_a_word_are_bit_exact(
+    size: int, kernel: int, attrs: dict[str, Any], tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    w = (random.standard_normal((8, 3, kernel, kernel)) / kernel).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], name="y", kernel_shape=[kernel, kernel], **attrs)]
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, size, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(w, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    _, report = verified(model, "large", tmp_path)
+    assert (report["bit_exact"], report["status"]) == (True, "ok")
