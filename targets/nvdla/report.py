@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from math import prod
 from typing import Any
 
 from npuc.ir import Graph, Node
 from npuc.targets.nvdla import timing
-from npuc.targets.nvdla.artefact import Segment, step_to_json
+from npuc.targets.nvdla.artefact import LARGEST, Segment, step_to_json
 from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Convolution
+from npuc.timeline import Activity, Timeline
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -54,11 +56,13 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "cycles": cycles,
         "ideal_cycles": ideal,
         "utilization": ideal / cycles if cycles else None,
+        "macs_per_cycle": machine.macs_per_cycle,
+        "bytes_per_cycle": machine.dram_bytes_per_cycle,
         "frames_per_second": machine.clock_mhz * 1e6 / cycles if cycles else None,
         "memory": {
             "dram": {
                 "peak_bytes": peak + constants,
-                "capacity_bytes": None,
+                "capacity_bytes": LARGEST,
                 "lower_bound_bytes": bound + constants,
             },
             "cbuf": {"peak_bytes": used, "capacity_bytes": machine.cbuf_bytes, "lower_bound_bytes": used},
@@ -74,6 +78,7 @@ def _layer(each: Emitted, lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """The contract's fields of a layer."""
     graph, node = lowered.quantised.graph, each.node
     multiplied = macs(graph, node)
+    result = each.operations[0].destination
     return {
         "name": lowered.quantised.floats.get(node.output, node.output),
         "op": kind(each.operations[0]),
@@ -81,9 +86,26 @@ def _layer(each: Emitted, lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "macs": multiplied,
         "cycles": sum(timing.cycles(operation, machine) for operation in each.operations),
         "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "tile": [result.height, result.width],
+        "bytes": sum(timing.moved_bytes(operation, machine) for operation in each.operations),
+        "bound": timing.bound(each.operations[0], machine),
         "instruction": each.start,
         "jobs": len(each.operations),
     }
+
+
+ENGINES = {"convolution": "CONV + SDP", "elementwise": "SDP", "pooling": "PDP"}
+
+
+def timeline(manifest: Mapping[str, Any]) -> Timeline:
+    """The layers of a program's report, one after the other."""
+    activities: list[Activity] = []
+    at = 0
+    for layer in manifest["report"]["layers"]:
+        end = at + layer["cycles"]
+        activities.append(Activity(ENGINES[layer["op"]], layer["op"], at, end, layer["name"]))
+        at = end
+    return Timeline(at, tuple(activities), ())
 
 
 def macs(graph: Graph, node: Node) -> int:

@@ -28,6 +28,7 @@ from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
 from npuc.targets.nvdla.quantisation import equal_ties, quantise
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
+from npuc.timeline import Timeline
 
 
 class Nvdla:
@@ -99,6 +100,10 @@ class Nvdla:
         """NVDLA has none."""
         del program, trace
 
+    def timeline(self, program: Program) -> Timeline:
+        """Operations one after the other, each for the cycles of its layer."""
+        return report.timeline(program.manifest)
+
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a command: number, text, and the ONNX nodes that it is for."""
         contents = Contents.of(program.manifest)
@@ -109,8 +114,14 @@ class Nvdla:
             for each in contents.operations
             for number in range(each.start, each.start + each.count)
         }
+        results = {each.start + each.count - 1: each.result.tensor for each in contents.operations if each.result}
         return [
-            {"index": number, **_described(command, registers), "nodes": sources.get(number, [])}
+            {
+                "index": number,
+                **_described(command, registers),
+                "nodes": sources.get(number, []),
+                "tensor": results.get(number),
+            }
             for number, command in enumerate(commands)
         ]
 
@@ -119,8 +130,21 @@ class Nvdla:
         raise ArtefactError("E501", f"'{path}' is not an NVDLA program", limit="the directory npuc compile wrote")
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        """The fields of every register."""
-        return register_map(machines.CONFIGURATIONS[self.name].registers).layout()
+        """The fields of every register, with the values that have names."""
+        known = register_map(machines.CONFIGURATIONS[self.name].registers).layout()
+        return {
+            f"{title} {fields[0]['address'] if fields else ''}".strip(): [
+                {
+                    "bits": each["bits"],
+                    "field": each["field"],
+                    "width": each["width"],
+                    "stored": "value",
+                    "meaning": each["values"] or "a number",
+                }
+                for each in fields
+            ]
+            for title, fields in known.items()
+        }
 
     def assembled(self, program: Program, listing: Path) -> Program:
         """Register programs are not assembled from listings."""

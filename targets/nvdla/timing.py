@@ -67,6 +67,35 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
     return kernels.count * kernels.kernel_bytes * out.width * out.height / machine.macs_per_cycle
 
 
+def moved_bytes(operation: Operation, machine: Machine) -> int:
+    """Bytes between memory and NVDLA: input, weights, operands of one byte and result."""
+    moved = elements(operation.source, machine) + elements(operation.destination, machine)
+    if isinstance(operation, Convolution):
+        moved += operation.kernels.bytes
+    if not isinstance(operation, Pooling):
+        units = (operation.sdp.x1, operation.sdp.x2)
+        maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
+        moved += maps * elements(operation.destination, machine)
+    return moved
+
+
+def bound(operation: Operation, machine: Machine) -> str:
+    """What an operation spends most of its time on: MACs, the accumulator's results, weights, input, elements."""
+    if not isinstance(operation, Convolution):
+        return "elements"
+    kernels, out = operation.kernels, operation.destination
+    groups = ceil(kernels.count / machine.atomic_k)
+    taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
+    pixels = groups * out.width * out.height
+    spent = {
+        "MACs": pixels * float(taps),
+        "results": pixels * least_per_pixel(machine),
+        "weights": kernels.bytes / machine.dram_bytes_per_cycle,
+        "input": fetch_cycles(operation.source, machine),
+    }
+    return max(spent, key=lambda name: spent[name])
+
+
 def elements(surface: Surface, machine: Machine) -> int:
     """Elements of a cube in int8, those that fill the last atom included."""
     lanes = ceil(surface.channels / machine.atom_bytes) * machine.atom_bytes
