@@ -23,6 +23,7 @@ def evidence(quantised: Quantised) -> dict[str, bytes]:
                 "float": quantised.floats[name],
                 "scale": quantised.scales[name],
                 "zero_point": quantised.zeros.get(name, 0),
+                "factors": quantised.factors[name].tolist() if name in quantised.factors else [],
                 "shape": list(graph.shape(name)),
             }
             for name in tensors

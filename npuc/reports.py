@@ -48,6 +48,7 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
+        lines += _accuracy(report.get("quantisation"))
         lines += ["", _layers(report["layers"])]
     return "\n".join(lines)
 
@@ -64,6 +65,18 @@ def _plans(plans: Sequence[Report]) -> list[str]:
 
 def _capacity(use: Report) -> str:
     return "" if use["capacity_bytes"] is None else f" of {count(use['capacity_bytes'])}"
+
+
+def _accuracy(quantisation: Report | None) -> list[str]:
+    """What was tried for accuracy, a line each."""
+    if not quantisation or not quantisation["steps"]:
+        return []
+    header = ("tried for accuracy", "kept", "before dB", "with it dB", "CPU s")
+    rows = [
+        (step["name"], "yes" if step["kept"] else "no", step["before_db"], step["after_db"], step["seconds"])
+        for step in quantisation["steps"]
+    ]
+    return ["", table(header, rows)]
 
 
 def _plural(number: int, noun: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from npuc.data import Samples
 from npuc.errors import Problem
@@ -14,6 +14,9 @@ from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.timeline import Timeline
+
+if TYPE_CHECKING:
+    from npuc.quantize.improvement import Step
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -30,11 +33,16 @@ class Options:
     precision: str = "int8"
     isa: str = "extended"
     strict: bool = False
-    method: str = "mse"
+    method: str | None = None
+    """The calibration method; None: the level's."""
     objective: str = "time"
     """What tiled plans minimise: "time" (computation and transfer), "traffic" or "cycles"."""
     allow: tuple[str, ...] = ()
     """Inexact rewrites that may be used, by the names that the target gives them."""
+    level: str = "1"
+    """What is done for accuracy, a rung of quantize.ladder."""
+    notify: Callable[[Sequence[Step]], None] | None = None
+    """Called with what was tried for accuracy."""
 
 
 FLOATING = ("fp16", "fp32")

@@ -153,6 +153,7 @@ class _Tensor:
     scale: float
     shape: tuple[int, ...]
     zero_point: int = 0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,9 @@ def _described(content: bytes) -> Mapping[str, Any]:
     for layer in checked.layers:
         if layer.tensor not in checked.tensors:
             raise _damaged("graph.json", f"it lacks the tensor '{layer.tensor}'")
+    for name, tensor in checked.tensors.items():
+        if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
+            raise _damaged("graph.json", f"'{name}' has {len(tensor.factors)} factors")
     return found
 
 
@@ -265,7 +269,7 @@ class _Verification:
         known = {**exact, **feed}
         alone = self._alone(known, integer)
         for name, entry in self.tensors.items():
-            scale, zero = entry["scale"], entry.get("zero_point", 0)
+            scale, zero = _scale(entry), entry.get("zero_point", 0)
             if name in simulated:
                 wrong = int((simulated[name] != integer[name]).sum())
                 tally.differing[name] = tally.differing.get(name, 0) + wrong
@@ -287,12 +291,19 @@ class _Verification:
             if entry is None:
                 feeds[name] = known[name]
             elif entry["float"] in known:
-                feeds[name] = quantise(known[entry["float"]], entry["scale"], entry.get("zero_point", 0)).reshape(
-                    entry["shape"]
-                )
+                value = known[entry["float"]].reshape(entry["shape"])
+                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0))
             else:
                 feeds[name] = integer[name.removesuffix(EXACT)]
         return _values(self.single, list(self.tensors), feeds)
+
+
+def _scale(entry: Mapping[str, Any]) -> Any:
+    """The scale of a tensor in graph.json: one number, or one per channel (axis 1) where they were equalised."""
+    if not entry.get("factors"):
+        return entry["scale"]
+    column = np.reshape(entry["factors"], (-1, *(1,) * (len(entry["shape"]) - 2)))
+    return (np.float32(entry["scale"]) * column).astype(np.float32)
 
 
 def _values(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:

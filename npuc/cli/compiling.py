@@ -14,16 +14,19 @@ from npuc.cli.options import (
     force_option,
     isa_option,
     json_option,
+    level_option,
     machine_option,
+    method_option,
     shape_option,
     strict_option,
     target_option,
 )
-from npuc.cli.output import announce_synthetic, print_json
+from npuc.cli.output import announce_synthetic, print_json, with_seconds
 from npuc.text import closest
 
 if TYPE_CHECKING:
     from npuc.ir import Graph
+    from npuc.quantize.improvement import Step
     from npuc.target import Options, Target
 
 
@@ -43,7 +46,8 @@ if TYPE_CHECKING:
     default="time",
     help="What tiled plans minimise: computation and transfer, or one of them.",
 )
-@click.option("-O", "level", type=Choice(("0", "1", "2")), default="1", help="0: min-max scales; 1, 2: MSE.")
+@level_option
+@method_option
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
 )
@@ -63,6 +67,7 @@ def compile_command(
     strict: bool,
     objective: str,
     level: str,
+    method: str | None,
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
     force: bool,
@@ -76,7 +81,8 @@ def compile_command(
 
     machine_kind = find(target)
     precision = precision or machine_kind.precisions[0]
-    options = Options(machine, precision, isa, strict, "minmax" if level == "0" else "mse", objective, allow)
+    tried: list[Step] = []
+    options = Options(machine, precision, isa, strict, method, objective, allow, level, tried.extend)
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 
@@ -97,6 +103,7 @@ def compile_command(
     program.save(compiled, directory, force=force)
     report = {"status": "ok", **compiled.manifest["report"]}
     if verbose:
+        report = with_seconds(report, tried)
         done = driver.rewrites_of(changes, machine_kind, options)
         report["rewrites"] = [{**asdict(each), "text": str(each)} for each in done]
     if as_json:

@@ -53,6 +53,18 @@ shape_option = click.option(
     callback=_shapes,
     help="Binds dynamic dimensions.",
 )
+level_option = click.option(
+    "-O",
+    "level",
+    type=Choice(("0", "1", "2")),
+    default="1",
+    help="Accuracy: 0 scales by min-max; 1 the best in about twice the time; 2 everything.",
+)
+method_option = click.option(
+    "--method",
+    type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
+    help="Calibration method [default: the level's].",
+)
 data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from npuc.errors import DataError
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
 
 BINS = 2048
 NOTHING = 2.0**-60
@@ -43,9 +43,13 @@ class Spread:
         """Sum of x squared, by bin centres."""
         return float(self.counts @ self.centres**2)
 
-    def with_values(self, values: Array) -> Spread:
-        """The spread of these finite values as well; bins are merged in pairs until the range holds them all."""
+    def with_values(self, values: Array, gains: Array | None = None) -> Spread:
+        """The spread of these finite values as well; bins are merged in pairs until the range holds them all.
+
+        gains: what every value counts, broadcast against the values; 1 each without.
+        """
         magnitude = np.abs(values, dtype=np.float32).ravel()
+        weights = None if gains is None else np.broadcast_to(gains, values.shape).ravel()[magnitude > NOTHING]
         magnitude = magnitude[magnitude > NOTHING]
         if not magnitude.size:
             return self
@@ -54,10 +58,14 @@ class Spread:
         if not counts.any():
             width = top * (1 + 1e-6) / BINS
         while top >= width * BINS:
-            counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, np.int64)])
+            counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
-        index = (magnitude * np.float32(1 / width)).astype(np.int32)
-        return Spread(counts + np.bincount(np.minimum(index, BINS - 1), minlength=BINS), width)
+        index = np.minimum((magnitude * np.float32(1 / width)).astype(np.int32), BINS - 1)
+        return Spread(counts + np.bincount(index, weights, minlength=BINS), width)
+
+    def within(self, limit: float) -> Spread:
+        """The spread without the values of the bins above a magnitude."""
+        return Spread(np.where(np.arange(BINS) * self.width < limit, self.counts, 0), self.width)
 
     def error(self, scales: Array, levels: int = 127) -> Array:
         """The expected sum of squared errors when quantised with each of these scales (symmetric, saturating).
@@ -92,10 +100,12 @@ def spreads(
     samples: Iterable[Mapping[str, Array]],
     tensors: Sequence[str],
     domains: Mapping[str, tuple[float, float]] | None = None,
+    gains: Mapping[str, Array] | None = None,
 ) -> dict[str, Spread]:
     """The spread of each named tensor over the samples (each a feed of the graph's inputs).
 
     domains: for a tensor only whose values within limits matter, those limits; values beyond count as the limit.
+    gains: what the values of a tensor count, broadcast against it (`output_gains`).
     Raises DataError (E402) for a value that is infinite or NaN.
     """
     from npuc.export_onnx import to_onnx
@@ -113,5 +123,30 @@ def spreads(
                 value = np.clip(value, *domains[name])
             if not np.isfinite(value).all():
                 raise DataError("E402", "its value is not finite on a calibration sample", tensor=name)
-            found[name] = found[name].with_values(value)
+            found[name] = found[name].with_values(value, gains.get(name) if gains else None)
+    return found
+
+
+def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
+    """How much of an error of each channel (axis 1) its readers hand on, on average 1, for the `output` method.
+
+    A convolution hands on the sum of the squared weights of the channel, as if rounding errors were independent;
+    all else hands on 1.
+    """
+    found: dict[str, Array] = {}
+    for node in nodes:
+        if node.op != "Conv":
+            continue
+        shape = graph.shape(node.inputs[0])
+        squares = np.square(graph.constants[node.inputs[1]], dtype=np.float64)
+        if node.integer("group", 1) > 1:
+            gain = squares.reshape(shape[1], -1).sum(axis=1)
+        else:
+            gain = squares.sum(axis=(0, *range(2, squares.ndim)))
+        relative = gain / gain.mean() if gain.any() else np.ones(shape[1])
+        column = relative.reshape(1, -1, *(1 for _ in shape[2:]))
+        found[node.inputs[0]] = found.get(node.inputs[0], np.zeros(1)) + column
+    for name, gain in found.items():
+        others = sum(node.op != "Conv" for node in graph.readers[name])
+        found[name] = gain + others
     return found

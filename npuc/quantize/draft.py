@@ -20,18 +20,25 @@ from npuc.quantize.given import Steps, steps_of
 class Quantised:
     """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for.
 
-    zeros: the integer that stands for 0, of the tensors where it is another than 0.
+    zeros: the integer that stands for 0, of the tensors where it is another than 0. factors: what the scale of
+    each channel (axis 1) is multiplied by, of the tensors whose channels were equalised.
     """
 
     graph: Graph
     scales: Mapping[str, float]
     floats: Mapping[str, str]
     zeros: Mapping[str, int] = field(default_factory=dict[str, int])
+    factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
 
 def int8_name(tensor: str) -> str:
     """The name of the int8 form of a float tensor."""
     return f"{tensor}/int8"
+
+
+def float_name(tensor: str) -> str:
+    """The name of the float tensor of which this is the int8 form."""
+    return tensor.removesuffix("/int8")
 
 
 class Draft:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from npuc.quantize.calibration import Spread
+from npuc.quantize.clipping import BEYOND, octaves_above, range_cost
 
 FRACTIONS = 16
 """Candidate bases per octave."""
@@ -53,7 +54,7 @@ class Ties:
 def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:
     """A scale for every tensor that satisfies the ties with the least relative error.
 
-    method: "mse", or "minmax" (no value saturates).
+    method: of calibration, one of clipping.METHODS.
     """
     class_of = components(spreads, ties.equal)
     group_of = components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
@@ -124,23 +125,18 @@ def _class_cost(
         spread = spreads[tensor]
         energy = spread.energy
         if energy > 0:
-            cost += spread.error(scales) / energy
-            if method == "minmax" or tensor in ties.unsaturated:
-                cost += 1e6 * _octaves_above(spread.largest / 127, scales)
+            cost += range_cost(spread, scales, method)
+            if tensor in ties.unsaturated:
+                cost += BEYOND * octaves_above(spread.largest / 127, scales)
         if tensor in ties.floors:
-            cost += 1e3 * _octaves_above(ties.floors[tensor], scales)
+            cost += 1e3 * octaves_above(ties.floors[tensor], scales)
         if tensor in ties.ceilings:
-            cost += 1e9 * _octaves_above(scales, ties.ceilings[tensor])
+            cost += 1e9 * octaves_above(scales, ties.ceilings[tensor])
         if tensor in ties.given:
             cost += 1e12 * np.abs(np.log2(scales / ties.given[tensor]))
     if not cost.any():
         cost = np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost
-
-
-def _octaves_above(value: np.ndarray | float, limit: np.ndarray | float) -> np.ndarray:
-    """By how many octaves the value exceeds the limit, beyond the accuracy of a 32-bit float."""
-    return np.maximum(np.log2(value / limit) - 1e-6, 0.0)
 
 
 Bounds = tuple[tuple[str, str, int, int], ...]

@@ -13,25 +13,20 @@ from npuc.evidence import evidence, signature
 from npuc.host_nodes import only_converts
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
-from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.passes.split_average_pool import SplitAveragePool
-from npuc.pipeline import Hook, Pass, run_passes
+from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads, uniform
-from npuc.quantize.given import given_steps, reaches
-from npuc.quantize.tables import CONVERSIONS, domains
-from npuc.quantize.ties import MOVEMENT, equal_ties, integer_nodes, tensors_of
+from npuc.quantize.improvement import as_json
+from npuc.quantize.tables import CONVERSIONS
+from npuc.quantize.ties import MOVEMENT
 from npuc.target import Options
-from npuc.targets.easynpu import images, isa, lowering, pricing, report, support
+from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
 from npuc.targets.easynpu.borders import with_borders
-from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.movement import MOVES
 from npuc.targets.easynpu.passes import PASSES
 from npuc.targets.easynpu.running import Runner, SteppingRunner
-from npuc.targets.easynpu.tables import best_table
 from npuc.timeline import Timeline
 
 
@@ -64,7 +59,7 @@ class EasyNpu:
         """Every node that neither the array nor the host may run, each with its constraint."""
         machine = machines.load(options.machine)
         found: list[Problem] = []
-        on_array = {id(node) for node in self._integer(graph, machine)}
+        on_array = {id(node) for node in quantising.integer(graph, machine)}
         for node in graph.nodes:
             if id(node) in on_array or (node.op in MOVEMENT and not options.strict) or node.op in CONVERSIONS:
                 continue
@@ -84,26 +79,15 @@ class EasyNpu:
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine)
-        nodes = self._integer(graph, machine)
         documented = options.isa == "documented"
-        tensors = tensors_of(nodes)
-        given = given_steps(graph, tensors, equal_ties(graph, nodes))
-        known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
-        free = [name for name in tensors if name not in given and name not in known]
-        found = {**spreads(graph, samples.feeds(), free, domains(graph, nodes)), **known}
-        graph = run_passes(graph, (FoldShortCuts(found),), hook)
-        nodes = self._integer(graph, machine)
-        tensors = tensors_of(nodes)
-        given = {name: given[name] for name in tensors if name in given}
-        found = {name: found[name] for name in tensors if name in found}
-        if documented:  # the document adds and pools at equal scales: of what is given the range remains
-            found |= {name: uniform(steps.reach) for name, steps in given.items()}
-            found, given = {name: found[name] for name in tensors}, {}
-        quantised = quantise(graph, nodes, found, options.method, best_table, given)
+        quantised, steps = quantising.quantised(graph, samples, machine, options, hook)
+        if options.notify is not None:
+            options.notify(steps)
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
+        manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:  # noqa: ARG002  (as Target)
@@ -167,12 +151,6 @@ class EasyNpu:
             for op, (place, when) in support.REWRITTEN.items()
         ]
         return array + rewritten + host
-
-    def _integer(self, graph: Graph, machine: Machine) -> tuple[Node, ...]:
-        def accepted(node: Node) -> bool:
-            return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
-
-        return integer_nodes(graph, accepted)
 
 
 EASYNPU = EasyNpu()

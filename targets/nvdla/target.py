@@ -16,6 +16,7 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.given import given_steps
+from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import CONVERSIONS, domains
 from npuc.quantize.ties import MOVEMENT, integer_nodes, tensors_of
 from npuc.target import TARGETS, Options
@@ -87,7 +88,9 @@ class Nvdla:
         found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found = {name: found[name] for name in tensors}
-        lowered = lowering.lower(quantise(graph, nodes, found, options.method), machine)
+        lowered = lowering.lower(
+            quantise(graph, nodes, found, options.method or LEVELS[options.level].method), machine
+        )
         manifest, files = report.manifest(lowered, machine)
         return Program({**manifest, "target": self.name, **signature(graph)}, files, evidence(lowered.quantised))
 

@@ -25,7 +25,9 @@ MODEL = FOLDER / "digits.onnx"
 
 @pytest.fixture(scope="module")
 def digits() -> Program:
-    compiled, _ = driver.compile_model(MODEL, EASYNPU, Options(), {}, [FOLDER / "digits_calibration.npz"])
+    compiled, _ = driver.compile_model(
+        MODEL, EASYNPU, Options(level="0", method="mse"), {}, [FOLDER / "digits_calibration.npz"]
+    )
     return Program(json.loads(json.dumps(compiled.manifest)), compiled.files, compiled.evidence)
 
 

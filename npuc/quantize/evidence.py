@@ -1,0 +1,139 @@
+"""What the improvement of a layer is judged by: a few calibration samples, seen under a few windows of each layer.
+
+Of the float network only the results of every convolution under the chosen windows are kept, in steps of the
+layer's output, and the mean of what the windows see; so the memory does not depend on the size of the maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops.windows import window_of
+
+MOST_WINDOWS = 2048
+MOST_TAPS = 1 << 21
+"""Elements of the taps of one layer under all its windows."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Windows of a layer: for each one the sample, and the row and column of the result."""
+
+    sample: Array
+    row: Array
+    column: Array
+
+    def of(self, index: int) -> Places:
+        """Those of one sample, which is then the only one."""
+        mine = self.sample == index
+        return Places(np.zeros(int(mine.sum()), np.int64), self.row[mine], self.column[mine])
+
+    @classmethod
+    def chosen(cls, samples: int, extents: Sequence[int], taps: int, seed: int) -> Places:
+        """As many windows of every sample as the limits of this module allow, without repetition."""
+        height, width = extents
+        most = max(min(MOST_WINDOWS, MOST_TAPS // taps) // samples, 1)
+        count = min(most, height * width)
+        random = np.random.default_rng(seed)
+        flat = np.concatenate([random.permutation(height * width)[:count] for _ in range(samples)])
+        return cls(np.repeat(np.arange(samples), count), flat // width, flat % width)
+
+
+def taps_under(x: Array, node: Node, kernel: tuple[int, ...], places: Places, groups: int) -> Array:
+    """What the windows see: (windows, groups, channels of a group * taps), as the weights of a channel lie.
+
+    x: (samples, C, H, W); kernel: the shape of the weights.
+    """
+    window = window_of(node, kernel[2:])
+    padded = window.padded(x, 0, window.extents(node, x.shape[2:]))
+    found = [
+        padded[
+            places.sample,
+            :,
+            places.row * window.strides[0] + row * window.dilations[0],
+            places.column * window.strides[1] + column * window.dilations[1],
+        ]
+        for row in range(window.kernel[0])
+        for column in range(window.kernel[1])
+    ]
+    return np.stack(found, axis=-1).reshape(len(places.sample), groups, -1)
+
+
+def sums(taps: Array, w: Array) -> Array:
+    """(windows, Co) sums of products; taps: (windows, groups, K); w: (Co, K)."""
+    windows, groups, depth = taps.shape
+    weights = w.astype(taps.dtype, copy=False).reshape(groups, -1, depth)
+    return (taps.transpose(1, 0, 2) @ weights.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(windows, -1)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A convolution of the float network under its windows: results before the activation, (windows, Co).
+
+    mean: (groups, K), what the windows see on average over the samples that train.
+    """
+
+    places: Places
+    results: Array
+    mean: Array
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A few samples, which of them are held out, and what the float network's convolutions make of them."""
+
+    feeds: tuple[Mapping[str, Array], ...]
+    held_out: Array
+    witnesses: Mapping[str, Witness]
+
+    @property
+    def training(self) -> Array:
+        """Which samples may be learned from."""
+        return ~self.held_out
+
+
+def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], held_out: Array) -> Sampled:
+    """Runs the float graph on the samples and keeps what these convolutions give under windows chosen by chance.
+
+    held_out: (samples,) bool, those that nothing is learned from.
+    """
+    from npuc.export_onnx import to_onnx
+    from npuc.reference import session
+
+    places = {node.output: _places(graph, node, len(feeds)) for node in nodes}
+    read = [name for name in dict.fromkeys(node.inputs[0] for node in nodes) if name not in graph.inputs]
+    run = session(to_onnx(graph, read)) if read else None
+    results: dict[str, list[Array]] = {node.output: [] for node in nodes}
+    seen: dict[str, list[Array]] = {node.output: [] for node in nodes}
+    for index, feed in enumerate(feeds):
+        values = dict(zip(read, run.run(read, dict(feed)), strict=True)) if run else {}
+        for node in nodes:
+            w = graph.constants[node.inputs[1]]
+            x = np.asarray(values.get(node.inputs[0], feed.get(node.inputs[0])))
+            taps = taps_under(x, node, w.shape, places[node.output].of(index), node.integer("group", 1))
+            results[node.output].append(sums(taps, w.reshape(len(w), -1)) + float_bias(graph, node))
+            if not held_out[index]:
+                seen[node.output].append(taps.mean(axis=0))
+    witnesses = {
+        name: Witness(places[name], np.concatenate(results[name]), np.mean(seen[name], axis=0)) for name in places
+    }
+    return Sampled(tuple(feeds), held_out, witnesses)
+
+
+def float_bias(graph: Graph, node: Node) -> Array:
+    """The bias of a float convolution, (Co,); zeros without one."""
+    _, weights, *rest = node.inputs
+    if rest and rest[0]:
+        return graph.constants[rest[0]]
+    return np.zeros(len(graph.constants[weights]), np.float32)
+
+
+def _places(graph: Graph, node: Node, samples: int) -> Places:
+    _, depth, *kernel = graph.shape(node.inputs[1])
+    taps = node.integer("group", 1) * depth * prod(kernel)
+    return Places.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output))

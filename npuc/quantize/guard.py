@@ -1,0 +1,78 @@
+"""The judge of every improvement: the noise that quantisation brings where int8 ends, on samples held out.
+
+The float tensors there (the logits before a softmax on the host, say) are judged rather than the network's
+outputs: behind a softmax a few samples that are hard to tell apart decide everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph
+from npuc.quantize.draft import Quantised
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Samples held out, and what the float network gives for them where int8 ends."""
+
+    feeds: tuple[Mapping[str, Array], ...]
+    exact: Mapping[str, tuple[Array, ...]]
+
+    def noise(self, quantised: Quantised) -> float:
+        """Squared error over squared signal, the mean over the tensors where int8 ends; 0 is exact."""
+        from npuc.quantize.integer_onnx import integer_model
+        from npuc.reference import session
+
+        names = list(self.exact)
+        run = session(integer_model(quantised.graph, names))
+        found = [run.run(names, dict(feed)) for feed in self.feeds]
+        ratios = [
+            _ratio(exact, [values[position] for values in found])
+            for position, exact in enumerate(self.exact.values())
+        ]
+        return float(np.mean(ratios))
+
+    def better(self, first: Quantised, *others: Quantised) -> Quantised:
+        """The one with the least noise; the first where none has less."""
+        noises = [self.noise(each) for each in (first, *others)]
+        return (first, *others)[int(np.argmin(noises))]
+
+
+def _ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
+    signal = sum(float(np.square(each, dtype=np.float64).sum()) for each in exact)
+    noise = sum(float(np.square(b.astype(np.float64) - a).sum()) for a, b in zip(exact, found, strict=True))
+    return noise / signal if signal else float(noise > 0)
+
+
+def ends(integer: Graph) -> list[str]:
+    """The dequantised tensors on which nothing int8 depends."""
+    before: set[str] = set()
+    found: list[str] = []
+    for node in reversed(integer.nodes):
+        if integer.tensors[node.output].dtype == "int8" or before.intersection(node.outputs):
+            before.update(node.inputs)
+        elif node.op == "DequantizeLinear":
+            found.append(node.output)
+    return found[::-1]
+
+
+def guard(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Guard:
+    """The judge of integer networks that end int8 at the same float tensors as this one, on these samples."""
+    from npuc.export_onnx import to_onnx
+    from npuc.reference import session
+
+    names = ends(quantised.graph)
+    run = session(to_onnx(graph, names))
+    values = [run.run(names, dict(feed)) for feed in feeds]
+    return Guard(
+        tuple(feeds), {name: tuple(column) for name, column in zip(names, zip(*values, strict=True), strict=True)}
+    )
+
+
+def decibels(noise: float) -> float | None:
+    """A noise as a ratio of signal to noise in dB; None without any."""
+    return None if noise == 0 else float(-10 * np.log10(noise))

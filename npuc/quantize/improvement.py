@@ -1,0 +1,271 @@
+"""From a float graph and calibration samples to the best integer network within a level's cost.
+
+Every step makes another network, which is kept only where it has less noise on calibration samples held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from time import process_time
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize import equalisation, proposals
+from npuc.quantize.build import quantise
+from npuc.quantize.calibration import Spread, output_gains, spreads
+from npuc.quantize.draft import Quantised, int8_name
+from npuc.quantize.evidence import sampled
+from npuc.quantize.given import Steps
+from npuc.quantize.guard import decibels, ends, guard
+from npuc.quantize.ladder import Level, Variant
+from npuc.quantize.lockstep import improved, weighted
+from npuc.quantize.offsets import offset_inputs, offset_results
+from npuc.quantize.tables import Table, Tabulate, domains
+from npuc.quantize.ties import tensors_of
+
+FEWEST_SAMPLES = 4
+"""With fewer, none can be held out."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the ladder: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
+
+    name: str
+    kept: bool
+    before_db: float | None
+    after_db: float | None
+    seconds: float
+
+
+def as_json(steps: Sequence[Step]) -> list[dict[str, str | bool | float | None]]:
+    """The steps for a report, without their times, which differ from run to run."""
+    return [
+        {
+            "name": step.name,
+            "kept": step.kept,
+            "before_db": _rounded(step.before_db),
+            "after_db": _rounded(step.after_db),
+        }
+        for step in steps
+    ]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a target quantises: which nodes of a float graph, with which tables, with zero points or without."""
+
+    select: Callable[[Graph], tuple[Node, ...]]
+    tabulate: Tabulate | None
+    offsets: bool = True
+
+
+@dataclass(frozen=True)
+class Network:
+    """A float graph, the spreads of its tensors, the factors of its channels, and its integer form once made."""
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    spreads: Mapping[str, Spread]
+    factors: Mapping[str, Array]
+    integer: Quantised | None = None
+
+    @property
+    def quantised(self) -> Quantised:
+        """The integer form."""
+        assert self.integer is not None
+        return self.integer
+
+
+def best_network(
+    graph: Graph,
+    recipe: Recipe,
+    samples: Samples,
+    level: Level,
+    method: str | None = None,
+    known: Mapping[str, Spread] | None = None,
+) -> tuple[Network, tuple[Step, ...]]:
+    """The best integer network of a float graph within the level, and what was tried.
+
+    method: of calibration, instead of the level's. known: the spreads of the graph's tensors, if they have been
+    found before. Made-up samples only give scales: nothing is learned from them.
+    """
+    tables: dict[bytes, Table] = {}
+
+    def tabulate(values: Array) -> Table:
+        assert recipe.tabulate is not None
+        key = values.tobytes()
+        if key not in tables:
+            tables[key] = recipe.tabulate(values)
+        return tables[key]
+
+    kept = replace(recipe, tabulate=tabulate) if recipe.tabulate else recipe
+    maker = _Maker(kept, samples)
+    plain = maker.drawn(graph, method or level.method, known=known)
+    judged = bool(ends(plain.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    if not level.variants or not judged:
+        return plain, ()
+    network, steps = _Ladder(maker, level, method, plain).climbed()
+    return replace(network, integer=_under_old_names(network.quantised)), steps
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes networks with the same recipe and samples."""
+
+    recipe: Recipe
+    samples: Samples
+
+    def drawn(
+        self,
+        graph: Graph,
+        method: str,
+        factors: Mapping[str, Array] | None = None,
+        known: Mapping[str, Spread] | None = None,
+    ) -> Network:
+        """The integer network of a float graph, calibrated on the samples."""
+        nodes = self.recipe.select(graph)
+        tensors = tensors_of(nodes)
+        gains = output_gains(graph, nodes) if method == "output" else None
+        if known is None or gains is not None:
+            known = spreads(graph, self.samples.feeds(), tensors, domains(graph, nodes), gains)
+        return self.quantised(Network(graph, nodes, known, factors or {}), method, {})
+
+    def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
+        """The network with scales by a method and these steps."""
+        made = quantise(network.graph, network.nodes, network.spreads, method, self.recipe.tabulate, given)
+        return replace(network, integer=_named(made, network.factors))
+
+
+def _named(quantised: Quantised, factors: Mapping[str, Array]) -> Quantised:
+    """The network with the factors of its equalised tensors."""
+    named = {int8_name(name): each for name, each in factors.items() if int8_name(name) in quantised.scales}
+    return replace(quantised, factors=named)
+
+
+def _under_old_names(quantised: Quantised) -> Quantised:
+    """The network in which integers are named after the tensor of the model, whatever channels were divided by."""
+    graph = quantised.graph
+
+    def old(name: str) -> str:
+        return name.replace(f"{equalisation.SUFFIX}/", "/").removesuffix(equalisation.SUFFIX)
+
+    nodes = [
+        replace(
+            node, inputs=tuple(map(old, node.inputs)), outputs=tuple(map(old, node.outputs)), name=old(node.name)
+        )
+        for node in graph.nodes
+    ]
+    types = {name: graph.tensors[name] for name in graph.inputs}
+    constants = {old(name): value for name, value in graph.constants.items()}
+    return Quantised(
+        build_graph(graph.name, nodes, types, graph.outputs, constants),
+        {old(name): scale for name, scale in quantised.scales.items()},
+        {old(name): old(tensor) for name, tensor in quantised.floats.items()},
+        {old(name): zero for name, zero in quantised.zeros.items()},
+        {old(name): factors for name, factors in quantised.factors.items()},
+    )
+
+
+class _Ladder:
+    """Climbs a level: every variant of the network, and each with weights and biases improved in lockstep."""
+
+    def __init__(self, maker: _Maker, level: Level, method: str | None, plain: Network) -> None:
+        self.maker = maker
+        self.level = level
+        self.method = method
+        self.training, self.held_out = divided(maker.samples, level.samples)
+        self.plain = self.best = plain
+        self.guard = guard(plain.graph, plain.quantised, self.held_out)
+        self.noise = self.guard.noise(plain.quantised)
+        self.steps: list[Step] = []
+
+    def climbed(self) -> tuple[Network, tuple[Step, ...]]:
+        """The best network and the steps."""
+        for variant in self.level.variants:
+            network = self._try(str(variant), lambda variant=variant: self._variant(variant))
+            if network is not None:
+                self._improve(network)
+        return self.best, tuple(self.steps)
+
+    def _improve(self, network: Network) -> None:
+        """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
+        for names in self.level.proposals:
+            before = self.best
+            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, names))
+            if self.best is not before and not self.level.thorough:
+                return
+
+    def _try(self, name: str, make: Callable[[], Network]) -> Network | None:
+        """Makes another network, if it can be, and keeps it if it has less noise than the best so far."""
+        started = process_time()
+        try:
+            candidate = make()
+        except UnsupportedOperator:  # weights that these scales do not allow, say: a variant is only an offer
+            return None
+        noise = self.guard.noise(candidate.quantised)
+        kept = noise < self.noise
+        before, after = decibels(self.noise), decibels(noise)
+        self.steps.append(Step(name, kept, before, after, process_time() - started))
+        if kept:
+            self.best, self.noise = candidate, noise
+        return candidate
+
+    def _variant(self, variant: Variant) -> Network:
+        method = self.method or variant.method
+        network = self._equalised(method, variant.share)
+        given: dict[str, Steps] = {}
+        if self.maker.recipe.offsets and variant.offsets:
+            given = offset_inputs(network.graph, network.nodes, self.training, padded=self.level.thorough)
+            given |= offset_results(network.graph, network.nodes, network.spreads)
+        if given:
+            return self.maker.quantised(network, method, given)
+        return network
+
+    def _equalised(self, method: str, share: float | None) -> Network:
+        """The plain network with another method, equalised if there is anything to equalise."""
+        groups = equalisation.groups(self.plain.graph) if share is not None else ()
+        if not groups:
+            return self.plain if method == self.plain_method else self.maker.drawn(self.plain.graph, method)
+        sizes = equalisation.sizes(self.plain.graph, groups, self.training)
+        found = equalisation.equalised(self.plain.graph, groups, sizes, share or 0.0)
+        return self.maker.drawn(found.graph, method, found.factors)
+
+    @property
+    def plain_method(self) -> str:
+        """The method that the plain network was calibrated with."""
+        return self.method or self.level.method
+
+    def _in_lockstep(self, network: Network, names: Sequence[str]) -> Network:
+        nodes = weighted(network.nodes)
+        feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
+        evidence = sampled(network.graph, nodes, feeds, np.arange(len(feeds)) >= len(self.training))
+        wanted = [proposals.PROPOSALS[name] for name in names]
+        better = improved(network.graph, network.quantised, evidence, wanted, self.level.depth)
+        return replace(network, integer=better)
+
+
+def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
+    """Samples to learn from, and a third of all to judge by: at most so many each, in an order like chance."""
+    digests = [_digest(feed) for feed in samples.feeds()]
+    order = sorted(range(len(digests)), key=digests.__getitem__)
+    third = max(len(order) // 3, 1)
+    held_out, training = order[:third][:most], order[third:][:most]
+    wanted = {*held_out, *training}
+    found = {index: feed for index, feed in enumerate(samples.feeds()) if index in wanted}
+    return [found[index] for index in training], [found[index] for index in held_out]
+
+
+def _digest(feed: Mapping[str, Array]) -> bytes:
+    """A sample's place in the order, which depends on its values alone: files may be given in any order."""
+    return b"".join(blake2b(np.ascontiguousarray(value).data, digest_size=8).digest() for value in feed.values())

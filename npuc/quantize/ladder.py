@@ -1,0 +1,58 @@
+"""What each optimisation level does: -O0 the least, -O1 the best within about twice its time, -O2 everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to quantise a network: calibration method, zero points where they help, share of equalisation."""
+
+    method: str
+    share: float | None
+    offsets: bool = True
+
+    def __str__(self) -> str:
+        parts = [self.method]
+        parts += ["offsets"] if self.offsets else []
+        parts += [] if self.share is None else [f"equalisation {self.share:g}"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The steps of a level.
+
+    method: of calibration. variants: what is tried beside. samples: how many calibration samples improvements
+    learn from at most, and by how many they are judged. proposals: sets of them, tried in lockstep on every
+    variant; the first that is kept ends the search unless thorough. depth: the most inputs of an output channel
+    whose weights are rounded in turn.
+    """
+
+    method: str
+    variants: tuple[Variant, ...] = ()
+    samples: int = 0
+    proposals: tuple[tuple[str, ...], ...] = ()
+    thorough: bool = False
+    depth: int = 0
+
+
+BIAS = ("bias by weights",)
+BIASES = ("bias by weights", "bias by results")
+ALL = (*BIASES, "rounding in turn")
+
+LEVELS: Mapping[str, Level] = {
+    "0": Level("minmax"),
+    "1": Level("mse", (Variant("mse", 0.5),), samples=16, proposals=(ALL, BIAS), depth=640),
+    "2": Level(
+        "mse",
+        tuple(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
+        samples=64,
+        proposals=(ALL, BIASES, BIAS),
+        thorough=True,
+        depth=2304,
+    ),
+}
+"""The rungs by the digit of -O."""

@@ -1,0 +1,60 @@
+"""How EasyNPU quantises a network: which nodes become integer, and by which rungs of the ladder."""
+
+from __future__ import annotations
+
+from npuc.data import Samples
+from npuc.ir import Graph, Node
+from npuc.passes.fold_short_cuts import FoldShortCuts
+from npuc.pipeline import Hook, run_passes
+from npuc.quantize.build import quantise
+from npuc.quantize.calibration import spreads, uniform
+from npuc.quantize.draft import Quantised
+from npuc.quantize.given import given_steps, reaches
+from npuc.quantize.improvement import Recipe, Step, best_network
+from npuc.quantize.ladder import LEVELS
+from npuc.quantize.tables import domains
+from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
+from npuc.target import Options
+from npuc.targets.easynpu import support
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.tables import best_table
+
+
+def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
+    """The nodes that run on the array."""
+
+    def accepted(node: Node) -> bool:
+        return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
+
+    return integer_nodes(graph, accepted)
+
+
+def quantised(
+    graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
+) -> tuple[Quantised, tuple[Step, ...]]:
+    """The integer network, and what was tried to make it better.
+
+    A model that brings its scales along is taken as it is. The documented instructions have no words for the
+    padding of maps with a zero point.
+    """
+    level, documented = LEVELS[options.level], options.isa == "documented"
+    method = options.method or level.method
+    nodes = integer(graph, machine)
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
+    free = [name for name in tensors if name not in given and name not in known]
+    found = {**spreads(graph, samples.feeds(), free, domains(graph, nodes)), **known}
+    graph = run_passes(graph, (FoldShortCuts(found),), hook)
+    nodes = integer(graph, machine)
+    tensors = tensors_of(nodes)
+    found = {name: found[name] for name in tensors if name in found}
+    if not given:
+        recipe = Recipe(lambda each: integer(each, machine), best_table, offsets=not documented)
+        network, steps = best_network(graph, recipe, samples, level, options.method, found)
+        return network.quantised, steps
+    given = {name: given[name] for name in tensors if name in given}
+    if documented:  # the document adds and pools at equal scales: of what is given the range remains
+        found |= {name: uniform(steps.reach) for name, steps in given.items()}
+        found, given = {name: found[name] for name in tensors}, {}
+    return quantise(graph, nodes, found, method, best_table, given), ()

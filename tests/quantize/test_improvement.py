@@ -1,0 +1,240 @@
+"""Improvements of a network: the meaning that equalisation keeps, what is judged, and what is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npuc.data import Samples
+from npuc.interpreter import run
+from npuc.ir import Array, Graph, Node
+from npuc.quantize import proposals
+from npuc.quantize.calibration import EMPTY, spreads
+from npuc.quantize.clipping import METHODS, range_limit
+from npuc.quantize.equalisation import equalised, groups, sizes
+from npuc.quantize.evidence import Places, sampled, sums, taps_under
+from npuc.quantize.guard import ends, guard
+from npuc.quantize.improvement import Network, Recipe, best_network, divided
+from npuc.quantize.ladder import LEVELS, Level
+from npuc.quantize.lockstep import improved, weighted
+from npuc.quantize.offsets import offset_inputs, offset_results
+from npuc.quantize.proposals import Layer
+from npuc.quantize.ties import integer_nodes, tensors_of
+from npuc.quantize.weights import IntegerWeights
+from npuc.targets.easynpu.tables import best_table
+from tests.passes.networks import network, node
+
+RANDOM = np.random.default_rng(0)
+PADS = (1, 1, 1, 1)
+
+
+def weights(*shape: int) -> Array:
+    """Random weights whose output channels differ in size by a factor of 30."""
+    sizes = np.geomspace(0.2, 6, shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
+    return (RANDOM.standard_normal(shape) * sizes / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def residual() -> Graph:
+    """Convolutions around a sum, then a depthwise one."""
+    return network(
+        (1, 4, 8, 8),
+        "y",
+        node("Conv", "x w b", "a", pads=PADS, activation="Relu"),
+        node("Conv", "a v c", "d", pads=PADS),
+        node("Add", "a d", "s", activation="Relu"),
+        node("Conv", "s u", "e", group=8, pads=PADS, activation="Relu"),
+        node("Conv", "e t c", "y"),
+        w=weights(8, 4, 3, 3), b=weights(8, 1)[:, 0], v=weights(8, 8, 3, 3), c=weights(8, 1)[:, 0],
+        u=weights(8, 1, 3, 3), t=weights(8, 8, 1, 1),
+    )  # fmt: skip
+
+
+def samples(graph: Graph, count: int = 24) -> Samples:
+    values = np.random.default_rng(1).standard_normal((count, *graph.shape("x"))).astype(np.float32)
+    return Samples({"x": values})
+
+
+def select(graph: Graph) -> tuple[Node, ...]:
+    return integer_nodes(graph, lambda each: each.op in ("Conv", "Relu", "Add"))
+
+
+RECIPE = Recipe(select, best_table)
+
+
+def sqnr(graph: Graph, found: Network, data: Samples) -> float:
+    """Of the output in dB, by the interpreter."""
+    signal = noise = 0.0
+    for feed in data.feeds():
+        exact, result = run(graph, feed)["y"], run(found.quantised.graph, feed)["y"]
+        signal += float(np.square(exact, dtype=np.float64).sum())
+        noise += float(np.square(exact.astype(np.float64) - result).sum())
+    return float(10 * np.log10(signal / noise))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_equalisation_keeps_the_meaning_and_says_by_what_it_divided(share: float) -> None:
+    graph = residual()
+    data = list(samples(graph, 3).feeds())
+    found = groups(graph)
+    assert [set(each.tensors) for each in found] == [{"a", "d", "s"}, {"e"}]
+    changed = equalised(graph, found, sizes(graph, found, data), share)
+    for feed in data:
+        before = run(graph, feed, ["a", "s", "e", "y"])
+        after = run(changed.graph, feed, [f"{name}/equalised" for name in "ase"] + ["y"])
+        assert np.allclose(after["y"], before["y"], rtol=1e-4, atol=1e-5)
+        for name in "ase":
+            column = changed.factors[f"{name}/equalised"].reshape(-1, 1, 1)
+            assert np.allclose(after[f"{name}/equalised"] * column, before[name], rtol=1e-4, atol=1e-5)
+
+
+def test_channels_before_a_depthwise_layer_become_equal() -> None:
+    graph = network(
+        (1, 4, 6, 6), "y",
+        node("Conv", "x w", "a", activation="Relu"), node("Conv", "a u", "d", group=8), node("Conv", "d t", "y"),
+        w=np.repeat(np.geomspace(1, 4, 8), 4).reshape(8, 4, 1, 1).astype(np.float32), u=weights(8, 1, 1, 1),
+        t=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    data = list(samples(graph, 3).feeds())
+    found = groups(graph)
+    changed = equalised(graph, found, sizes(graph, found, data), 0.5).graph
+    largest = sizes(changed, groups(changed), data)["a/equalised"]
+    assert largest.max() / largest.min() < 1.01
+
+
+def test_a_limit_or_a_reader_that_no_factor_passes_keeps_a_tensor_as_it_is() -> None:
+    limited = node("Conv", "x w", "a", activation="Clip", min=0.0, max=6.0)
+    curved = (node("Conv", "x w", "a"), node("Sigmoid", "a", "s"), node("Conv", "s t", "y"))
+    for nodes in ((limited, node("Conv", "a t", "y")), curved):
+        assert groups(network((1, 4, 6, 6), "y", *nodes, w=weights(8, 4, 1, 1), t=weights(8, 8, 1, 1))) == ()
+
+
+def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_out() -> None:
+    graph = residual()
+    data = samples(graph)
+    plain, none = best_network(graph, RECIPE, data, replace(LEVELS["1"], variants=()))
+    best, steps = best_network(graph, RECIPE, data, LEVELS["1"])
+    assert none == ()
+    _, held_out = divided(data, LEVELS["1"].samples)
+    judge = guard(graph, plain.quantised, held_out)
+    assert judge.noise(best.quantised) <= judge.noise(plain.quantised)
+    assert any(step.kept for step in steps)
+    assert all(step.seconds >= 0 for step in steps)
+    fresh = Samples({"x": np.random.default_rng(7).standard_normal((8, *graph.shape("x"))).astype(np.float32)})
+    assert sqnr(graph, best, fresh) > sqnr(graph, plain, fresh)
+
+
+def harmful(_layer: Layer, found: IntegerWeights) -> IntegerWeights:
+    """Moves every result by several steps."""
+    return replace(found, bias=(found.bias + (20 << found.shift.astype(np.int64))).astype(np.int32))
+
+
+def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
+    graph = residual()
+    data = samples(graph)
+    plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
+    feeds = list(data.feeds())
+    evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
+    after = improved(graph, plain.quantised, evidence, [harmful], depth=100).graph
+    for name, value in plain.quantised.graph.constants.items():
+        assert np.array_equal(after.constants[name], value), name
+
+
+def test_a_step_that_hurts_the_network_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = residual()
+    data = samples(graph)
+    monkeypatch.setattr(proposals, "PROPOSALS", {"harm": harmful})
+
+    def flattered(_layer: Layer, found: IntegerWeights) -> float:
+        """Less for every bias that moves up: the layers are deceived, and only the network shows it."""
+        return -float(found.bias.astype(np.float64).sum())
+
+    monkeypatch.setattr(Layer, "error", flattered)
+    level = Level("mse", LEVELS["1"].variants, 16, (("harm",),))
+    _, steps = best_network(graph, RECIPE, data, level)
+    (harm,) = (step for step in steps if step.name == "harm")
+    assert not harm.kept
+    assert harm.after_db is not None
+    assert harm.before_db is not None
+    assert harm.after_db < harm.before_db
+
+
+def test_made_up_and_few_samples_only_give_scales() -> None:
+    graph = residual()
+    for data in (replace(samples(graph), synthetic=True), samples(graph, 3)):
+        assert best_network(graph, RECIPE, data, LEVELS["1"])[1] == ()
+
+
+def test_who_learns_and_who_judges_does_not_depend_on_the_order_of_the_samples() -> None:
+    graph = residual()
+    data = samples(graph, 13)
+    reverse = Samples({"x": data.inputs["x"][::-1]})
+
+    def values(found: Sequence[Mapping[str, Array]]) -> list[bytes]:
+        return [feed["x"].tobytes() for feed in found]
+
+    training, held_out = divided(data, 16)
+    assert [values(each) for each in divided(reverse, 16)] == [values(training), values(held_out)]
+    assert (len(training), len(held_out)) == (9, 4)
+    assert not {*values(training)} & {*values(held_out)}
+
+
+def test_results_that_see_no_padding_get_a_zero_point_and_become_twice_as_fine() -> None:
+    graph = residual()
+    found = spreads(graph, samples(graph).feeds(), tensors_of(select(graph)))
+    given = offset_results(graph, select(graph), found)
+    assert list(given) == ["e"]  # read by a convolution without padding; a and s have readers with padding
+    assert given["e"].zero == -128
+    assert given["e"].scale <= found["e"].largest / 255 * 1.05
+
+
+@pytest.mark.parametrize(("padded", "whole"), [(True, True), (True, False), (False, True)])
+def test_an_image_keeps_its_values(padded: bool, whole: bool) -> None:
+    graph = residual()
+    image = RANDOM.integers(0, 256, graph.shape("x")).astype(np.float32)
+    image[0, 0, 0, 0] = 255
+    given = offset_inputs(graph, select(graph), [{"x": image if whole else image / 510}], padded=padded)
+    if padded:
+        assert (given["x"].scale, given["x"].zero) == (1.0 if whole else 0.5 / 255, -128)
+    else:
+        assert given == {}
+
+
+def test_what_windows_see_gives_the_convolution_s_results() -> None:
+    w = weights(6, 2, 3, 3)
+    graph = network((1, 4, 7, 9), "y", node("Conv", "x w", "y", group=2, pads=(1, 0, 2, 1), strides=(2, 1)), w=w)
+    x = RANDOM.standard_normal((3, 4, 7, 9)).astype(np.float32)
+    expected = np.concatenate([run(graph, {"x": x[i : i + 1]})["y"] for i in range(3)])
+    places = Places.chosen(3, graph.shape("y")[2:], 18, seed=0)
+    found = sums(taps_under(x, graph.nodes[0], w.shape, places, 2), w.reshape(6, -1))
+    assert len(found) == 3 * 4 * 8  # every window once
+    assert np.allclose(found, expected[places.sample, :, places.row, places.column], atol=1e-5)
+
+
+def test_networks_are_judged_where_int8_ends_for_good() -> None:
+    graph = network(
+        (1, 4, 6, 6), "y",
+        node("Conv", "x w", "a"), node("Softmax", "a", "s", axis=1), node("Conv", "s t", "d"),
+        node("Softmax", "d", "y", axis=1), w=weights(8, 4, 1, 1), t=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    plain, _ = best_network(graph, RECIPE, samples(graph), LEVELS["0"])
+    assert ends(plain.quantised.graph) == ["d"]
+
+
+def test_percentile_leaves_out_one_value_of_ten_thousand_and_entropy_the_outlier() -> None:
+    values = np.abs(np.random.default_rng(3).standard_normal(40_000)).astype(np.float32)
+    spread = EMPTY.with_values(np.append(values, np.float32(60)))
+    fifth_largest = np.sort(values)[-4]
+    assert range_limit(spread, "percentile") == pytest.approx(fifth_largest, rel=0.03)
+    assert range_limit(spread, "minmax") == pytest.approx(60, rel=0.01)
+    assert values.max() * 0.5 < range_limit(spread, "entropy") < 10
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_quantises_a_network_well(method: str) -> None:
+    graph = residual()
+    data = samples(graph)
+    found, _ = best_network(graph, RECIPE, data, LEVELS["0"], method)
+    assert sqnr(graph, found, data) > 20
