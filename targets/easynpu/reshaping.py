@@ -19,14 +19,17 @@ from npuc.targets.easynpu.rearrangement import most_written, written_words
 def with_fused_reshapes(scope: Scope, jobs: Sequence[Job]) -> list[Job]:
     """The jobs, where those of reshape words join the jobs that give their maps if that takes fewer cycles."""
     writers = Counter(job.result.buffer for job in jobs)
+    places: dict[str, int] = {}
     found: list[Job] = []
     for job in jobs:
         source = job.sources[0].buffer
-        before = next((each for each in found if each.result.buffer == source), None)
-        if before is not None and writers[source] == 1 and _continues(scope, job, before, jobs):
-            found[found.index(before)] = _joined(scope, before, job)
+        at = places.get(source) if writers[source] == 1 else None
+        if at is not None and _continues(scope, job, found[at], jobs):
+            found[at] = _joined(scope, found[at], job)
         else:
+            at = len(found)
             found.append(job)
+        places[job.result.buffer] = at
     return found
 
 

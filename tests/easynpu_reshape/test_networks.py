@@ -119,6 +119,15 @@ def test_a_chain_of_reshapes_and_transposes_is_one_word(name: str, tmp_path: Pat
     assert host_steps(found) == []
 
 
+def test_a_reshape_behind_one_of_two_equal_layers_joins_its_own(tmp_path: Path) -> None:
+    constants = {"w1": weights(20, 3, 3, 3), "w2": weights(20, 20, 3, 3), "w3": weights(20, 20, 3, 3, seed=1)}
+    nodes = [conv("x", "w1", "a"), conv("a", "w2", "b"), conv("b", "w3", "r")]
+    nodes += [node("SpaceToDepth", "r", "m", blocksize=2), conv("m", "w4", "y")]
+    constants["w4"] = weights(8, 80, 3, 3)
+    path = model(tmp_path / "m.onnx", nodes, constants, (1, 3, 8, 12), (1, 8, 4, 6))
+    assert outcome(path).layers == ["conv", "conv", "conv+reshape", "conv"]
+
+
 def test_what_no_word_expresses_runs_on_the_host(tmp_path: Path) -> None:
     """Every dimension gives a part to the next one, which takes three splits."""
     steps = through(("Reshape", (1, 32, 6, 9)))
