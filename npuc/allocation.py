@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -32,16 +32,10 @@ def allocate(buffers: Sequence[Buffer]) -> dict[str, int]:
 
     Each buffer takes the lowest gap among those alive with it. The result is deterministic.
     """
-    orders = (
-        sorted(buffers, key=lambda b: (-b.size, b.first, b.name)),
-        sorted(buffers, key=lambda b: (b.first, -b.size, b.name)),
-        sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name)),
-    )
-    bound, best = lower_bound(buffers), _first_fit(orders[0])
-    for order in orders[1:]:
-        if peak(buffers, best) == bound:
-            break
-        best = min(best, _first_fit(order), key=lambda plan: peak(buffers, plan))
+    bound, plans = lower_bound(buffers), map(_first_fit, _orders(buffers))
+    best = next(plans)
+    while peak(buffers, best) > bound and (other := next(plans, None)) is not None:
+        best = min(best, other, key=lambda plan: peak(buffers, plan))
     return best
 
 
@@ -49,7 +43,16 @@ def fits(buffers: Sequence[Buffer], capacity: int) -> bool:
     """Whether `allocate` finds a place for all of them."""
     if lower_bound(buffers) > capacity:
         return False
-    return sum(b.size for b in buffers) <= capacity or peak(buffers, allocate(buffers)) <= capacity
+    if sum(b.size for b in buffers) <= capacity:
+        return True
+    return any(peak(buffers, _first_fit(order)) <= capacity for order in _orders(buffers))
+
+
+def _orders(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """The orders in which the buffers are placed, one plan each."""
+    yield sorted(buffers, key=lambda b: (-b.size, b.first, b.name))
+    yield sorted(buffers, key=lambda b: (b.first, -b.size, b.name))
+    yield sorted(buffers, key=lambda b: (-(b.last - b.first), -b.size, b.name))
 
 
 def peak(buffers: Sequence[Buffer], addresses: dict[str, int]) -> int:

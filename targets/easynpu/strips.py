@@ -2,7 +2,7 @@
 
 The nodes of a region are cut into consecutive ranges, each with a grid of tiles (grids). Dynamic programming over
 the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers, exactly
-within its class of plans: contiguous ranges of at most 24 units, uniform grids of up to 16 x 16 tiles along the
+within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along the
 axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocation places.
 """
 
@@ -21,7 +21,7 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.regions import inputs_of, outputs_of
 from npuc.targets.easynpu.windows import whole
 
-MOST_UNITS = 24
+MOST_UNITS = 32
 """Of a range: a unit is a layer with what a cut would never separate from it."""
 OBJECTIVES = ("time", "traffic", "cycles")
 RARELY = 1e-6
