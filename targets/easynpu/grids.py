@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -157,10 +157,14 @@ class Range:
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
-    def best(self, weight: float) -> Strip | None:
-        """The cheapest strip that fits, if one does. weight: cycles that a word of traffic counts for."""
-        ordered = sorted(self.strips, key=lambda strip: strip.cost(weight))
-        return next((strip for strip in ordered if self.fits(strip.grid)), None)
+    def least(self, weight: float) -> float:
+        """What the cheapest strip would cost, whether it fits or not. weight: cycles for a word of traffic."""
+        return min((strip.cost(weight) for strip in self.strips), default=inf)
+
+    def best(self, weight: float, limit: float = inf) -> Strip | None:
+        """The cheapest strip that fits, if one below the limit does."""
+        cheap = [(cost, at) for at, strip in enumerate(self.strips) if (cost := strip.cost(weight)) < limit]
+        return next((self.strips[at] for _, at in sorted(cheap) if self.fits(self.strips[at].grid)), None)
 
     def fits(self, grid: Grid) -> bool:
         """Whether every tile can be placed: the buffers of its views, by lifetime; tiles of one kind are alike."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
@@ -113,16 +113,22 @@ def _joins(graph: Graph, node: Node, reader: Node) -> bool:
 def _best(
     points: Sequence[int], ranges: Mapping[tuple[int, int], Range], weight: float
 ) -> tuple[Strip, ...] | None:
-    """The strips of the cheapest cuts: after every point, the cheapest plan up to there; None if nothing fits."""
+    """The strips of the cheapest cuts: after every point, the cheapest plan up to there; None if nothing fits.
+
+    A range is asked only while it would be cheaper than what is found if its cheapest strip fits.
+    """
     best: dict[int, tuple[float, tuple[Strip, ...]]] = {points[0]: (0.0, ())}
     for position, end in enumerate(points[1:], 1):
-        options: list[tuple[float, tuple[Strip, ...]]] = []
-        for start in reversed(points[max(0, position - MOST_UNITS) : position]):
-            if start in best and (strip := ranges[start, end].best(weight)) is not None:
-                cost, before = best[start]
-                options.append((cost + strip.cost(weight), (*before, strip)))
-        if options:
-            best[end] = min(options, key=lambda option: option[0])
+        starts = [start for start in points[max(0, position - MOST_UNITS) : position] if start in best]
+        limit = inf
+        for hoped, start in sorted((best[start][0] + ranges[start, end].least(weight), start) for start in starts):
+            if hoped >= limit:
+                break
+            cost, before = best[start]
+            strip = ranges[start, end].best(weight, limit - cost)
+            if strip is not None:
+                limit = cost + strip.cost(weight)
+                best[end] = limit, (*before, strip)
     return best[points[-1]][1] if points[-1] in best else None
 
 
