@@ -129,8 +129,9 @@ def ranges_for(
         if axis and (step := interleaving(graph, node)) > 1:  # whole blocks, so that every phase has as many rows
             low, high = low // step * step, -(-high // step) * step
             found[node.output] = low, high
+        moves = axis in moved_axes(graph, node)
         for name in node.outputs:
-            if axis in moved_axes(graph, node):
+            if moves:
                 extent = map_shape(graph.shape(name))[axis]
                 found[name] = np.zeros_like(low), np.full_like(high, extent)
             found.setdefault(name, (low, high))
