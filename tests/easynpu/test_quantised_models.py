@@ -14,6 +14,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from npuc import driver, program
 from npuc.errors import NpucError
 from npuc.models import MODELS
+from npuc.quantize.given import integers_of
 from npuc.target import Options, target
 from npuc.verification import Tolerance, verify
 
@@ -74,8 +75,8 @@ def _quantised(
     per_channel: bool,
     opset: int,
 ) -> Path:
-    """A network of npuc.models as onnxruntime's quantize_static makes it."""
-    model = MODELS[name]()
+    """A network of npuc.models, or the one below, as onnxruntime's quantize_static makes it."""
+    model = _gated() if name == "gated" else MODELS[name]()
     model.opset_import[0].version = opset  # its operators are the same in all of these
     source, prepared, result = (folder / f"{stem}.onnx" for stem in ("float", "prepared", "quantised"))
     onnx.save(model, source)
@@ -91,6 +92,29 @@ def _quantised(
         extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": weights == "QInt8"},
     )
     return result
+
+
+def _gated() -> onnx.ModelProto:
+    """A convolution whose channels are multiplied with gates made of their means, and a PRelu with many slopes."""
+    random = np.random.default_rng(0)
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    shapes = {"w": (16, 3, 3, 3), "g": (16, 16, 1, 1), "v": (8, 16, 3, 3)}
+    weights = {name: random.standard_normal(shape) / np.sqrt(np.prod(shape[1:])) for name, shape in shapes.items()}
+    weights["slope"] = random.uniform(0, 0.5, (8, 1, 1))
+    nodes = [
+        make("Conv", ["x", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        make("GlobalAveragePool", ["c"], ["m"], "mean"),
+        make("Conv", ["m", "g"], ["n"], "squeeze"),
+        make("Sigmoid", ["n"], ["s"], "gate"),
+        make("Mul", ["c", "s"], ["p"], "product"),
+        make("Conv", ["p", "v"], ["d"], "last", pads=[1, 1, 1, 1]),
+        make("PRelu", ["d", "slope"], ["y"], "slopes"),
+    ]
+    constants = [onnx.numpy_helper.from_array(each.astype(np.float32), name) for name, each in weights.items()]
+    graph = onnx.helper.make_graph(
+        nodes, "gated", [value("x", 1, [1, 3, 9, 9])], [value("y", 1, [1, 8, 9, 9])], constants
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
 
 
 FORMS = {
@@ -125,13 +149,34 @@ def test_what_onnxruntime_quantises_keeps_its_scales(form: str, isa: str, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_products_and_concatenations_of_other_scales_are_converted(tmp_path: Path) -> None:
-    model = _quantised(
-        "unet_small", tmp_path, "QOperator", "QUInt8", "QInt8", symmetric=False, per_channel=True, opset=17
-    )
+@pytest.mark.parametrize(("name", "least"), [("unet_small", 30), ("gated", 25)])
+def test_concatenations_and_products_of_other_scales_are_converted(
+    name: str, least: float, tmp_path: Path
+) -> None:
+    model = _quantised(name, tmp_path, "QOperator", "QUInt8", "QInt8", symmetric=False, per_channel=True, opset=17)
     _, report = _verified(model, tmp_path, {})
     assert report["bit_exact"]
-    assert report["outputs"][0]["sqnr_db"] > 30
+    assert report["outputs"][0]["sqnr_db"] > least
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_passes_keep_the_integers_of_the_weights(name: str, shared: Path) -> None:
+    path = shared / "models" / f"{name}.onnx"
+    stored = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    kernels = {
+        each.output[0]: stored[each.input[0]]
+        for each in onnx.load(path).graph.node
+        if each.op_type == "DequantizeLinear" and each.input[0] in stored
+    }
+    graph = driver.optimised(path, EASYNPU, dict([TRAINED[name]]), Options())
+    found = {
+        each.inputs[1]: integers_of(graph.constants[each.inputs[1]]) for each in graph.nodes if each.op == "Conv"
+    }
+    assert len(found.keys() & kernels.keys()) > 5
+    for weight, integers in found.items():
+        assert integers is not None
+        if weight in kernels:
+            np.testing.assert_array_equal(integers[0], kernels[weight])
 
 
 def _conversion(scale: Any, zero: Any, axis: int = 1) -> onnx.ModelProto:
