@@ -139,7 +139,7 @@ def verify(
 
     types = driver.program_inputs(program.program)
     samples = data.synthetic(types, seed=1) if inputs is None else program.samples(inputs)
-    usual = Tolerance()
+    usual = Tolerance.of(program.program.precision)
     tolerance = Tolerance(
         usual.sqnr_db if min_sqnr_db is None else min_sqnr_db, usual.cosine if min_cosine is None else min_cosine
     )

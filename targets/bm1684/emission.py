@@ -7,6 +7,7 @@ from itertools import groupby
 
 from npuc.targets.bm1684.kernel import Address, Arg, Call, Kernel, Local, Padding, Pair, Region, System
 from npuc.targets.bm1684.local_memory import Dim4
+from npuc.targets.bm1684.loops import rolled
 from npuc.targets.bm1684.machine import Machine
 
 KERNEL = "npuc_network"
@@ -18,7 +19,8 @@ HEAD = """\
 
 #include "okk.h"
 
-#define LOCAL(npu, offset) ((local_addr_t)((npu) * {local_bytes}u + (offset)))
+#define LOCAL(npu, offset) ((local_addr_t)(npu) * {local_bytes}u + (local_addr_t)(offset))
+#define SYSTEM(region, offset) (to->region + (system_addr_t)(offset))
 #define DIM4(n, c, h, w) (&(dim4){{(n), (c), (h), (w)}})
 #define DIM2(h, w) (&(dim2){{(h), (w)}})
 #define PADS(top, bottom, left, right) (&(Padding){{(top), (bottom), (left), (right)}})
@@ -52,8 +54,8 @@ def device_code(kernel: Kernel, regions: Sequence[str], cycles: int, machine: Ma
 
 def _function(name: str, kernel: Kernel, regions: Sequence[Region]) -> str:
     step = kernel.steps[regions[0].step]
-    lines = [line for region in regions for line in _region(region)]
-    used = any("to->" in line for line in lines)
+    lines = rolled([line for region in regions for line in _region(region)])
+    used = any("SYSTEM(" in line for line in lines)
     body = "\n".join(f"    {line}" for line in lines)
     unused = "" if used else "    (void)to;\n"
     comment = (
@@ -97,7 +99,7 @@ def _number(arg: Arg) -> str:
         case Address(npu, offset):
             return f"LOCAL({npu}, {offset:#x})"
         case System(region, offset):
-            return f"to->{region} + {offset:#x}"
+            return f"SYSTEM({region}, {offset:#x})"
         case Dim4(n, c, h, w):
             return f"DIM4({n}, {c}, {h}, {w})"
         case Pair(h, w):

@@ -1,9 +1,10 @@
 """Addresses and regions: steps in order, and beside each of them the transfers that later steps wait for.
 
-A region holds one step of the BDC and, on the GDMA, loads of what later steps read: as early as local memory has
-room, in the order of use, divided so that they end with the step. Every buffer occupies its bytes of all NPUs from
-the region that fills it to the last one that reads it, so nothing in a region is written by one engine and touched
-by the other; empty blocks of a scattered tensor are never used for anything else.
+A region holds one step of the BDC and, on the GDMA, the moves beside it (turns) and loads of what later steps
+read: as early as local memory has room, in the order of use, divided so that they end with the step. Every buffer
+occupies its bytes of all NPUs from the region that fills it to the last one that reads it, so nothing in a region
+is written by one engine and touched by the other; empty blocks of a scattered tensor are never used for anything
+else.
 
 A buffer written by a step gets its address first (its lifetime is known); loads take what is free for their whole
 lifetime, in banks that the step beside them leaves alone where there are such.
@@ -20,6 +21,7 @@ from npuc.targets.bm1684 import pricing
 from npuc.targets.bm1684.kernel import Call, Kernel, Load, Place, Region, Step
 from npuc.targets.bm1684.lowering import Lowered
 from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.turns import Turn, in_turns
 
 SOON = 12
 """Steps: what is read within so many lies low, beside what steps write; what waits longer lies high."""
@@ -29,15 +31,18 @@ LEAST = 400
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
     """The kernel of a lowered graph. Raises DoesNotFit (E302) where a step's buffers exceed local memory."""
-    return _Plan(lowered, machine).run()
+    try:
+        return _Plan(lowered, in_turns(lowered.steps), machine).run()
+    except DoesNotFit:  # what runs side by side needs room at once
+        return _Plan(lowered, [Turn(step) for step in lowered.steps], machine).run()
 
 
 class _Plan:
-    """The state while the regions are filled in order; a region is as long as its step."""
+    """The state while the regions are filled in order; a region is as long as its turn."""
 
-    def __init__(self, lowered: Lowered, machine: Machine) -> None:
-        self.lowered, self.machine = lowered, machine
-        self.uses = _uses(lowered.steps)
+    def __init__(self, lowered: Lowered, turns: Sequence[Turn], machine: Machine) -> None:
+        self.lowered, self.turns, self.machine = lowered, turns, machine
+        self.uses = _uses(turns)
         self.addresses = self._computed()
         self.taken = [
             Place(name, at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
@@ -57,38 +62,43 @@ class _Plan:
         addresses = allocate(buffers)
         for buffer in buffers:
             if addresses[buffer.name] + buffer.size > self.machine.local_bytes:
-                raise self._too_large(lowered.steps[buffer.first], addresses[buffer.name] + buffer.size)
+                raise self._too_large(self.turns[buffer.first].step, addresses[buffer.name] + buffer.size)
         return addresses
 
     def run(self) -> Kernel:
-        """Every step in its region, with loads beside it."""
-        for index, step in enumerate(self.lowered.steps):
-            needed = {name for call in step.calls for name in call.buffers if name in self.lowered.loads}
+        """Every turn in its region, with loads beside it."""
+        for index, turn in enumerate(self.turns):
+            needed = {name for call in turn.calls for name in call.buffers if name in self.lowered.loads}
             self._force(needed, index)
-            calls = tuple(call.placed(self.addresses) for call in step.calls)
-            if step.on_gdma:
+            calls = tuple(call.placed(self.addresses) for call in turn.step.calls)
+            if turn.step.on_gdma:
                 self.regions.append(Region(calls, (), index))
                 continue
-            budget = sum(pricing.cycles(call, self.machine) for call in calls)
-            self.regions.append(Region(tuple(self._beside(index, budget, step)), calls, index))
+            moves = tuple(call.placed(self.addresses) for call in turn.moves)
+            budget = self._sum(calls) - self._sum(moves)
+            self.regions.append(Region((*moves, *self._beside(index, budget, turn)), calls, index))
         peak = max((each.end for each in self.taken), default=0)
-        return Kernel(tuple(self.regions), self.lowered.steps, peak, tuple(self.taken))
+        steps = tuple(turn.step for turn in self.turns)
+        return Kernel(tuple(self.regions), steps, peak, tuple(self.taken))
+
+    def _sum(self, calls: Sequence[Call]) -> int:
+        return sum(pricing.cycles(call, self.machine) for call in calls)
 
     def _force(self, needed: set[str], index: int) -> None:
         """A region of its own for loads that this step waits for."""
         calls: list[Call] = []
         while needed & ({*self.waiting, self.filling} if self.rest else {*self.waiting}):
             if not self.rest and not self._begin(index, None):
-                raise self._too_large(self.lowered.steps[index], None)
+                raise self._too_large(self.turns[index].step, None)
             load, done = self.rest.pop(0)
             calls += load.call(done, load.columns)
         if calls:
             self.regions.append(Region(tuple(call.placed(self.addresses) for call in calls), (), index))
 
-    def _beside(self, index: int, budget: int, step: Step) -> list[Call]:
-        """Loads that take at most `budget` cycles while this step runs, and all that the next step waits for."""
+    def _beside(self, index: int, budget: int, turn: Turn) -> list[Call]:
+        """Loads that take at most `budget` cycles while this turn runs, and all that the next one waits for."""
         calls: list[Call] = []
-        while self.rest or self._begin(index, step):
+        while self.rest or self._begin(index, turn):
             load, done = self.rest.pop(0)
             urgent = self.uses[self.filling][0] == index + 1
             until = load.columns if urgent else self._until(load, done, budget)
@@ -97,7 +107,7 @@ class _Plan:
             if until == done:
                 break
             found = [call.placed(self.addresses) for call in load.call(done, until)]
-            budget -= sum(pricing.cycles(call, self.machine) for call in found)
+            budget -= self._sum(found)
             calls += found
         return calls
 
@@ -113,15 +123,15 @@ class _Plan:
         return max(done, min(share, load.columns))
 
     def _price(self, load: Load, first: int, last: int) -> int:
-        return sum(pricing.cycles(call, self.machine) for call in load.call(first, last))
+        return self._sum(load.call(first, last))
 
-    def _begin(self, index: int, step: Step | None) -> bool:
+    def _begin(self, index: int, turn: Turn | None) -> bool:
         """Finds room for the next buffer that steps wait for; False if there is none now."""
         if not self.waiting:
             return False
         name = self.waiting[0]
         size, last = self.lowered.buffers[name], self.uses[name][1]
-        busy = self._banks(step)
+        busy = self._banks(turn)
         found = self._gaps(size, index, last)
         if not found:
             return False
@@ -144,11 +154,11 @@ class _Plan:
             free = max(free, end)
         return found
 
-    def _banks(self, step: Step | None) -> set[int]:
-        """Banks that a step reads or writes."""
-        if step is None:
+    def _banks(self, turn: Turn | None) -> set[int]:
+        """Banks that a turn reads or writes."""
+        if turn is None:
             return set()
-        names = {name for call in step.calls for name in call.buffers}
+        names = {name for call in turn.calls for name in call.buffers}
         spans = (self._span(self.addresses[name], self.lowered.buffers[name]) for name in names)
         return {bank for span in spans for bank in span}
 
@@ -169,7 +179,7 @@ class _Plan:
         )
 
 
-def _uses(steps: Sequence[Step]) -> dict[str, tuple[int, int]]:
+def _uses(steps: Sequence[Step | Turn]) -> dict[str, tuple[int, int]]:
     """The first and the last step that touch each buffer."""
     found: dict[str, tuple[int, int]] = {}
     for index, step in enumerate(steps):
