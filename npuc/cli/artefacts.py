@@ -74,7 +74,11 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
-    "--format", "form", type=Choice(("bin", "readmemh", "c", "okkernel")), required=True, help="File format."
+    "--format",
+    "form",
+    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace")),
+    required=True,
+    help="File format.",
 )
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option

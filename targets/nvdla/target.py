@@ -37,7 +37,7 @@ class Nvdla:
 
     memories = ("dram", "cbuf")
     precisions = ("int8",)
-    exports = ("bin",)
+    exports = ("bin", "nvdla-trace")
     chip_models = ("own",)
     inexact: tuple[str, ...] = ()
 
@@ -155,9 +155,13 @@ class Nvdla:
         raise ArtefactError("E504", f"'{listing}': NVDLA has registers, no instruction words to assemble")
 
     def exported(self, program: Program, form: str) -> dict[str, bytes]:
-        """The files of the program as they are."""
+        """The files of the program as they are, or its segments as test programs of NVDLA's own environment."""
+        if form == "nvdla-trace":
+            from npuc.targets.nvdla.export import traces
+
+            return traces(program)
         if form != "bin":
-            raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit="bin")
+            raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)
 
     def machines(self) -> list[str]:

@@ -68,9 +68,10 @@ class Trace:
         return memory
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, registers: str = "nv_small") -> Trace:
     """A test program: a folder, its .cfg file or its input.txn.
 
+    registers: the map by which names in a .cfg file are understood; input.txn has addresses of nv_full.
     Raises ArtefactError (E502 for a missing file, E504 for what cannot be understood).
     """
     if path.is_dir():
@@ -78,7 +79,7 @@ def read(path: Path) -> Trace:
         if len(found) != 1:
             raise ArtefactError("E502", f"{path.name} holds {len(found)} programs", limit="one .cfg or .txn file")
         path = found[0]
-    return _Cfg(path).read() if path.suffix == ".cfg" else _Txn(path).read()
+    return _Cfg(path).read(registers) if path.suffix == ".cfg" else _Txn(path).read()
 
 
 @dataclass
@@ -117,7 +118,7 @@ def _text(path: Path) -> str:
 class _Cfg(_Reading):
     """nv_small: calls like reg_write(NVDLA_CDMA.D_BANK_0, 0x2000b);"""
 
-    def read(self) -> Trace:
+    def read(self, registers: str) -> Trace:
         """The program."""
         calls: Mapping[str, Callable[[Sequence[str]], None]] = {
             "mem_init": self._mem_init,
@@ -134,7 +135,7 @@ class _Cfg(_Reading):
             "sync_wait": lambda _: None,
             "sync_notify": lambda _: None,
         }
-        self._map = register_map("nv_small")
+        self._map = register_map(registers)
         for number, line in self.lines():
             for call in filter(None, (each.strip() for each in line.split(";"))):
                 match = re.fullmatch(r"(\w+)\s*\((.*)\)", call)
@@ -144,7 +145,7 @@ class _Cfg(_Reading):
                     calls[match[1]]([each.strip() for each in match[2].split(",")])
                 except (ValueError, IndexError, KeyError):
                     raise self.refused(number, call, "names and numbers of this call") from None
-        return self.trace("nv_small")
+        return self.trace(registers)
 
     def _mem_init(self, words: Sequence[str]) -> None:
         if words[3] not in PATTERNS:

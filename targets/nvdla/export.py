@@ -1,0 +1,103 @@
+"""A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
+
+The input is one sample from a fixed seed; memory before a segment and the results behind it are those of the
+functional model. A segment must run from reset: each is run once more as written before it is given out.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+
+from npuc.data import synthetic
+from npuc.errors import ArtefactError
+from npuc.ir import Array, TensorType
+from npuc.program import Program
+from npuc.targets.nvdla import model
+from npuc.targets.nvdla.artefact import Segment, TensorMove
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.running import Runner
+from npuc.targets.nvdla.trace import Check, Trace, written
+
+SEED = 0
+NAME = "trace"
+
+
+class _Recorder(Runner):
+    """A runner that keeps every segment as a test program."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.traces: list[Trace] = []
+        self.moves: list[Segment] = []
+
+    def _segment(
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+    ) -> None:
+        for move in segment.loads:
+            self._load(move, nvdla.memory, tensors)
+        before = [(address, data.tobytes()) for address, data in nvdla.memory.regions]
+        super()._segment(segment, nvdla, tensors, seen)
+        machine = self.contents.machine
+        places = [_place(move, machine) for move in segment.stores]
+        checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
+        commands = self.commands[segment.start : segment.start + segment.count]
+        name = f"{NAME}_{len(self.traces)}"
+        self.traces.append(Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks)))
+        self.moves.append(segment)
+
+
+def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
+    """Address and bytes of a tensor's cube."""
+    return move.place.address, move.cube(machine).bytes
+
+
+def traces(program: Program) -> dict[str, bytes]:
+    """The files of all segments, and map.json, which says where their tensors lie.
+
+    Raises ArtefactError (E506) for a segment that needs what an earlier one has left in NVDLA's registers.
+    """
+    recorder = _Recorder(program)
+    inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
+    recorder(synthetic(inputs, 1, SEED).inputs)
+    files: dict[str, bytes] = {}
+    for each in recorder.traces:
+        _expect_alone(each, recorder.contents.machine)
+        files |= written(each)
+    machine = recorder.contents.machine
+    entries = [
+        {"program": f"{each.name}.cfg", "loads": _map(moves.loads, machine), "stores": _map(moves.stores, machine)}
+        for each, moves in zip(recorder.traces, recorder.moves, strict=True)
+    ]
+    return {**files, "map.json": (json.dumps(entries, indent=2) + "\n").encode()}
+
+
+def _expect_alone(trace: Trace, machine: Machine) -> None:
+    """Raises ArtefactError (E506) where a test program does not give its results from reset."""
+    try:
+        after = model.run(machine, trace.commands, trace.memory())
+        holds = all(check.holds(after) for check in trace.checks)
+    except ArtefactError:
+        holds = False
+    if not holds:
+        raise ArtefactError(
+            "E506",
+            f"segment {trace.name} does not run on its own: it begins where an earlier one has left the registers",
+            remedy="export a network whose host steps stand at its beginning and end",
+        )
+
+
+def _map(moves: tuple[TensorMove, ...], machine: Machine) -> list[Mapping[str, str | int | list[int]]]:
+    return [
+        {
+            "tensor": move.tensor,
+            "shape": list(move.shape),
+            "address": move.place.address,
+            "bytes": move.cube(machine).bytes,
+            "line_stride": move.place.line_stride,
+            "surface_stride": move.place.surface_stride,
+        }
+        for move in moves
+    ]
