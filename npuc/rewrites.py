@@ -20,7 +20,7 @@ from npuc.text import count, short
 Price = Callable[[Graph, Node], int | None]
 """Cycles that a node of the float graph takes alone; None where the target cannot tell."""
 
-KEPT = (*MOVEMENT, *SELECTION, "Relu", "Clip")
+KEPT = (*MOVEMENT, *SELECTION, "Gather", "Relu", "Clip")
 """Operators whose every result is an element of their operands, or a limit."""
 CONVEX = 1 + 1e-3
 """The largest sum of the magnitudes of an average's or interpolation's weights, with what float32 leaves."""

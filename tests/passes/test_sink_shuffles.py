@@ -6,6 +6,7 @@ from npuc.ir import Graph
 from npuc.passes.expand_groups import expand_groups
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.sink_shuffles import sink_shuffles
+from npuc.rewrites import rewrites
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 from tests.passes.test_permute_channels_by_conv import shuffle
 
@@ -39,6 +40,12 @@ def test_the_shuffle_moves_behind_the_depthwise_convolution_and_into_the_next() 
     absorbed = permute_channels_by_conv(found)
     assert operators(absorbed) == ["Conv+Relu", "Conv", "Conv"]
     assert_same_meaning(graph, absorbed)
+
+
+def test_the_report_calls_it_exact() -> None:
+    graph = unit()
+    (found,) = rewrites("sink_shuffles", graph, sink_shuffles(graph), lambda _graph, _node: 0)
+    assert str(found).endswith("-> Gather, exact")
 
 
 def test_successive_outputs_of_the_first_convolution_read_one_group() -> None:
