@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -40,9 +40,9 @@ def copy(group: Group, port: Port) -> None:
     port.cube(target, UNIT, write=True)[...] = port.cube(source, UNIT).copy()
 
 
-def _place(group: Group, side: str) -> Block3:
+def _place(group: Group, side: str) -> Pattern:
     start = group[f"CFG_{side}_ADDR_HIGH.V8"] << 32 | group.bytes(f"CFG_{side}_ADDR_LOW.V32")
     line = (group["CFG_LINE.SIZE"] + 1) * UNIT
     lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
     strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")
-    return Block3(start, line, lines, strides[0], surfaces, strides[1])
+    return Pattern(start, line, lines, strides[0], surfaces, strides[1])

@@ -16,7 +16,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.model import fp16, pixels
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -121,7 +121,7 @@ def _cube(group: Group, machine: Machine, port: Port) -> Array:
     batches = group["BATCHES"] + 1
     stride = group.bytes("BATCH_STRIDE") if batches > 1 else 0
     images = [
-        port.cube(Block3(start + each * stride, width * atom, height, line, surfaces, surface), atom)
+        port.cube(Pattern(start + each * stride, width * atom, height, line, surfaces, surface), atom)
         for each in range(batches)
     ]
     atoms = np.ascontiguousarray(np.stack(images)).view(DTYPES[kind])

@@ -14,7 +14,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 from npuc.targets.nvdla.model.traps import trap
 
@@ -29,7 +29,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
     start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
-    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
 
 
@@ -95,5 +95,5 @@ def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
     surfaces, height, width, _ = values.shape
     line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
     start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
-    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     cubes.write(port, place, machine, values)

@@ -11,15 +11,15 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import fp16
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 
 
-def read(port: Port, place: Block3, machine: Machine, precision: str) -> Array:
+def read(port: Port, place: Pattern, machine: Machine, precision: str) -> Array:
     """A cube (surface, H, W, lane) in its own type."""
     return np.ascontiguousarray(port.cube(place, machine.atom_bytes)).view(DTYPES[precision])
 
 
-def write(port: Port, place: Block3, machine: Machine, values: Array) -> None:
+def write(port: Port, place: Pattern, machine: Machine, values: Array) -> None:
     """Stores a cube (surface, H, W, lane), int8, int16 or float16."""
     memory = port.cube(place, machine.atom_bytes, write=True)
     memory[...] = np.ascontiguousarray(values).view(np.uint8)

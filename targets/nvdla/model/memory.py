@@ -72,7 +72,7 @@ def _joined(regions: Iterable[tuple[int, Array]]) -> Iterable[tuple[int, list[Ar
 
 
 @dataclass(frozen=True)
-class Block3:
+class Pattern:
     """Bytes in a pattern: surfaces of lines, each line `line_bytes` long without gaps."""
 
     address: int
@@ -99,7 +99,7 @@ class Block3:
         return np.stack([starts, starts + length], axis=1)
 
 
-def overlap(first: Block3, second: Block3) -> bool:
+def overlap(first: Pattern, second: Pattern) -> bool:
     """Whether two patterns share a byte."""
     if first.address + first.size <= second.address or second.address + second.size <= first.address:
         return False
@@ -115,8 +115,8 @@ class Port:
 
     memory: Memory
     block: str
-    reads: list[Block3] = field(default_factory=list[Block3])
-    writes: list[Block3] = field(default_factory=list[Block3])
+    reads: list[Pattern] = field(default_factory=list[Pattern])
+    writes: list[Pattern] = field(default_factory=list[Pattern])
 
     def named(self, block: str) -> Port:
         """The same port for another block of the operation."""
@@ -132,10 +132,10 @@ class Port:
 
     def fetch(self, address: int, size: int) -> Array:
         """Bytes (uint8, shared) that are read."""
-        self.reads.append(Block3(address, size))
+        self.reads.append(Pattern(address, size))
         return self.view(address, size)
 
-    def cube(self, place: Block3, atom_bytes: int, *, unit: int | None = None, write: bool = False) -> Array:
+    def cube(self, place: Pattern, atom_bytes: int, *, unit: int | None = None, write: bool = False) -> Array:
         """A cube of atoms (surface, H, W, byte in atom) as it lies in memory, shared.
 
         unit: what address and strides are aligned to, if not the atom.
@@ -149,7 +149,7 @@ class Port:
             flat, shape, (place.surface_stride, place.line_stride, atom_bytes, 1)
         )
 
-    def _expect_aligned(self, place: Block3, unit: int) -> None:
+    def _expect_aligned(self, place: Pattern, unit: int) -> None:
         used = {
             "address": place.address,
             "line stride": place.line_stride if place.lines > 1 else 0,

@@ -19,13 +19,12 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right, signed
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
 PAD_COLUMNS = 7
-FP17_BITS = 17
 AVERAGE_INFINITY = fp16.FP17_MOST
 
 
@@ -56,7 +55,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
     start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
-    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     return cubes.read(port, place, machine, kind)
 
 
@@ -205,5 +204,5 @@ def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
         raise trap(BLOCK, f"CUBE_OUT_CHANNEL = {group['CUBE_OUT_CHANNEL']}", limit=f"{surfaces} surfaces come in")
     line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
     start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
-    place = Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     cubes.write(port, place, machine, values)

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import pixels as formats
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -57,6 +57,6 @@ def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], s
     start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}")
     skipped = group["PIXEL_X_OFFSET"] * pixel_bytes
     line_bytes = skipped + width * pixel_bytes
-    place = Block3(start, line_bytes, height, group.bytes(stride))
+    place = Pattern(start, line_bytes, height, group.bytes(stride))
     line = port.cube(place, line_bytes, unit=machine.atom_bytes)[0, :, 0]
     return np.ascontiguousarray(line[:, skipped:]).reshape(height, width, pixel_bytes)

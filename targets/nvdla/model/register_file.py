@@ -122,10 +122,6 @@ class RegisterFile:
                 group[each.name] = each.reset
         self.tables: Mapping[str, LookUpTables] = {block: LookUpTables() for block in ("SDP", "CDP")}
 
-    def __contains__(self, block: str) -> bool:
-        """Whether the configuration has registers of a block."""
-        return block in self._values
-
     def producer(self, block: str) -> int:
         """The group that writes go to."""
         return self.get(block, "S_POINTER") & 1

@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import cubes
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -37,12 +37,12 @@ def _size(group: Group) -> tuple[int, int, int]:
     return group["DATAIN_HEIGHT"] + 1, group["DATAIN_WIDTH"] + 1, group["DATAIN_CHANNEL"] + 1
 
 
-def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Block3:
+def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Pattern:
     """Where a cube of so many rows, columns and surfaces lies; side: DAIN or DAOUT."""
     height, width, surfaces = size
     start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
     line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURF_STRIDE")
-    return Block3(start, width * machine.atom_bytes, height, line, surfaces, surface)
+    return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
 
 
 def _surfaces(group: Group, machine: Machine, channels: int) -> int:
@@ -67,7 +67,7 @@ def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: boo
     line_bytes = width * np.dtype(DTYPES[_precision(group)]).itemsize
     start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
     line, plane = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_PLANAR_STRIDE")
-    place = Block3(start, line_bytes, height, line, channels, plane)
+    place = Pattern(start, line_bytes, height, line, channels, plane)
     return port.cube(place, line_bytes, unit=machine.atom_bytes, write=write)[:, :, 0]
 
 

@@ -18,7 +18,7 @@ from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 from npuc.targets.nvdla.model.sdp_rdma import Operands
 from npuc.targets.nvdla.model.traps import trap
@@ -231,5 +231,5 @@ def write(task: Task, values: Array) -> None:
     stride = group.bytes("DST_BATCH_STRIDE") if len(values) > 1 else 0
     for batch, cube in enumerate(values):
         surfaces, height, width, _ = cube.shape
-        place = Block3(start + batch * stride, width * atom, height, line, surfaces, surface)
+        place = Pattern(start + batch * stride, width * atom, height, line, surfaces, surface)
         cubes.write(task.port, place, task.machine, cube)

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import cubes
-from npuc.targets.nvdla.model.memory import Block3, Port
+from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -48,7 +48,7 @@ def source(group: Group, machine: Machine, port: Port) -> Array:
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
     start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
-    place = Block3(start, width * atom, height, line, surfaces, surface)
+    place = Pattern(start, width * atom, height, line, surfaces, surface)
     if group["BATCH_NUMBER"]:
         raise trap(BLOCK, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
     return cubes.read(port, place, machine, kind)[None]
@@ -85,8 +85,8 @@ def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batc
     if batch:
         start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
     if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL":
-        place = Block3(start, atom, 1, atom, surfaces, atom)
+        place = Pattern(start, atom, 1, atom, surfaces, atom)
     else:
         line = group.bytes(f"{unit}_LINE_STRIDE")
-        place = Block3(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
+        place = Pattern(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
     return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))
