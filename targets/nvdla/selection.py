@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla import timing
@@ -39,6 +40,7 @@ from npuc.targets.nvdla.tiling import (
     RowTile,
     entries_per_slice,
     expect_kernels,
+    kernels_together,
     most_rows,
     row_tiles,
 )
@@ -109,12 +111,12 @@ def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[st
     if node.op != "NvConv":
         return x
     kernels = graph.shape(node.output)[1]
-    if node.integer("group", 1) > 1:
-        return contiguous(kernels)
-    together = expect_kernels(machine, geometry(graph, node, x[-1] + 1), node.name, node.op)
     for name in operands(node)[:4]:
         if name in known and graph.shape(name) == graph.shape(node.output):
             return known[name]
+    if node.integer("group", 1) > 1:
+        return contiguous(kernels)
+    together = expect_kernels(machine, geometry(graph, node, x[-1] + 1), node.name, node.op)
     return contiguous(kernels) if together >= machine.atom_bytes else spaced(kernels, together, machine.atom_bytes)
 
 
@@ -221,20 +223,24 @@ class Selector:
 
     def _parts(self, node: Node, x: Placed, y: Placed) -> list[Part]:
         """The cheapest division of the result's lanes into passes."""
-        atom = self.machine.atom_bytes
-        whole = geometry(self.graph, node, x.view.extent)
-        together = expect_kernels(self.machine, whole, node.name, node.op)
-        if together < min(atom, y.view.extent) and node.integer("group", 1) == 1:
-            extent = y.view.extent
-            return [
-                Part(first, min(together, extent - first), 0, x.view.extent) for first in range(0, extent, atom)
-            ]
-        widths = [y.view.extent]
-        if node.integer("group", 1) > 1:
-            steps = (atom << power for power in range(y.view.extent.bit_length()))
-            widths += [width for width in steps if width < y.view.extent]
+        atom, extent = self.machine.atom_bytes, y.view.extent
+        if node.integer("group", 1) == 1:
+            whole = geometry(self.graph, node, x.view.extent)
+            together = expect_kernels(self.machine, whole, node.name, node.op)
+            if together >= min(atom, extent):
+                return [Part(0, extent, 0, x.view.extent)]
+            count = min(together, extent)
+            return [Part(first, count, 0, x.view.extent) for first in range(0, extent, atom)]
+        widths = [extent, *(width for power in range(extent.bit_length()) if (width := atom << power) < extent)]
         options = [parts_of(self.graph, node, (x.view, y.view), width, atom) for width in widths]
-        return min(options, key=lambda parts: sum(self._part_cycles(node, part, x, y) for part in parts))
+        fitting = [each for each in options if all(self._fits(node, part) for part in each)] or options[1:2]
+        return min(
+            fitting or options, key=lambda parts: sum(self._part_cycles(node, part, x, y) for part in parts)
+        )
+
+    def _fits(self, node: Node, part: Part) -> bool:
+        shape = replace(geometry(self.graph, node, part.lanes), kernels=part.count)
+        return kernels_together(self.machine, shape) >= min(self.machine.atom_bytes, part.count)
 
     def _part_cycles(self, node: Node, part: Part, x: Placed, y: Placed) -> float:
         """Clocks of a pass, in tiles where it must be."""
@@ -330,6 +336,14 @@ class Selector:
     def _map_fetch(self, name: str, use: str, y: Placed, part: tuple[int, int], tile: RowTile | None) -> Fetch:
         """A map in memory as operand: one byte an element, or one an channel where it has one pixel."""
         other = self.placed[name]
+        if other.view.lanes != y.view.lanes:
+            raise UnsupportedOperator(
+                "E202",
+                "its channels do not lie as those of the other operand: concatenation left gaps",
+                tensor=name,
+                limit=f"channels in multiples of {self.machine.atom_bytes} where maps are joined",
+                remedy="put a convolution between the concatenation and this operator",
+            )
         per_element = (other.view.height, other.view.width) == (y.view.height, y.view.width)
         row = tile.row if tile is not None and per_element else 0
         surface = other.surface(first_surface=part[0] // self.machine.atom_bytes, row=row)

@@ -155,6 +155,36 @@ def test_a_map_that_two_concatenations_take_is_copied_once(tmp_path: Path) -> No
     expect_exact(verified(network(nodes, (1, 4, 4, 4), constants), tmp_path))
 
 
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("group", [1, 17])
+def test_a_convolution_leaves_the_lanes_out_that_the_map_it_adds_has_not(
+    group: int, name: str, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Conv", "x u", "a"),
+        node("Conv", "x v", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Conv", "c w", "d", group=group),
+        node("Add", "d c", "y"),
+    ]
+    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 17 // group, 1, 1)}
+    expect_exact(verified(network(nodes, (1, 6, 5, 7), constants), tmp_path, name))
+
+
+def test_maps_whose_lanes_differ_are_not_added_silently(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x u", "a"),
+        node("Conv", "x v", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Conv", "x w", "d"),
+        node("Relu", "d", "e"),
+        node("Mul", "c e", "y"),
+    ]
+    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 6, 1, 1)}
+    with pytest.raises(NpucError, match="concatenation left gaps"):
+        compiled(network(nodes, (1, 6, 5, 7), constants), tmp_path)
+
+
 ACTIVATIONS = {
     "Relu": {}, "LeakyRelu": {"alpha": 0.1}, "HardSigmoid": {"alpha": 0.2, "beta": 0.5}, "Abs": {}, "Neg": {},
     "HardSwish": {},

@@ -1,0 +1,52 @@
+"""Sparse Compression option: weights without zeros, a bit for each element (WMB), a size for each group (WGS).
+
+Every basic weight format can be compressed: elements are taken in its order. Bits are little endian, groups
+follow each other without gaps; each of the three surfaces is filled with zeros to 128 bytes. A group's size
+counts the bytes of its non-zero weights. Source: in-memory formats, Sparse Compression option, figure 17.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.weights import Order, scanned, unscanned
+
+SURFACE = 128
+"""Bytes to which each surface is filled."""
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The three surfaces."""
+
+    weights: bytes
+    mask: bytes
+    """WMB."""
+    sizes: bytes
+    """WGS: 32 bits a group."""
+
+
+def compress(order: Order, w: Array) -> Compressed:
+    """The surfaces of weights in an order. Negative zero of fp16 counts as zero."""
+    groups = scanned(order, w)
+    present = [group[group != 0] for group in groups]
+    bits = np.packbits(np.concatenate(groups) != 0, bitorder="little")
+    sizes = np.array([group.nbytes for group in present], "<u4")
+    return Compressed(*(_filled(part.tobytes()) for part in (np.concatenate(present), bits, sizes)))
+
+
+def decompress(order: Order, surfaces: Compressed, dtype: str) -> Array:
+    """The weights (K, C, R, S) of three surfaces."""
+    count = sum(order.group_elements)
+    bits = np.unpackbits(np.frombuffer(surfaces.mask, np.uint8), bitorder="little")[:count].astype(bool)
+    elements = np.zeros(count, dtype)
+    elements[bits] = np.frombuffer(surfaces.weights, dtype)[: np.count_nonzero(bits)]
+    return unscanned(order, np.split(elements, np.cumsum(order.group_elements)[:-1]))
+
+
+def _filled(data: bytes) -> bytes:
+    return data.ljust(aligned(len(data), SURFACE), b"\0")
