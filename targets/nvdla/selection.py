@@ -229,8 +229,8 @@ class Selector:
             together = expect_kernels(self.machine, whole, node.name, node.op)
             if together >= min(atom, extent):
                 return [Part(0, extent, 0, x.view.extent)]
-            count = min(together, extent)
-            return [Part(first, count, 0, x.view.extent) for first in range(0, extent, atom)]
+            lanes = ((first, min(together, extent - first)) for first in range(0, extent, atom))
+            return [Part(first, count, 0, x.view.extent) for first, count in lanes]
         widths = [extent, *(width for power in range(extent.bit_length()) if (width := atom << power) < extent)]
         options = [parts_of(self.graph, node, (x.view, y.view), width, atom) for width in widths]
         fitting = [each for each in options if all(self._fits(node, part) for part in each)] or options[1:2]
