@@ -156,8 +156,30 @@ def verified(report: Report, tolerance: Tolerance) -> str:
     if report.get("cycles") is not None:
         lines.append(f"{count(report['cycles'])} cycles a sample on the {report['chip_model']} chip model")
     limits = f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}"
+    lines += _bisected(report["bisect"]) if "bisect" in report else []
     lines.append("verified" if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
     return "\n".join(lines)
+
+
+def _bisected(found: Report) -> list[str]:
+    """The first difference, or where the error jumps."""
+    match found["kind"]:
+        case "difference":
+            at = "[" + ", ".join(map(str, found["element"])) + "]"
+            lines = [
+                f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
+                f"sample {found['sample']}: {found['found']} where {found['expected']} is right "
+                f"({_plural(found['differing'], 'element')} of it differ)"
+            ]
+            origin = found["origin"]
+            if origin is not None:
+                tile = "" if origin["tile"] is None else f", tile {tuple(origin['tile'])}"
+                lines.append(f"  instruction {origin['instruction']}{tile}: {origin['text']}")
+        case "jump":
+            lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
+        case _:
+            return ["nothing differs, and no layer can be compared with fp32"]
+    return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
 
 
 def _errors(each: Report | None) -> tuple[str | None, float | None]:

@@ -49,6 +49,16 @@ FLOATING = ("fp16", "fp32")
 """Precisions whose programs have no integer reference, and no scales to calibrate."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """The instruction that computed an element of a tensor, and the tile of it."""
+
+    instruction: int
+    text: str
+    tile: tuple[int, ...] | None
+    """Row and column of the tile among the instruction's tiles, where it has any."""
+
+
 class Runner(Protocol):
     """A program that simulates batch after batch."""
 
@@ -126,6 +136,10 @@ class Target(Protocol):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
+        ...
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        """Which instruction computed this element of a tensor that the machine computes."""
         ...
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:

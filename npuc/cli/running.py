@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 if TYPE_CHECKING:
     from npuc.data import Samples
     from npuc.program import Program
+    from npuc.target import Target
     from npuc.verification import Tolerance
 
 
@@ -70,6 +71,9 @@ def run(
     "--min-cosine", type=float, metavar="C", help="Tolerance on outputs [int8: 0.95; fp16, fp32: 0.9999]."
 )
 @chip_options
+@click.option("--sort", is_flag=True, help="The layers with the largest errors first.")
+@click.option("--bisect", is_flag=True, help="Find the first difference, and write what reproduces it.")
+@click.option("-o", "--output", type=PATH, metavar="DIR", help="For --bisect [default: ./STEM.bisect].")
 @modified_option
 @json_option
 def verify(
@@ -80,6 +84,9 @@ def verify(
     min_sqnr: float | None,
     min_cosine: float | None,
     chip_model: str,
+    sort: bool,
+    bisect: bool,
+    output: Path | None,
     allow_modified: bool,
     as_json: bool,
 ) -> int:
@@ -96,6 +103,11 @@ def verify(
             model, artefact, program, target, samples, tolerance,
             allow_modified=allow_modified, advance=advance, chip_model=chip_model,
         )  # fmt: skip
+    if bisect:
+        folder = output or Path(f"{artefact.stem}.bisect")
+        report["bisect"] = _bisected(model, artefact, program, target, samples, report, folder, allow_modified)
+    if sort:
+        report["layers"] = sorted(report["layers"], key=_decibels)
     if as_json:
         print_json(report)
     else:
@@ -108,6 +120,42 @@ def _tolerance(program: Program, sqnr_db: float | None, cosine: float | None) ->
 
     usual = Tolerance.of(program.precision)
     return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
+
+
+def _bisected(
+    model: Path,
+    artefact: Path,
+    program: Program,
+    target: Target,
+    samples: Samples,
+    report: dict[str, Any],
+    folder: Path,
+    allow_modified: bool,
+) -> dict[str, Any]:
+    """The first difference or the largest jump of the error, and the files that reproduce it."""
+    import json
+    from dataclasses import asdict
+
+    from npuc import bisection
+    from npuc.program import load_evidence
+
+    evidence = load_evidence(artefact, program, allow_modified=allow_modified)
+    graph = json.loads(evidence["graph.json"])
+    difference = bisection.first_difference(program, target, evidence["reference.onnx"], graph, samples)
+    found = asdict(difference) if difference else bisection.largest_jump(report, graph)
+    if found is None:
+        return {"kind": "none", "folder": None, "files": []}
+    feed = {name: values[found.get("sample", 0), ...] for name, values in samples.inputs.items()}
+    files = bisection.reproduction(model, graph, found["tensor"], feed)
+    names = bisection.save(files, bisection.commands(target, model, artefact), folder)
+    return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
+
+
+def _decibels(layer: dict[str, Any]) -> float:
+    """For sorting: layers that differ in a bit, then by error, then those not compared."""
+    if layer["bit_exact"] is False:
+        return float("-inf")
+    return float("inf") if layer["sqnr_db"] is None else layer["sqnr_db"]
 
 
 def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Samples:

@@ -19,7 +19,7 @@ from npuc.program import Program
 from npuc.quantize.improvement import as_json
 from npuc.quantize.tables import CONVERSIONS
 from npuc.quantize.ties import MOVEMENT
-from npuc.target import Options
+from npuc.target import Options, Origin
 from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
@@ -107,6 +107,12 @@ class EasyNpu:
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
         return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        """The last word that writes this element."""
+        from npuc.targets.easynpu.origins import origin
+
+        return origin(program, tensor, element)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""

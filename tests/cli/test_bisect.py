@@ -1,0 +1,112 @@
+"""`npuc verify --bisect`: a flipped bit is found in its layer, its instruction and its element."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.process import Digits, npuc
+
+BYTES = 16
+
+
+def _layers(program: Path) -> list[dict[str, Any]]:
+    """The report's layers that have weights."""
+    layers = json.loads((program / "manifest.json").read_text())["report"]["layers"]
+    return [each for each in layers if each["weight_words"]]
+
+
+def _flip(program: Path, layer: int) -> None:
+    """Flips bit 7 of the first output channel's first weight of a layer.
+
+    Blocks lie in the layers' order: 5 words of bias and scale per 16 channels, then the weights.
+    """
+    layers = _layers(program)
+    listing = npuc("dump", program, "--json").json["instructions"]
+    (word,) = [each["fields"] for each in listing if each["index"] == layers[layer]["instruction"]]
+    words = sum(each["weight_words"] for each in layers[:layer]) + 5 * word["Zs"]
+    image = bytearray((program / "weight.bin").read_bytes())
+    image[BYTES * words] ^= 0x80
+    (program / "weight.bin").write_bytes(image)
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_flipped_weight_bit_is_found_in_its_layer_and_instruction(
+    digits: Digits, copy: Path, tmp_path: Path, layer: int
+) -> None:
+    wrong = _layers(copy)[layer]
+    _flip(copy, layer)
+    outcome = npuc(
+        "verify",
+        digits.model,
+        copy,
+        "--data",
+        digits.few,
+        "--allow-modified",
+        "--bisect",
+        "-o",
+        tmp_path / "b",
+        "--json",
+    )
+    found = outcome.json["bisect"]
+    assert outcome.code == 1 and found["kind"] == "difference"
+    assert set(found["nodes"]) <= set(wrong["nodes"]) and found["expected"] != found["found"]
+    assert found["element"][:2] == [0, 0]  # the first channel, whose weight was changed
+    listing = npuc("dump", copy, "--allow-modified", "--json").json["instructions"]
+    (entry,) = [each for each in listing if each["index"] == found["origin"]["instruction"]]
+    assert set(entry["nodes"]) & set(wrong["nodes"]) and entry["text"] == found["origin"]["text"]
+
+
+def test_the_reproduction_is_a_model_that_runs(digits: Digits, copy: Path, tmp_path: Path) -> None:
+    _flip(copy, 1)
+    folder = tmp_path / "b"
+    text = npuc("verify", digits.model, copy, "--data", digits.few, "--allow-modified", "--bisect", "-o", folder)
+    assert text.code == 1 and "first difference: layer" in text.out and "instruction" in text.out
+    part, whole = onnx.load(folder / "layer.onnx"), onnx.load(digits.model)
+    assert 0 < len(part.graph.node) < len(whole.graph.node)
+    with np.load(folder / "input.npz") as inputs, np.load(folder / "sample.npz") as sample:
+        assert [port.name for port in part.graph.input] == list(inputs) and len(list(sample)) == 1
+    npuc(
+        "compile", folder / "layer.onnx", "--target", "easynpu", "--calibration", folder / "input.npz",
+        "-o", tmp_path / "layer.npu",
+    ).done()  # fmt: skip
+    npuc("verify", folder / "layer.onnx", tmp_path / "layer.npu", "--data", folder / "input.npz").done()
+    again = ("verify", digits.model, copy, "--data", folder / "sample.npz", "--allow-modified")
+    assert (
+        " ".join(map(str, (*again[:3], "--data", "sample.npz", "--allow-modified")))
+        in (folder / "reproduce.sh").read_text()
+    )
+    assert npuc(*again).code == 1
+
+
+def test_without_a_difference_the_largest_jump_of_the_error_is_named(digits: Digits, tmp_path: Path) -> None:
+    outcome = npuc(
+        "verify",
+        digits.model,
+        digits.program,
+        "--data",
+        digits.few,
+        "--bisect",
+        "-o",
+        tmp_path / "b",
+        "--sort",
+        "--json",
+    )
+    assert outcome.code == 0 and outcome.json["bisect"]["kind"] == "jump"
+    assert outcome.json["bisect"]["loss_db"] > 0
+    decibels = [each["sqnr_db"] for each in outcome.json["layers"] if each["sqnr_db"] is not None]
+    assert decibels == sorted(decibels)
+
+
+def test_a_folder_with_content_is_not_overwritten(digits: Digits, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("mine")
+    npuc("verify", digits.model, digits.program, "--data", digits.few, "--bisect", "-o", tmp_path / "b").refused(
+        "E505"
+    )
+    assert [each.name for each in (tmp_path / "b").iterdir()] == ["mine"]
