@@ -59,6 +59,14 @@ class Origin:
     """Row and column of the tile among the instruction's tiles, where it has any."""
 
 
+def last_writer(listing: Sequence[Mapping[str, Any]], tensor: str) -> Origin | None:
+    """The last entry of a listing that computes a tensor: its origin where instructions have no tiles."""
+    for entry in reversed(listing):
+        if entry["tensor"] == tensor:
+            return Origin(entry["index"], entry["text"], None)
+    return None
+
+
 class Runner(Protocol):
     """A program that simulates batch after batch."""
 

@@ -12,7 +12,7 @@ from npuc.evidence import signature
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.target import Options
+from npuc.target import Options, Origin, last_writer
 from npuc.targets.bm1684 import emission, launcher, planner, report, rules, slicing, support
 from npuc.targets.bm1684 import machine as machines
 from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
@@ -79,6 +79,10 @@ class Bm1684:
         """One entry a call: number, text, engine, region, layer, cycles."""
         found = Contents.instructions(program.manifest)
         return [_listed(each) for each in found]
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:  # noqa: ARG002
+        """The last call for the tensor."""
+        return last_writer(self.listing(program), tensor)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """There are no instruction words. Raises UnsupportedOperator."""
@@ -152,7 +156,13 @@ def _evidence(graph: Graph) -> dict[str, bytes]:
     described = {
         "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
         "layers": [
-            {"op": node.op, "inputs": list(node.inputs), "tensor": node.output, "nodes": list(node.sources)}
+            {
+                "name": node.name,
+                "op": node.op,
+                "inputs": list(node.inputs),
+                "tensor": node.output,
+                "nodes": list(node.sources),
+            }
             for node in graph.nodes
         ],
     }

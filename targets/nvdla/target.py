@@ -19,7 +19,7 @@ from npuc.quantize.given import given_steps
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import CONVERSIONS, domains
 from npuc.quantize.ties import MOVEMENT, integer_nodes, tensors_of
-from npuc.target import TARGETS, Options
+from npuc.target import TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, report, support
 from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
@@ -127,6 +127,11 @@ class Nvdla:
             }
             for number, command in enumerate(commands)
         ]
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        """The last command for the tensor."""
+        del element
+        return last_writer(self.listing(program), tensor)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """Commands without a program are not told apart from other files."""
