@@ -24,6 +24,7 @@ TOP = {
     "npuc.reports",
     "npuc.api",
     "npuc.session",
+    "npuc.bisection",
 }
 
 HEAVY = {"onnx", "onnxruntime", "networkx", "rich"}
