@@ -17,8 +17,9 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, canonical_json, sha256
+from npuc.quantize.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
-from npuc.target import Options, Runner, Stepper, Target
+from npuc.target import Options, Quantising, Runner, Stepper, Target
 
 BATCH = 32
 """Samples simulated side by side."""
@@ -93,6 +94,31 @@ def compile_model(
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
     return _with_rewrites(replace(program, manifest={**program.manifest, "model": origin}), steps), samples
+
+
+def quantise_model(
+    model: Path, target: Target, options: Options, shapes: Shapes, calibration: Sequence[Path] = ()
+) -> tuple[bytes, Samples]:
+    """The network that the target's programs compute, as a QDQ model, and the samples it was calibrated on.
+
+    Raises every problem of the model or the target as one NpucError; UnsupportedOperator (E205) for a model that
+    brings its own scales, or a target without an integer network.
+    """
+    from npuc.quantize.qdq import qdq_model
+
+    graph = optimised(model, target, shapes, options)
+    found = target.problems(graph, options)
+    if found:
+        raise NpucError.of(found)
+    if not isinstance(target, Quantising):
+        raise UnsupportedOperator("E205", f"{target.name} has no integer network that other runtimes could open")
+    given = next((node for node in graph.nodes if node.op in CONVERSIONS), None)
+    if given is not None:
+        reason, remedy = "the model is quantised already", "compile it as it is"
+        raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
+    types = input_types(graph)
+    samples = load_samples(calibration, types) if calibration else synthetic(types)
+    return qdq_model(target.quantised(graph, samples, options)), samples
 
 
 Steps = Sequence[tuple[str, Graph, Graph]]

@@ -79,6 +79,30 @@ def _accuracy(quantisation: Report | None) -> list[str]:
     return ["", table(header, rows)]
 
 
+def accuracies(report: Report) -> str:
+    """What `npuc accuracy` counted."""
+    header = ("computation", "top-1 %", "95 % interval", "top-5 %", "as fp32 %", "difference", "95 % interval")
+    rows = [
+        (
+            name,
+            100 * row["top1"],
+            _range(row["interval"]),
+            None if row["top5"] is None else 100 * row["top5"],
+            100 * row["agreement"],
+            100 * row["difference"],
+            _range(row["difference_interval"]),
+        )
+        for name in ("fp32", "qdq", "integer", "simulator")
+        if (row := report[name]) is not None
+    ]
+    return f"{table(header, rows)}\n{_plural(report['samples'], 'sample')}, {count(report['classes'])} classes"
+
+
+def _range(limits: Sequence[float]) -> str:
+    low, high = limits
+    return f"{100 * low:.2f} .. {100 * high:.2f}"
+
+
 def _plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 

@@ -16,7 +16,7 @@ from npuc.program import Program
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement import Step
+    from npuc.quantize.improvement import Network, Step
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -90,6 +90,15 @@ class Stepper(Runner, Protocol):
 
     def report(self) -> dict[str, Any]:
         """Of the last sample: `cycles`, and `layers` with what each of them took."""
+        ...
+
+
+@runtime_checkable
+class Quantising(Protocol):
+    """A target whose programs compute an integer network that other runtimes can open."""
+
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> Network:
+        """The integer network that `lower` writes as a program, with its float graph."""
         ...
 
 

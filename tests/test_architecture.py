@@ -19,6 +19,7 @@ TOP = {
     "npuc.driver",
     "npuc.cli",
     "npuc.__main__",
+    "npuc.accuracy",
     "npuc.verification",
     "npuc.verification_float",
     "npuc.reports",

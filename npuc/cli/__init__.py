@@ -12,7 +12,7 @@ import sys
 import click
 
 from npuc import __version__
-from npuc.cli import artefacts, comparing, compiling, listing, reporting, running
+from npuc.cli import artefacts, comparing, compiling, listing, quantising, reporting, running
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
@@ -86,5 +86,7 @@ for command in (
     reporting.explain,
     listing.targets,
     listing.operators,
+    quantising.quantize,
+    quantising.accuracy,
 ):
     npuc.add_command(command)

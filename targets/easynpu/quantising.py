@@ -8,9 +8,8 @@ from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads, uniform
-from npuc.quantize.draft import Quantised
 from npuc.quantize.given import given_steps, reaches
-from npuc.quantize.improvement import Recipe, Step, best_network
+from npuc.quantize.improvement import Network, Recipe, Step, best_network
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
@@ -29,9 +28,9 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
     return integer_nodes(graph, accepted)
 
 
-def quantised(
+def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
-) -> tuple[Quantised, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Step, ...]]:
     """The integer network, and what was tried to make it better.
 
     A model that brings its scales along is taken as it is. The documented instructions have no words for the
@@ -51,10 +50,9 @@ def quantised(
     found = {name: found[name] for name in tensors if name in found}
     if not given:
         recipe = Recipe(lambda each: integer(each, machine), best_table, offsets=not documented)
-        network, steps = best_network(graph, recipe, samples, level, options.method, found)
-        return network.quantised, steps
+        return best_network(graph, recipe, samples, level, options.method, found)
     given = {name: given[name] for name in tensors if name in given}
     if documented:  # the document adds and pools at equal scales: of what is given the range remains
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
-    return quantise(graph, nodes, found, method, best_table, given), ()
+    return Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, best_table, given)), ()

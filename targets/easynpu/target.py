@@ -16,7 +16,7 @@ from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.improvement import as_json
+from npuc.quantize.improvement import Network, as_json
 from npuc.quantize.tables import CONVERSIONS
 from npuc.quantize.ties import MOVEMENT
 from npuc.target import Options, Origin
@@ -80,15 +80,20 @@ class EasyNpu:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine)
         documented = options.isa == "documented"
-        quantised, steps = quantising.quantised(graph, samples, machine, options, hook)
+        network, steps = quantising.network(graph, samples, machine, options, hook)
         if options.notify is not None:
             options.notify(steps)
+        quantised = network.quantised
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
+
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> Network:
+        """The network that `lower` writes as a program."""
+        return quantising.network(graph, samples, machines.load(options.machine), options)[0]
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:  # noqa: ARG002  (as Target)
         """The steps of the manifest and the simulator of its machine."""

@@ -1,0 +1,105 @@
+"""`npuc quantize` and `npuc accuracy`: the integer network as a model, and what it costs in accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from npuc.cli.options import (
+    PATH,
+    data_option,
+    isa_option,
+    json_option,
+    level_option,
+    machine_option,
+    method_option,
+    modified_option,
+    shape_option,
+    target_option,
+)
+from npuc.cli.output import announce_synthetic, load_program, print_json
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="The quantised model (.onnx).")
+@target_option
+@click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
+@machine_option
+@shape_option
+@isa_option
+@level_option
+@method_option
+@json_option
+def quantize(
+    model: Path,
+    output: Path,
+    target: str,
+    calibration: tuple[Path, ...],
+    machine: str | None,
+    shapes: dict[str, tuple[int, ...]],
+    isa: str,
+    level: str,
+    method: str | None,
+    as_json: bool,
+) -> None:
+    """Write MODEL as a target computes it: a standard ONNX model with QuantizeLinear and DequantizeLinear."""
+    from npuc import driver
+    from npuc.files import replacing
+    from npuc.quantize.improvement import Step
+    from npuc.quantize.improvement import as_json as steps_of
+    from npuc.target import Options, Quantising
+    from npuc.target import target as find
+
+    machine_kind = find(target)
+    if not isinstance(machine_kind, Quantising):
+        raise click.UsageError(f"{target} has no integer network that other runtimes could open")
+    tried: list[Step] = []
+    options = Options(machine, isa=isa, method=method, level=level, notify=tried.extend)
+    written, samples = driver.quantise_model(model, machine_kind, options, shapes, calibration)
+    if samples.synthetic:
+        announce_synthetic("calibrated", "--calibration DATA.npz")
+    with replacing(output) as staging:
+        staging.write_bytes(written)
+    if as_json:
+        report = {"level": level, "steps": steps_of(tried)}
+        print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantisation": report})
+    else:
+        click.echo(f"{output}  {len(written):,} bytes")
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.argument("artefact", type=PATH)
+@data_option
+@click.option("--qdq", type=PATH, help="The network as `npuc quantize` wrote it: a row of its own.")
+@modified_option
+@json_option
+def accuracy(
+    model: Path,
+    artefact: Path,
+    data: tuple[Path, ...],
+    qdq: Path | None,
+    allow_modified: bool,
+    as_json: bool,
+) -> None:
+    """Count how often MODEL and its program give the labelled class. Labels are `y` in the data."""
+    from npuc import accuracy as counting
+    from npuc import data as samples_of
+    from npuc import reports
+    from npuc.driver import program_inputs
+    from npuc.text import progress
+
+    if not data:
+        raise click.UsageError("Missing option '--data'.")
+    program, target = load_program(artefact, allow_modified)
+    samples = samples_of.load(data, program_inputs(program))
+    with progress("simulating", len(samples)) as advance:
+        report = counting.accuracy(
+            model, artefact, program, target, samples, qdq=qdq, allow_modified=allow_modified, advance=advance
+        )
+    if as_json:
+        print_json(report)
+    else:
+        click.echo(reports.accuracies(report))

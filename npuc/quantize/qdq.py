@@ -1,0 +1,106 @@
+"""The quantised network as QuantizeLinear and DequantizeLinear around float operators, which any runtime opens.
+
+Every integer tensor is rounded to its steps behind the operator that makes it; weights are int8 with a scale per
+output channel, biases int32. A runtime computes each operator in float between exact integers, so its results are
+those of the integer network but for ties (half to even there, half up here), the averages' integer taps and the
+errors of tables: each at most 1 step a layer (a table's own error where that is larger).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize.draft import float_name, int8_name
+from npuc.quantize.equalisation import SUFFIX
+from npuc.quantize.improvement import Network
+
+
+def qdq_graph(network: Network) -> Graph:
+    """The float graph of a network with its integer tensors rounded and its weights as integers."""
+    return _Writer(network).written()
+
+
+class _Writer:
+    """Walks the float graph and rounds what the integer network rounds."""
+
+    def __init__(self, network: Network) -> None:
+        self.graph = network.graph
+        self.integer = {id(node) for node in network.nodes}
+        self.found = network.quantised
+        self.layers = {node.output: node for node in self.found.graph.nodes if node.op == "IntConv"}
+        self.constants = dict(network.graph.constants)
+        self.nodes: list[Node] = []
+
+    def written(self) -> Graph:
+        """The graph, with the inputs and outputs of the float graph."""
+        rounded = {name for name in self.graph.tensors if self._integers(name) in self.found.scales}
+        inner = {name: f"{name}/exact" for name in rounded if name in self.graph.producers}
+        read = {name: f"{name}/rounded" for name in rounded if name in self.graph.inputs}
+        for name in read:
+            self._round(name, name, read[name])
+        for node in self.graph.nodes:
+            inputs = node.inputs
+            if id(node) in self.integer:
+                inputs = tuple(read.get(name, name) for name in self._weighted(node))
+            outputs = tuple(inner.get(name, name) for name in node.outputs)
+            self.nodes.append(replace(node, inputs=inputs, outputs=outputs))
+            for name in node.outputs:
+                if name in inner:
+                    self._round(name, inner[name], name)
+        types = {name: self.graph.tensors[name] for name in self.graph.inputs}
+        return build_graph(self.graph.name, self.nodes, types, self.graph.outputs, self.constants)
+
+    def _integers(self, name: str) -> str:
+        """The integer form of a float tensor, named after the model's tensor."""
+        return int8_name(name.removesuffix(SUFFIX))
+
+    def _round(self, tensor: str, source: str, result: str) -> None:
+        integers = self._integers(tensor)
+        scale = self._constant(f"{tensor}/scale", np.array(self.found.scales[integers], np.float32))
+        zero = self._constant(f"{tensor}/zero", np.array(self.found.zeros.get(integers, 0), np.int8))
+        between = f"{tensor}/steps"
+        self.nodes.append(Node("QuantizeLinear", (source, scale, zero), (between,), name=f"{tensor}/quantize"))
+        self.nodes.append(Node("DequantizeLinear", (between, scale, zero), (result,), name=f"{tensor}/dequantize"))
+
+    def _weighted(self, node: Node) -> tuple[str, ...]:
+        """The inputs of an integer node; those of a convolution with the integer network's weights and bias."""
+        layer = self.layers.get(self._integers(node.output))
+        if node.op != "Conv" or layer is None:
+            return node.inputs
+        w, bias, shift = (self.found.graph.constants[name] for name in layer.inputs[1:4])
+        x, y = (self.found.scales[name] for name in (layer.inputs[0], layer.output))
+        x_zero, y_zero = (self.found.zeros.get(name, 0) for name in (layer.inputs[0], layer.output))
+        power = np.exp2(-shift.astype(np.float64))
+        total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
+        centred = bias + x_zero * total - np.rint(y_zero / power).astype(np.int64)
+        limits = np.iinfo(np.int32)
+        stem = float_name(layer.output)
+        weights = self._dequantised(f"{stem}/w", w, y / x * power)
+        return (
+            node.inputs[0],
+            weights,
+            self._dequantised(f"{stem}/b", np.clip(centred, limits.min, limits.max).astype(np.int32), y * power),
+        )
+
+    def _dequantised(self, name: str, values: Array, scales: Array) -> str:
+        """A constant as integers with a scale per output channel."""
+        integers = self._constant(f"{name}/integers", values)
+        scale = self._constant(f"{name}/scale", scales.astype(np.float32))
+        zero = self._constant(f"{name}/zero", np.zeros(len(scales), values.dtype))
+        self.nodes.append(Node("DequantizeLinear", (integers, scale, zero), (name,), {"axis": 0}, name))
+        return name
+
+    def _constant(self, name: str, value: Array) -> str:
+        self.constants[name] = value
+        return name
+
+
+def qdq_model(network: Network) -> bytes:
+    """The same as a serialised ONNX model."""
+    from npuc.export_onnx import to_onnx
+
+    return to_onnx(qdq_graph(network)).SerializeToString(deterministic=True)

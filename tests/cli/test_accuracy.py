@@ -1,0 +1,62 @@
+"""`npuc quantize` and `npuc accuracy`: a QDQ model, and shares of right answers with their confidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from npuc.accuracy import interval, paired_difference
+from tests.cli.process import Digits, npuc
+
+
+def test_all_computations_of_the_digits_are_counted(digits: Digits, tmp_path: Path) -> None:
+    quantised = tmp_path / "q.onnx"
+    options = ("--target", "easynpu", "--calibration", digits.calibration)
+    npuc("quantize", digits.model, "-o", quantised, *options).done()
+    found = npuc("accuracy", digits.model, digits.program, "--data", digits.few, "--qdq", quantised, "--json").json
+    data = np.load(digits.few)
+    session = onnxruntime.InferenceSession(str(digits.model))
+    name = session.get_inputs()[0].name
+    images = data[name] if name in data else data["x"]
+    right = [
+        session.run(None, {name: each.reshape(session.get_inputs()[0].shape)})[0].argmax() == label
+        for each, label in zip(images.astype(np.float32), data["y"], strict=True)
+    ]
+    assert found["samples"] == len(right)
+    assert found["fp32"]["top1"] == np.mean(right)
+    for row in ("qdq", "integer", "simulator"):
+        assert found[row]["agreement"] >= 0.95
+        assert found[row]["interval"][0] <= found[row]["top1"] <= found[row]["interval"][1]
+        assert found[row]["top5"] >= found[row]["top1"]
+    assert found["integer"] == found["simulator"]
+
+
+def test_data_without_labels_are_refused(digits: Digits, tmp_path: Path) -> None:
+    data = dict(np.load(digits.few))
+    del data["y"]
+    np.savez(tmp_path / "x.npz", **data)
+    printed = npuc("accuracy", digits.model, digits.program, "--data", tmp_path / "x.npz", "--json")
+    assert printed.code == 1
+    assert printed.json["errors"][0]["code"] == "E401"
+    assert "labels" in printed.json["errors"][0]["reason"]
+
+
+def test_the_interval_is_wilson_s() -> None:
+    # Source: Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3
+    for right, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        assert interval(right, count) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_a_paired_difference_counts_the_samples_on_which_one_alone_is_right() -> None:
+    first = np.array([True] * 90 + [False] * 10)
+    second = first.copy()
+    second[:5] = False
+    second[95:] = True
+    mean, low, high = paired_difference(first, second)
+    assert mean == 0
+    assert low == -high
+    # (5 + 5 + 1) / 102 discordant pairs: 1.96 * sqrt(11 / 102 / 102)
+    assert high == pytest.approx(1.96 * (11 / 102 / 102) ** 0.5, rel=1e-3)
