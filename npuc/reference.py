@@ -25,6 +25,9 @@ def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
+    # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them by
+    # itself, and its int8 kernels saturate where the processor has no instruction for them
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     serialized = model if isinstance(model, bytes) else model.SerializeToString()
