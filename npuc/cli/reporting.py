@@ -66,13 +66,15 @@ def _evidence(
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
     from npuc.program import load_evidence
+    from npuc.target import FLOATING
     from npuc.verification import Tolerance, verify
 
     inputs = driver.program_inputs(program)
     samples = samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
-    found = Evidence(graph, histograms(target.runner(program), samples), about)
+    values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
+    found = Evidence(graph, values, about)
     if model is None:
         return found
     checked = verify(

@@ -67,6 +67,18 @@ class Occupied:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """A tensor of the network that lies in local memory, in the aligned layout, when a layer ends."""
+
+    tensor: str
+    layer: int
+    shape: tuple[int, ...]
+    local_shape: tuple[int, int, int, int]
+    npu: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Contents:
     """What a manifest says to the simulator."""
 
@@ -97,6 +109,11 @@ class Contents:
     def instructions(manifest: Mapping[str, Any]) -> tuple[Instruction, ...]:
         """The calls in order. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
         return read(tuple[Instruction, ...], manifest.get("instructions"), "instructions")
+
+    @staticmethod
+    def observed(manifest: Mapping[str, Any]) -> tuple[Observed, ...]:
+        """What layers leave. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        return read(tuple[Observed, ...], manifest.get("results"), "results")
 
     @staticmethod
     def occupied(manifest: Mapping[str, Any]) -> tuple[Occupied, ...]:

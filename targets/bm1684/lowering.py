@@ -8,7 +8,6 @@ Channels of a Concat are written where they will lie, for a tensor may start at 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, prod
 
 import numpy as np
@@ -18,28 +17,13 @@ from npuc.ir import Array, Graph, Node
 from npuc.targets.bm1684 import moves
 from npuc.targets.bm1684.kernel import Call, Load, Local, Step, System
 from npuc.targets.bm1684.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.tensors import ELEMENT, Tensor, View, local_shape
 
 WEIGHTS, SCRATCH = "weights", "scratch"
 ALIGNMENT = 128
 """Bytes: tensors in local memory, and regions of system memory."""
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """Steps in order, the loads that fill buffers beforehand, and what lies in system memory."""
-
-    steps: tuple[Step, ...]
-    loads: Mapping[str, tuple[Load, ...]]
-    """By buffer, in the order of their columns."""
-    buffers: Mapping[str, int]
-    """Bytes of each NPU."""
-    weights: bytes
-    scratch_bytes: int
-    inputs: Mapping[str, str]
-    """Region of every input of the network."""
-    outputs: Mapping[str, str]
 
 
 Rule = Callable[["Lowering", Node], None]
@@ -349,7 +333,7 @@ class Lowering:
                 self._deliver(name, view)
         return Lowered(
             tuple(self.steps), self.loads, self.buffers, b"".join(self._images), self.scratch,
-            self.regions, self.outputs,
+            self.regions, self.outputs, self._local,
         )  # fmt: skip
 
     def _deliver(self, name: str, view: View | None) -> None:

@@ -19,7 +19,7 @@ from npuc.allocation import Buffer, allocate
 from npuc.errors import DoesNotFit
 from npuc.targets.bm1684 import pricing
 from npuc.targets.bm1684.kernel import Call, Kernel, Load, Place, Region, Step
-from npuc.targets.bm1684.lowering import Lowered
+from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.turns import Turn, in_turns
 

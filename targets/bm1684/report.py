@@ -9,9 +9,10 @@ from typing import Any
 from npuc.ir import Graph, Node
 from npuc.targets.bm1684 import pricing
 from npuc.targets.bm1684.artefact import ELEMENT, WEIGHTS_FILE, Contents, Instruction, Placement, Region
-from npuc.targets.bm1684.emission import KERNEL, call_text
+from npuc.targets.bm1684.emission import KERNEL, call_text, layers_of
 from npuc.targets.bm1684.kernel import Kernel
-from npuc.targets.bm1684.lowering import SCRATCH, WEIGHTS, Lowered
+from npuc.targets.bm1684.lowered import Lowered
+from npuc.targets.bm1684.lowering import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.matrix_width import alternatives
 from npuc.targets.bm1684.planner import cost, lower_bound
@@ -43,6 +44,26 @@ def instructions(kernel: Kernel, machine: Machine) -> list[Instruction]:
             price = pricing.cycles(call, machine)
             found.append(Instruction(len(found), call_text(call), engine, number, step.sources, step.node, price))
     return found
+
+
+def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, Any]]:
+    """Where the tensor of every layer of the kernel lies when the layer ends."""
+    starts = {place.buffer: place.start for place in kernel.places}
+    found: dict[str, dict[str, Any]] = {}
+    for number, regions in enumerate(layers_of(kernel)):
+        name = kernel.steps[regions[0].step].node
+        tensor = lowered.tensors.get(name)
+        if tensor is None or tensor.at.buffer not in starts or kernel.steps[regions[-1].step].on_gdma:
+            continue
+        found[name] = {
+            "tensor": name,
+            "layer": number,
+            "shape": list(graph.shape(name)),
+            "local_shape": list(tensor.shape),
+            "npu": tensor.at.npu,
+            "offset": starts[tensor.at.buffer] + tensor.at.offset,
+        }
+    return list(found.values())
 
 
 def _buffers(kernel: Kernel) -> list[dict[str, Any]]:
@@ -164,5 +185,6 @@ def manifest(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, s
         "steps": [],
         "instructions": [_entry(each) for each in instructions(kernel, machine)],
         "buffers": _buffers(kernel),
+        "results": _results(graph, lowered, kernel),
         "report": summary(graph, lowered, kernel, machine),
     }

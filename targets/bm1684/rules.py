@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from npuc.ir import Graph, Node
 from npuc.targets.bm1684 import convolutions, elementwise, pools, products, rearrangements
 from npuc.targets.bm1684.functions import RECIPES
-from npuc.targets.bm1684.lowering import Lowered, Lowering, Rule
+from npuc.targets.bm1684.lowered import Lowered
+from npuc.targets.bm1684.lowering import Lowering, Rule
 from npuc.targets.bm1684.machine import Machine
 
 

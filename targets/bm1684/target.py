@@ -17,7 +17,7 @@ from npuc.targets.bm1684 import emission, launcher, planner, report, rules, slic
 from npuc.targets.bm1684 import machine as machines
 from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
 from npuc.targets.bm1684.kernel import Kernel
-from npuc.targets.bm1684.lowering import Lowered
+from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.passes import PASSES
 from npuc.targets.bm1684.running import Runner

@@ -60,6 +60,9 @@ def test_a_network_is_within_a_ten_thousandth_of_onnxruntime(name: str, tmp_path
     report = _verified(name, tmp_path, "--min-sqnr", "100")
     assert report["status"] == "ok"
     assert report["bit_exact"] is None
+    compared = [layer["entire"]["sqnr_db"] for layer in report["layers"] if layer["entire"]]
+    assert len(compared) > 2
+    assert all(sqnr is None or sqnr > 100 for sqnr in compared)
 
 
 @pytest.mark.parametrize("name", ["tiny_resnet8_fp32", "mnist_cnn", "unet_small", "small_cnn"])

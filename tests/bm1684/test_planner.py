@@ -15,7 +15,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.targets.bm1684 import planner, rules
 from npuc.targets.bm1684.kernel import Call, Kernel
-from npuc.targets.bm1684.lowering import Lowered
+from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.passes import PASSES
 
