@@ -1,17 +1,21 @@
 """From operations to register writes: blocks in the order in which NVDLA's own test programs set them up.
 
-Each block has two register groups that take turns; a group is written while the other runs. An operation is
+Each block has two register groups that take turns; a group is written while the other runs, so that the input of
+an operation is fetched while the one before computes. An operation waits for those before it that have its
+groups, or touch what it touches. It is
 enabled from its last block to its first, so that no data comes before its taker is ready.
 Source: a convolution, a pooling and an addition as they ran on the nv_small and nv_full RTL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.integer import ALU
 from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model.memory import Pattern, overlap
 from npuc.targets.nvdla.operations import (
     Convolution,
     Elementwise,
@@ -41,6 +45,58 @@ def kind(operation: Operation) -> str:
     return type(operation).__name__.lower()
 
 
+@dataclass(frozen=True)
+class Flight:
+    """An operation that may still run: the register groups that it has, and the interrupt that ends it."""
+
+    operation: Operation
+    turns: Mapping[str, int]
+    wait: Wait
+
+    def blocks(self, operation: Operation, turns: Mapping[str, int], atom_bytes: int) -> bool:
+        """Whether another operation must wait for this one.
+
+        Tables of EW are not in groups: nothing runs while they are written.
+        """
+        same_groups = any(turns.get(block) == turn for block, turn in self.turns.items())
+        tables = not isinstance(operation, Pooling) and bool(operation.sdp.table)
+        written, own = (_place(each.destination, atom_bytes) for each in (self.operation, operation))
+        touched = (*reads(operation, atom_bytes), own)
+        before = reads(self.operation, atom_bytes)
+        return (
+            same_groups
+            or tables
+            or any(overlap(written, each) for each in touched)
+            or any(overlap(own, each) for each in before)
+        )
+
+
+def _place(surface: Surface, atom_bytes: int) -> Pattern:
+    """The bytes of a surface."""
+    return Pattern(
+        surface.address,
+        surface.width * atom_bytes,
+        surface.height,
+        surface.line_stride,
+        -(-surface.channels // atom_bytes),
+        surface.surface_stride,
+    )
+
+
+def reads(operation: Operation, atom_bytes: int) -> list[Pattern]:
+    """The maps that an operation reads: its input, and operands per element or of one pixel."""
+    found = [_place(operation.source, atom_bytes)]
+    if isinstance(operation, Pooling):
+        return found
+    result = operation.destination
+    for fetch in (operation.sdp.x1.fetch, operation.sdp.x2.fetch):
+        if fetch is not None and fetch.component_bytes == 1:
+            size = (result.width, result.height) if fetch.per_element else (1, 1)
+            strides = (fetch.line_stride, fetch.surface_stride) if fetch.per_element else (atom_bytes, atom_bytes)
+            found.append(_place(Surface(fetch.address, *size, result.channels, *strides), atom_bytes))
+    return found
+
+
 class Emitter:
     """Writes operations one after the other, each block in the group whose turn it is."""
 
@@ -49,6 +105,9 @@ class Emitter:
         self.map = register_map(machine.registers)
         self.commands: list[Command] = []
         self.turns: dict[str, int] = {}
+        self.flights: list[Flight] = []
+        self.count = 0
+        """Operations so far."""
 
     def start(self) -> None:
         """What a driver does once: masks interrupts, waits until the CBUF is flushed."""
@@ -73,11 +132,17 @@ class Emitter:
         self.raw(f"{block}.{stem}_LOW", value)
         self.raw(f"{block}.{stem}_HIGH", value >> 32)
 
-    def emit(self, operation: Operation) -> Wait:
-        """Programs and enables an operation; gives the interrupt that ends it."""
-        name = kind(operation)
-        for block in ENABLES[name]:
-            self.set(f"{block}.S_POINTER", PRODUCER=self.turns.get(block, 0))
+    def emit(self, operation: Operation) -> int:
+        """Waits for what must have ended, then programs and enables an operation.
+
+        Result: how many of the operations before it have ended by then.
+        """
+        blocks = ENABLES[kind(operation)]
+        turns = {block: self.turns.get(block, 0) for block in blocks}
+        self._wait_for(operation, turns)
+        ended = self.count - len(self.flights)
+        for block, turn in turns.items():
+            self.set(f"{block}.S_POINTER", PRODUCER=turn)
         match operation:
             case Convolution():
                 self._sdp(operation.sdp, None, operation.destination)
@@ -86,13 +151,25 @@ class Emitter:
                 self._sdp(operation.sdp, operation.source, operation.destination)
             case Pooling():
                 self._pooling(operation)
-        for block in ENABLES[name]:
+        for block in blocks:
             self.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
-        engine = "PDP" if name == "pooling" else "SDP"
-        wait = Wait(engine, self.turns.get(engine, 0))
-        for block in ENABLES[name]:
-            self.turns[block] = 1 - self.turns.get(block, 0)
-        return wait
+        engine = "PDP" if isinstance(operation, Pooling) else "SDP"
+        self.flights.append(Flight(operation, turns, Wait(engine, turns[engine])))
+        self.turns |= {block: 1 - turn for block, turn in turns.items()}
+        self.count += 1
+        return ended
+
+    def drain(self) -> None:
+        """Waits for all that still runs."""
+        self.commands += [each.wait for each in self.flights]
+        self.flights.clear()
+
+    def _wait_for(self, operation: Operation, turns: Mapping[str, int]) -> None:
+        """Waits, in order, up to the last operation that must have ended."""
+        atom = self.machine.atom_bytes
+        last = max((at for at, each in enumerate(self.flights) if each.blocks(operation, turns, atom)), default=-1)
+        self.commands += [each.wait for each in self.flights[: last + 1]]
+        del self.flights[: last + 1]
 
     # SDP and its RDMA
 
@@ -305,9 +382,10 @@ class Emitter:
 
 
 def program(machine: Machine, operations: Iterable[Operation]) -> list[Command]:
-    """The commands of operations that run one after the other, each waited for."""
+    """The commands of operations, in order."""
     emitter = Emitter(machine)
     emitter.start()
     for operation in operations:
-        emitter.commands.append(emitter.emit(operation))
+        emitter.emit(operation)
+    emitter.drain()
     return emitter.commands

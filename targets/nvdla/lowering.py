@@ -35,6 +35,8 @@ class Emitted:
 
     node: Node
     operations: tuple[Operation, ...]
+    ended: tuple[int, ...]
+    """For each operation how many of the program's have ended before it is enabled."""
     start: int
     count: int
 
@@ -226,6 +228,7 @@ class _Program:
         for node in nodes:
             if not is_view(self.graph, node):
                 self._compute(node)
+        self.emitter.drain()
         self.steps.append(
             Segment(
                 tuple(self._move(name) for name in loads),
@@ -236,16 +239,19 @@ class _Program:
         )
 
     def _compute(self, node: Node) -> None:
-        """The operations of a node, each waited for."""
+        """The operations of a node."""
         operations = self.selector.operations(node)
         begin = len(self.emitter.commands)
+        ended: list[int] = []
         for position, operation in enumerate(operations):
             start = len(self.emitter.commands)
-            self.emitter.commands.append(self.emitter.emit(operation))
+            ended.append(self.emitter.emit(operation))
             result = self._move(node.output) if position == len(operations) - 1 else None
             count = len(self.emitter.commands) - start
             self.produced.append(Produced(start, count, kind(operation), node.sources, result))
-        self.emitted.append(Emitted(node, tuple(operations), begin, len(self.emitter.commands) - begin))
+        self.emitted.append(
+            Emitted(node, tuple(operations), tuple(ended), begin, len(self.emitter.commands) - begin)
+        )
 
     def _move(self, name: str) -> TensorMove:
         placed = self.placed[name]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from math import prod
+from itertools import accumulate, pairwise
+from math import ceil, prod
 from typing import Any
 
 from npuc.ir import Graph, Node
@@ -40,7 +41,10 @@ def machine_target(machine: Machine) -> str:
 def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """The compile report of the command line's contract, without status."""
     graph = lowered.quantised.graph
-    rows = [_layer(each, lowered, machine) for each in lowered.emitted]
+    rows = [
+        _layer(each, taken, lowered, machine)
+        for each, taken in zip(lowered.emitted, _taken(lowered, machine), strict=True)
+    ]
     cycles = sum(row["cycles"] for row in rows)
     ideal = sum(row["ideal_cycles"] for row in rows)
     banks = [each.banks for row in lowered.emitted for each in row.operations if isinstance(each, Convolution)]
@@ -74,7 +78,16 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
     }
 
 
-def _layer(each: Emitted, lowered: Lowered, machine: Machine) -> dict[str, Any]:
+def _taken(lowered: Lowered, machine: Machine) -> list[int]:
+    """Clocks from the end of the layer before to the end of each layer."""
+    pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.ended, strict=True)]
+    ends = timing.ends(pairs, machine)
+    last = list(accumulate(len(each.operations) for each in lowered.emitted))
+    edges = [0, *(ceil(ends[position - 1]) for position in last)]
+    return [end - start for start, end in pairwise(edges)]
+
+
+def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """The contract's fields of a layer."""
     graph, node = lowered.quantised.graph, each.node
     multiplied = macs(graph, node)
@@ -84,7 +97,7 @@ def _layer(each: Emitted, lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "op": kind(each.operations[0]),
         "nodes": list(node.sources),
         "macs": multiplied,
-        "cycles": sum(timing.cycles(operation, machine) for operation in each.operations),
+        "cycles": taken,
         "ideal_cycles": multiplied / machine.macs_per_cycle,
         "tile": [result.height, result.width],
         "bytes": sum(timing.moved_bytes(operation, machine) for operation in each.operations),

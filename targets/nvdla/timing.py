@@ -8,6 +8,7 @@ again, each measurement left out of its own fit); those of other configurations 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from npuc.targets.nvdla.machine import Machine
@@ -39,6 +40,36 @@ def cycles(operation: Operation, machine: Machine) -> int:
         case Pooling():
             work = LATENCY + elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
     return ceil(work)
+
+
+def ends(operations: Sequence[tuple[Operation, int]], machine: Machine) -> list[float]:
+    """When each operation of a program ends, in clocks from its start.
+
+    operations: each with how many before it have ended when it is enabled. The input of a convolution is
+    fetched while the one before computes, if the CBUF holds both; the MAC array then goes on without a pause.
+    """
+    found: list[float] = []
+    fetched = 0.0
+    before: Convolution | None = None
+    for operation, ended in operations:
+        enabled = found[ended - 1] if ended else 0.0
+        last = found[-1] if found else 0.0
+        if not isinstance(operation, Convolution):
+            found.append(max(last, enabled) + cycles(operation, machine))
+            continue
+        room = before is None or _together(before, operation, machine)
+        start = max(enabled, fetched if room else last)
+        fetched = start + fetch_cycles(operation.source, machine)
+        computed = compute_cycles(operation.kernels, operation.destination, machine)
+        found.append(max(last, fetched) + computed)
+        before = operation
+    return found
+
+
+def _together(first: Convolution, second: Convolution, machine: Machine) -> bool:
+    """Whether the CBUF holds the input of both beside the weights of either."""
+    data = first.banks.data + second.banks.data
+    return data + max(first.banks.weights, second.banks.weights) <= machine.cbuf_banks
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:

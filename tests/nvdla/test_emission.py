@@ -108,3 +108,39 @@ def test_groups_of_registers_take_turns_and_each_operation_is_waited_for() -> No
     operations = [OPERATIONS["small_maxpool_3x3_s2"]] * 2
     texts = [str(each) for each in program(SMALL, operations) if not isinstance(each, Write)]
     assert texts[1:] == ["PDP_0", "PDP_1"]
+
+
+def _apart(number: int) -> Pooling:
+    """A pooling of maps of its own."""
+    at = number * 0x10000
+    source, result = Surface(DATA + at, 4, 4, 8, 32, 128), Surface(RESULT + at, 2, 2, 8, 16, 32)
+    return Pooling(source, "MAX", (2, 2), Window(2, 2, 1, 1, 0, 0, 0, 0), (1, 1), result)
+
+
+def _waits(operations: list[Operation]) -> list[str]:
+    """Enables of PDP and waits, in order."""
+    enable = register_map("nv_small")["PDP.D_OP_ENABLE"].address
+    found: list[str] = []
+    for each in program(SMALL, operations):
+        if not isinstance(each, Write):
+            found.append(str(each))
+        elif each.address == enable:
+            found.append("enable")
+    return found[1:]
+
+
+def test_an_operation_is_programmed_while_the_one_before_runs_if_they_share_nothing() -> None:
+    found = _waits([_apart(0), _apart(1), _apart(2)])
+    assert found == ["enable", "enable", "PDP_0", "enable", "PDP_1", "PDP_0"]
+
+
+def test_an_operation_that_reads_what_another_writes_waits_for_it() -> None:
+    first = _apart(0)
+    second = Pooling(first.destination, "MAX", (2, 2), first.window, (1, 1), Surface(OPERAND, 1, 1, 8, 8, 8))
+    assert _waits([first, second]) == ["enable", "PDP_0", "enable", "PDP_1"]
+
+
+def test_an_operation_that_writes_what_another_reads_waits_for_it() -> None:
+    first = _apart(0)
+    second = Pooling(_apart(1).source, "MAX", (2, 2), first.window, (1, 1), Surface(DATA + 64, 2, 2, 8, 16, 32))
+    assert _waits([first, second]) == ["enable", "PDP_0", "enable", "PDP_1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -87,3 +89,18 @@ def test_a_fully_connected_layer_takes_at_least_its_weights_time() -> None:
 def test_nv_full_multiplies_32_times_as_much_in_a_clock() -> None:
     layer = _convolution(512, 14, 14, 512, 3, 1)
     assert timing.ideal_cycles(layer, SMALL) == 32 * timing.ideal_cycles(layer, FULL)
+
+
+def test_the_input_of_a_pass_is_fetched_while_the_one_before_computes() -> None:
+    layer = _convolution(16, 16, 16, 16, 3, 1)
+    alone = timing.cycles(layer, SMALL)
+    apart = timing.ends([(layer, 0), (layer, 1)], SMALL)
+    together = timing.ends([(layer, 0), (layer, 0)], SMALL)
+    assert apart[1] == pytest.approx(2 * alone, rel=0.001)
+    assert together[1] == pytest.approx(2 * alone - timing.fetch_cycles(layer.source, SMALL), rel=0.001)
+
+
+def test_an_input_that_the_buffer_does_not_hold_as_well_is_fetched_afterwards() -> None:
+    layer = replace(_convolution(16, 16, 16, 16, 3, 1), banks=Banks(1, 20, 4))
+    found = timing.ends([(layer, 0), (layer, 0)], SMALL)
+    assert found[1] == pytest.approx(2 * timing.cycles(layer, SMALL), rel=0.001)
