@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.text import as_json, count, short, table
+from npuc.text import as_json, count, csv_table, short, table
 
 if TYPE_CHECKING:
     from npuc.verification import Tolerance
@@ -36,11 +34,10 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     ]
     traffic = report.get("host_traffic")
     if traffic:
-        moved = traffic["map_bytes"] + traffic["weight_bytes"]
         bounds = f"raw {count(traffic['raw_bytes'])}, lower bound {count(traffic['lower_bound_bytes'])}"
         if traffic["optimum_bytes"] is not None:
             bounds += f", best plan {count(traffic['optimum_bytes'])}"
-        lines.append(f"  {count(moved)} bytes moved by the host ({bounds})")
+        lines.append(f"  {count(report['traffic_bytes'])} bytes moved by the host ({bounds})")
         lines += _plans(traffic["plans"]) if verbose else []
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
@@ -220,7 +217,7 @@ def listing(entries: Sequence[Report], form: str) -> str:
         return as_json({"status": "ok", "instructions": list(entries)})
     if form == "csv":
         rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
-        return _csv(("index", "word", "text", "nodes", "tensor"), rows)
+        return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
     return "\n".join(_commented(entry) for entry in entries)
 
 
@@ -231,13 +228,6 @@ def _commented(entry: Report) -> str:
     return f"{entry['text']}{comment}"
 
 
-def _csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([header, *rows])
-    return text.getvalue().rstrip("\n")
-
-
 def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
     """The fields of every instruction word."""
     header = ("bits", "field", "width", "stored", "meaning")
@@ -245,7 +235,7 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
         return as_json({"status": "ok", "words": words})
     if form == "csv":
         rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
-        return _csv(("word", *header), rows)
+        return csv_table(("word", *header), rows)
     return "\n\n".join(
         f"{name}\n{table(header, [[field[key] for key in header] for field in fields])}"
         for name, fields in words.items()

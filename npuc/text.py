@@ -29,6 +29,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The same as comma-separated values; None is an empty field.
+
+    >>> print(csv_table(("op", "cycles"), [("conv", 12), ("add, relu", None)]))
+    op,cycles
+    conv,12
+    "add, relu",
+    """
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue().rstrip("\n")
+
+
 def _numeric(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 

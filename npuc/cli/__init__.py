@@ -82,6 +82,7 @@ for command in (
     artefacts.assemble,
     artefacts.export,
     comparing.diff,
+    comparing.compare,
     reporting.report,
     reporting.explain,
     listing.targets,

@@ -7,26 +7,22 @@ from pathlib import Path
 
 import click
 
-from npuc.cli.options import PATH, TARGET_NAMES, Choice, force_option, json_option, modified_option
+from npuc.cli.options import PATH, TARGET_NAMES, Choice, force_option, format_options, json_option, modified_option
 from npuc.cli.output import load_program, print_json
 
 
 @click.command()
 @click.argument("path", type=PATH, required=False)
-@click.option("--format", "form", type=Choice(("text", "json", "csv")), default="text", help="Output format.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@format_options
 @click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
 @click.option("--target", type=Choice(TARGET_NAMES), help="The machine's kind, for --layout and raw words.")
 @modified_option
-def dump(
-    path: Path | None, form: str, as_json: bool, layout: bool, target: str | None, allow_modified: bool
-) -> None:
+def dump(path: Path | None, form: str, layout: bool, target: str | None, allow_modified: bool) -> None:
     """Disassemble a program, raw words or an NVDLA loadable. With --layout: the fields of the words."""
     from npuc import reports
     from npuc.target import file_listing
     from npuc.target import target as find
 
-    form = "json" if as_json else form
     if layout:
         if path is not None:
             raise click.UsageError("--layout takes no PATH")

@@ -1,4 +1,4 @@
-"""`npuc diff`: what needs two programs."""
+"""`npuc diff` and `npuc compare`: programs beside one another."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import PATH, data_option, json_option, modified_option
-from npuc.cli.output import load_program, print_json
+from npuc.cli.options import (
+    PATH,
+    TARGET_NAMES,
+    Choice,
+    calibration_option,
+    data_option,
+    format_options,
+    isa_option,
+    json_option,
+    modified_option,
+    shape_option,
+    strict_option,
+)
+from npuc.cli.output import announce_synthetic, load_program, print_json
+from npuc.text import closest
 
 if TYPE_CHECKING:
+    from npuc.comparison import Candidate
     from npuc.program import Program
     from npuc.target import Target
 
@@ -61,3 +75,74 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
         apart.add(first[name], second[name])
         found.append({"name": name, **apart.as_json()})
     return found
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@click.option("--target", "named", type=Choice(TARGET_NAMES), multiple=True, help="A target; may be repeated.")
+@click.option(
+    "--targets", metavar="T,T:MACHINE,..", help="Targets, each with the machine NAME or FILE that follows a colon."
+)
+@click.option("--machine", "machines", metavar="NAME|FILE", multiple=True, help="Machines of the one --target.")
+@shape_option
+@isa_option
+@strict_option
+@calibration_option
+@data_option
+@format_options
+def compare(
+    model: Path,
+    named: tuple[str, ...],
+    targets: str | None,
+    machines: tuple[str, ...],
+    shapes: dict[str, tuple[int, ...]],
+    isa: str,
+    strict: bool,
+    calibration: tuple[Path, ...],
+    data: tuple[Path, ...],
+    form: str,
+) -> int:
+    """Compare targets and machines. MODEL is compiled for each: cycles, time, memory, traffic, instructions.
+
+    With --data also the accuracy of each: SQNR and argmax agreement against the model under onnxruntime, top-1 if
+    the samples have labels `y`. A target that refuses the model is a row with its problems. Without --target and
+    --targets: all of them.
+
+    \b
+    npuc compare resnet8.onnx
+    npuc compare resnet8.onnx --target easynpu --machine default --machine mine.toml
+    npuc compare resnet8.onnx --targets easynpu,easynpu:large,bm1684 --data test.npz
+    """
+    from npuc import figures
+    from npuc.comparison import Subject
+    from npuc.comparison import compare as compared
+    from npuc.target import Options
+    from npuc.text import progress
+
+    found = _candidates(named, targets, machines)
+    subject = Subject(model, shapes, calibration, data)
+    with progress("comparing", len(found)) as advance:
+        report = compared(subject, found, Options(isa=isa, strict=strict), advance)
+    if data and not calibration:
+        announce_synthetic("calibrated", "--calibration DATA.npz")
+    click.echo(figures.comparison(report, form))
+    return 0 if report["status"] == "ok" else 1
+
+
+def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str, ...]) -> list[Candidate]:
+    """What to compare, each once. Raises UsageError for an unknown target, or machines of no one target."""
+    from npuc.comparison import Candidate
+
+    if machines and (len(named) != 1 or targets is not None):
+        raise click.UsageError("--machine goes with one --target; with several write --targets TARGET:MACHINE,..")
+    if machines:
+        return [Candidate(named[0], machine) for machine in dict.fromkeys(machines)]
+    listed = [each.strip() for each in targets.split(",")] if targets is not None else []
+    found = [Candidate(each) for each in named]
+    for each in listed:
+        name, colon, machine = each.partition(":")
+        if name not in TARGET_NAMES or (colon and not machine):
+            hint = closest(name, TARGET_NAMES)
+            raise click.UsageError(f"--targets: '{each}' is not TARGET or TARGET:MACHINE.{hint}")
+        found.append(Candidate(name, machine or None))
+    return list(dict.fromkeys(found)) or [Candidate(name) for name in TARGET_NAMES]

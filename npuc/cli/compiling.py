@@ -11,6 +11,7 @@ import click
 from npuc.cli.options import (
     PATH,
     Choice,
+    calibration_option,
     force_option,
     isa_option,
     json_option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=PATH)
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact [default: ./STEM.npu].")
-@click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
+@calibration_option
 @machine_option
 @shape_option
 @click.option("--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's].")

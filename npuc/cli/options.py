@@ -65,6 +65,9 @@ method_option = click.option(
     type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
     help="Calibration method [default: the level's].",
 )
+calibration_option = click.option(
+    "--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz)."
+)
 data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
@@ -72,6 +75,18 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse every host s
 isa_option = click.option(
     "--isa", type=Choice(("documented", "extended")), default="extended", help="Allow extension words or not."
 )
+
+
+def format_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --format and --json, which is the same as --format json: the command gets `form`."""
+
+    @click.option("--format", "form", type=Choice(("text", "json", "csv")), default="text", help="Output format.")
+    @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+    @wraps(command)
+    def formatted(*args: Any, form: str, as_json: bool, **options: Any) -> T:
+        return command(*args, form="json" if as_json else form, **options)
+
+    return formatted
 
 
 def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:

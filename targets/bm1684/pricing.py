@@ -9,6 +9,10 @@ from npuc.targets.bm1684.kernel import Address, Call, Local, Padding, Pair
 from npuc.targets.bm1684.local_memory import Dim4
 from npuc.targets.bm1684.machine import Machine
 
+ELEMENT_BYTES = 4
+SYSTEM_ENDS = {"S2L": 1, "L2S": 1, "L2L": 0, "S2S": 2}
+"""How often a move touches system memory."""
+
 
 def cycles(call: Call, machine: Machine) -> int:
     """Cycles of a call on its engine."""
@@ -36,6 +40,14 @@ def cycles(call: Call, machine: Machine) -> int:
             shape = next(arg for arg in args if isinstance(arg, Dim4))
             strided = any(isinstance(arg, Dim4) for arg in args[args.index(shape) + 1 :])
             return timing.elementwise(function, timing.groups(shape, _npu(args[0]), machine), strided)
+
+
+def system_bytes(call: Call) -> int:
+    """Bytes that a call of the GDMA reads from and writes to system memory."""
+    args: tuple[Any, ...] = call.args
+    if call.name.startswith("gdma_32bit_matrix"):
+        return ELEMENT_BYTES * args[2] * args[3]
+    return SYSTEM_ENDS[call.name[-3:]] * timing.move(args[2], args[3], args[4], ELEMENT_BYTES).size
 
 
 def _npu(at: Local | Address) -> int:

@@ -163,6 +163,8 @@ def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine) ->
         "gdma_cycles": total.gdma,
         "ideal_cycles": ideal,
         "utilization": ideal / total.cycles if total.cycles else None,
+        "clock_mhz": machine.mhz,
+        "traffic_bytes": sum(pricing.system_bytes(call) for region in kernel.regions for call in region.gdma),
         "memory": {
             "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": _memory(system, None, system - lowered.scratch_bytes),

@@ -113,6 +113,7 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
     rows = layers(lowered.jobs, quantised, machine)
     cycles = sum(layer["cycles"] for layer in rows)
     ideal = sum(layer["ideal_cycles"] for layer in rows)
+    traffic = host_traffic(lowered, quantised.graph, machine)
     return {
         "target": "easynpu",
         "machine": machine.name,
@@ -123,6 +124,7 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
         "ideal_cycles": ideal,
         "utilization": ideal / cycles if cycles else None,
         "padding_cycles": sum(layer["padding_cycles"] for layer in rows),
+        "clock_mhz": None,
         "macs_per_cycle": machine.macs_per_cycle,
         "bytes_per_cycle": machine.word_bytes,
         "memory": {
@@ -133,7 +135,8 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
             }
             for memory, usage in lowered.usage.items()
         },
-        "host_traffic": host_traffic(lowered, quantised.graph, machine),
+        "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
+        "host_traffic": traffic,
         "host_steps": [
             {"node": step.node, "op": step.op, "reason": step.reason}
             for step in lowered.steps

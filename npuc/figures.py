@@ -1,0 +1,93 @@
+"""Programs beside one another, a row each: as a table for people, as CSV with every figure for spreadsheets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npuc.text import as_json, csv_table, table
+
+Row = Mapping[str, Any]
+NOT_IN_CSV = ("memory", "errors", "parameters", "front")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A column of the table: shown where some row has a value."""
+
+    header: str
+    key: str
+    show: Callable[[Row], Any] | None = None
+
+    def value(self, row: Row) -> Any:
+        """What a row has there."""
+        return self.show(row) if self.show else row[self.key]
+
+
+def _decibels(row: Row) -> Any:
+    return "exact" if row["exact"] else None if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
+
+
+COSTS = (
+    Figure("cycles", "cycles"),
+    Figure("ms", "milliseconds"),
+    Figure("utilisation", "utilization"),
+    Figure("peak bytes", "peak_bytes"),
+    Figure("traffic", "traffic_bytes"),
+    Figure("instr.", "instructions"),
+)
+SCORES = (Figure("SQNR dB", "sqnr_db", _decibels), Figure("argmax", "argmax_agreement"), Figure("top-1", "top1"))
+
+
+def comparison(report: Mapping[str, Any], form: str) -> str:
+    """What `npuc compare` found, as text, JSON or CSV."""
+    rows = report["rows"]
+    if form == "json":
+        return as_json(report)
+    if form == "csv":
+        return as_csv(rows)
+    columns = (Figure("target", "target"), Figure("machine", "machine"), *COSTS, *SCORES)
+    lines = [as_text(rows, columns)]
+    if report["fp32_top1"] is not None:
+        lines.append(f"fp32 under onnxruntime: top-1 {report['fp32_top1']:.3f} of {report['samples']:,} samples")
+    return "\n".join([*lines, *refusals(rows)])
+
+
+def as_text(rows: Sequence[Row], columns: Sequence[Figure]) -> str:
+    """The table, without columns that are empty in every row."""
+    values = [[column.value(row) for column in columns] for row in rows]
+    shown = [at for at in range(len(columns)) if any(line[at] is not None for line in values)]
+    return table([columns[at].header for at in shown], [[line[at] for at in shown] for line in values])
+
+
+def refusals(rows: Sequence[Row]) -> list[str]:
+    """A line per problem of each row."""
+    return [
+        f"{row['target']}, {row['machine']}: {problem_line(problem)}" for row in rows for problem in row["errors"]
+    ]
+
+
+def problem_line(problem: Mapping[str, str | None]) -> str:
+    """A problem's code, place and reason, without the remedy, in one line."""
+    where = " ".join(filter(None, (problem["op"], f"'{problem['node']}'" if problem["node"] else None)))
+    limit = f" (limit: {problem['limit']})" if problem["limit"] else ""
+    return f"{problem['code']} {where}{': ' if where else ''}{problem['reason']}{limit}"
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Every figure, machine parameters and the peak of every memory in columns of their own, problems by code."""
+    flat = [_flat(row) for row in rows]
+    header = list(dict.fromkeys(key for row in flat for key in row))
+    return csv_table(header, [[row.get(key) for key in header] for row in flat])
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    front = {"front": " ".join(row["front"])} if "front" in row else {}
+    return {
+        **row.get("parameters", {}),
+        **{key: value for key, value in row.items() if key not in NOT_IN_CSV},
+        **{f"{name}_peak_bytes": use["peak_bytes"] for name, use in (row["memory"] or {}).items()},
+        **front,
+        "errors": " ".join(dict.fromkeys(problem["code"] for problem in row["errors"])),
+    }
