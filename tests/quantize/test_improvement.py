@@ -34,7 +34,8 @@ PADS = (1, 1, 1, 1)
 def weights(*shape: int) -> Array:
     """Random weights whose output channels differ in size by a factor of 30."""
     sizes = np.geomspace(0.2, 6, shape[0]).reshape(-1, *(1,) * (len(shape) - 1))
-    return (np.random.default_rng(shape).standard_normal(shape) * sizes / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+    values = np.random.default_rng(shape).standard_normal(shape)
+    return (values * sizes / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
 
 def residual() -> Graph:
