@@ -105,6 +105,10 @@ class NpucError(Exception):
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """So that an error crosses from one process to another with all its problems."""
+        return type(self).of, (self.problems,)
+
     @classmethod
     def of(cls, problems: Iterable[Problem]) -> NpucError:
         """One error that carries several problems; called on the base, an error of the first problem's kind."""

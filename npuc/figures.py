@@ -39,6 +39,8 @@ COSTS = (
 )
 SCORES = (Figure("SQNR dB", "sqnr_db", _decibels), Figure("argmax", "argmax_agreement"), Figure("top-1", "top1"))
 
+COST_NAMES: Mapping[str, str] = {"peak_bytes": "peak bytes", "traffic_bytes": "traffic bytes"}
+
 
 def comparison(report: Mapping[str, Any], form: str) -> str:
     """What `npuc compare` found, as text, JSON or CSV."""
@@ -54,11 +56,39 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
     return "\n".join([*lines, *refusals(rows)])
 
 
+def points_columns(report: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """The columns of a sweep: the parameters, what a point costs, and the fronts that it is on."""
+    parameters = [_parameter(name) for name in report["grid"]]
+    return (*parameters, *COSTS, Figure("Pareto front", "front", _fronts))
+
+
+def _parameter(name: str) -> Figure:
+    return Figure(name, name, lambda row: row["parameters"][name])
+
+
+def _fronts(row: Row) -> str | None:
+    return ", ".join(COST_NAMES.get(cost, cost) for cost in row["front"]) or None
+
+
+def swept(report: Mapping[str, Any], form: str) -> str:
+    """What `npuc sweep` found, as text or CSV."""
+    points = report["points"]
+    if form == "csv":
+        return as_csv(points)
+    columns = points_columns(report)
+    refused = [f"{row['machine']}: {problem_line(problem)}" for row in points for problem in row["errors"]]
+    return "\n".join([as_text(points, columns), *refused])
+
+
 def as_text(rows: Sequence[Row], columns: Sequence[Figure]) -> str:
     """The table, without columns that are empty in every row."""
-    values = [[column.value(row) for column in columns] for row in rows]
-    shown = [at for at in range(len(columns)) if any(line[at] is not None for line in values)]
-    return table([columns[at].header for at in shown], [[line[at] for at in shown] for line in values])
+    shown = told(rows, columns)
+    return table([column.header for column in shown], [[column.value(row) for column in shown] for row in rows])
+
+
+def told(rows: Sequence[Row], columns: Sequence[Figure]) -> list[Figure]:
+    """The columns that have a value in some row."""
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 
 def refusals(rows: Sequence[Row]) -> list[str]:

@@ -175,6 +175,10 @@ class Target(Protocol):
         """The memory images in a file format, and a map of what goes where, by file name."""
         ...
 
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        """The parameters of a shipped machine or of a TOML file; None: the default. Raises DoesNotFit (E305)."""
+        ...
+
     def machines(self) -> list[str]:
         """The machines that ship with npuc."""
         ...

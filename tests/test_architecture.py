@@ -25,6 +25,8 @@ TOP = {
     "npuc.reports",
     "npuc.metrics",
     "npuc.comparison",
+    "npuc.sweep",
+    "npuc.page.sweep",
     "npuc.figures",
     "npuc.api",
     "npuc.session",

@@ -12,7 +12,7 @@ import sys
 import click
 
 from npuc import __version__
-from npuc.cli import artefacts, comparing, compiling, listing, quantising, reporting, running
+from npuc.cli import artefacts, comparing, compiling, listing, quantising, reporting, running, sweeping
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
@@ -83,6 +83,7 @@ for command in (
     artefacts.export,
     comparing.diff,
     comparing.compare,
+    sweeping.sweep,
     reporting.report,
     reporting.explain,
     listing.targets,

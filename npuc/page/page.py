@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from npuc import __version__
 from npuc.ir import Array
 from npuc.page import charts, network
+from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.target import Target
 from npuc.text import count, short
@@ -65,24 +65,15 @@ COLUMNS = (
 
 def page(program: Program, target: Target, evidence: Evidence) -> str:
     """The page. Raises ArtefactError where the program could not be run."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
-
-    def asset(name: str) -> str:
-        return files("npuc.page").joinpath(name).read_text(encoding="utf-8")
 
     report, timeline = program.manifest["report"], target.timeline(program)
     layers = list(_layers(report, evidence.verification))
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
-        asset("template.html")
-    )
     boxes = _boxes(evidence.graph, layers)
     shades = [("cycles", "cycles"), *([("error", "error")] if evidence.verification else [])]
     found: dict[str, Any] = {
         "title": _name(program),
         "lead": f"{report['target']}, machine {report['machine']}; {count(report['instructions'])} instructions",
-        "style": Markup(asset("style.css")),
-        "script": Markup(asset("script.js")),
         "figures": _figures(report, timeline, evidence.verification),
         "memories": [_memory(name, use) for name, use in report["memory"].items()],
         "host_steps": report["host_steps"],
@@ -100,7 +91,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     }
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
     found["sections"] = _sections(found)
-    return template.render(found)
+    return rendered("template.html", found)
 
 
 def _name(program: Program) -> str:

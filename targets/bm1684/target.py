@@ -102,6 +102,10 @@ class Bm1684:
         files = {name: program.files[name] for name in (KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE)}
         return {**files, "map.json": canonical_json(contents.as_json())}
 
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        """The parameters of a machine."""
+        return machines.load(name).as_dict()
+
     def machines(self) -> list[str]:
         """Machine descriptions that ship with npuc."""
         return ["default"]

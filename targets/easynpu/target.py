@@ -135,6 +135,10 @@ class EasyNpu:
         """Words and images as raw binary or $readmemh text, with map.json."""
         return images.exported(program, form)
 
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        """The parameters of a machine."""
+        return machines.load(name).as_dict()
+
     def machines(self) -> list[str]:
         """Machine descriptions that ship with npuc."""
         return list(machines.names())

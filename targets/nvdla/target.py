@@ -169,6 +169,10 @@ class Nvdla:
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)
 
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        """The parameters of a machine."""
+        return machines.load(self.name, name).as_dict()
+
     def machines(self) -> list[str]:
         """Machine descriptions that ship with npuc."""
         return ["default"]

@@ -1,0 +1,153 @@
+"""`npuc sweep`: a model over a grid of machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from npuc.cli.options import (
+    PATH,
+    calibration_option,
+    format_options,
+    isa_option,
+    machine_option,
+    shape_option,
+    strict_option,
+    target_option,
+)
+from npuc.cli.output import print_json
+from npuc.text import closest
+
+if TYPE_CHECKING:
+    from npuc.sweep import Grid
+
+
+@click.command()
+@click.argument("model", type=PATH)
+@target_option
+@click.option(
+    "--grid",
+    "axes",
+    metavar="NAME=V,V,..",
+    multiple=True,
+    required=True,
+    help="A machine parameter and its values; may be repeated.",
+)
+@machine_option
+@click.option(
+    "--cost",
+    "costs",
+    metavar="NAME",
+    multiple=True,
+    help="What cycles are weighed against: peak_bytes, traffic_bytes, instructions or a parameter of the grid "
+    "[default: peak_bytes and traffic_bytes].",
+)
+@click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with the Pareto fronts drawn.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes side by side [default: one per CPU].")
+@click.option("--scheduler", metavar="ADDRESS", help="Compute on this Dask cluster instead; needs npuc[dask].")
+@shape_option
+@isa_option
+@strict_option
+@calibration_option
+@format_options
+def sweep(
+    model: Path,
+    target: str,
+    axes: tuple[str, ...],
+    machine: str | None,
+    costs: tuple[str, ...],
+    output: Path | None,
+    jobs: int | None,
+    scheduler: str | None,
+    shapes: dict[str, tuple[int, ...]],
+    isa: str,
+    strict: bool,
+    calibration: tuple[Path, ...],
+    form: str,
+) -> int:
+    """Sweep machine parameters. MODEL is compiled for every machine of a grid; the best trade-offs are marked.
+
+    A point is on the Pareto front of a cost if no other has fewer cycles at no higher cost. A machine that refuses
+    the model, or that cannot be, is a point with its problems.
+
+    \b
+    npuc sweep resnet8.onnx --target easynpu --grid psum_entries=32,64,128 --grid pe_rows=1,2,4 -o sweep.html
+    npuc sweep resnet8.onnx --target easynpu --grid fmap_words=640,1280,2560 --cost fmap_words --format csv
+    npuc sweep resnet8.onnx --target bm1684 --grid local_bytes=262144,524288 --scheduler tcp://10.0.0.1:8786
+    """
+    from npuc import figures
+    from npuc.comparison import Subject
+    from npuc.sweep import sweep as swept
+    from npuc.target import Options
+    from npuc.text import progress
+
+    grid = _grid(target, machine, axes)
+    chosen = _costs(grid, costs)
+    subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
+    options = Options(isa=isa, strict=strict)
+    with progress("sweeping", len(grid.points())) as advance:
+        report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, advance)
+    if output is not None:
+        _write_page(report, output)
+    if form == "json":
+        print_json({**report, "output": None if output is None else str(output)})
+    else:
+        click.echo(figures.swept(report, form))
+    return 0 if report["status"] == "ok" else 1
+
+
+def _write_page(report: Mapping[str, Any], output: Path) -> None:
+    from npuc.files import replacing
+    from npuc.page.sweep import sweep_page
+
+    text = sweep_page(report)
+    with replacing(output) as staging:
+        staging.write_text(text, encoding="utf-8")
+
+
+def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
+    """The grid of the options. Raises UsageError for parameters that the machine has not, and their types."""
+    from npuc.sweep import Grid
+    from npuc.target import target as find
+
+    known = {name: value for name, value in find(target).machine_values(machine).items() if name != "name"}
+    found: dict[str, tuple[Any, ...]] = {}
+    for axis in axes:
+        name, equals, values = axis.partition("=")
+        if not equals or not values:
+            raise click.UsageError(f"--grid: '{axis}' is not of the form NAME=VALUE,VALUE,..")
+        if name not in known:
+            hint = closest(name, known)
+            raise click.UsageError(f"{target} has no parameter '{name}'.{hint} It has: {', '.join(known)}")
+        if name in found:
+            raise click.UsageError(f"--grid names '{name}' twice")
+        found[name] = tuple(dict.fromkeys(_value(name, text.strip(), known[name]) for text in values.split(",")))
+    return Grid(target, machine, found)
+
+
+def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
+    """A parameter's value, of the type that it has."""
+    if isinstance(like, str):
+        return text
+    if isinstance(like, bool):
+        if text not in ("true", "false"):
+            raise click.UsageError(f"--grid: {name} is true or false, not '{text}'")
+        return text == "true"
+    if not text.isdecimal() or len(text) > 18:
+        raise click.UsageError(f"--grid: {name} is a number, not '{text}'")
+    return int(text)
+
+
+def _costs(grid: Grid, costs: tuple[str, ...]) -> tuple[str, ...]:
+    """What is weighed against cycles. Raises UsageError for what has no numbers."""
+    from npuc.sweep import COSTS
+
+    known = [*COSTS, *(name for name, values in grid.axes.items() if type(values[0]) is int)]
+    for cost in costs:
+        if cost not in known:
+            raise click.UsageError(f"--cost: no '{cost}'.{closest(cost, known)} There are: {', '.join(known)}")
+    return tuple(dict.fromkeys(costs)) or COSTS[:2]

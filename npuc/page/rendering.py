@@ -1,0 +1,21 @@
+"""Pages from templates: one file each, style and script within."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """The page of a template of this folder; text is escaped, Markup is not."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
+    return environment.from_string(_asset(template)).render({**values, "style": style, "script": script})
+
+
+def _asset(name: str) -> str:
+    return files("npuc.page").joinpath(name).read_text(encoding="utf-8")

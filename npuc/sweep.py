@@ -1,0 +1,160 @@
+"""A model over a grid of machines: every point compiled, in processes side by side or on a Dask cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from npuc.comparison import Candidate, Subject, compiled
+from npuc.errors import ArtefactError, NpucError
+from npuc.target import Options, target
+
+Row = Mapping[str, Any]
+Advance = Callable[[int], None]
+COSTS = ("peak_bytes", "traffic_bytes", "instructions")
+"""What cycles can be weighed against, beside the grid's own numbers."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Machines that differ from one in the values of some parameters."""
+
+    target: str
+    machine: str | None
+    axes: Mapping[str, tuple[Any, ...]]
+    """The values of each parameter, in the order of the points."""
+
+    def points(self) -> list[dict[str, Any]]:
+        """The parameters of every machine; the last axis changes first."""
+        return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point of the grid, with all that a process needs to compile it."""
+
+    subject: Subject
+    target: str
+    machine: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    options: Options
+
+
+def sweep(
+    subject: Subject,
+    grid: Grid,
+    options: Options,
+    costs: Sequence[str],
+    jobs: int = 1,
+    scheduler: str | None = None,
+    advance: Advance = lambda _: None,
+) -> dict[str, Any]:
+    """The report of `npuc sweep`: a point per machine in the grid's order, whoever computed it.
+
+    costs: of COSTS or the grid's parameters; a point names those for which no other is better in it and in cycles.
+    Raises ModelError and DataError, ArtefactError (E507) where the cluster fails.
+    """
+    base = target(grid.target).machine_values(grid.machine)
+    tasks = [
+        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options)
+        for point in grid.points()
+    ]
+    rows = list(_on_cluster(tasks, scheduler, advance) if scheduler else _in_processes(tasks, jobs, advance))
+    fronts = {cost: front(rows, cost) for cost in costs}
+    refused = all(row["status"] == "refused" for row in rows)
+    points = [
+        {**row, "front": [cost for cost in costs if number in fronts[cost]]} for number, row in enumerate(rows)
+    ]
+    return {
+        "status": "error" if refused else "ok",
+        "model": subject.model.name,
+        "target": grid.target,
+        "machine": base["name"],
+        "grid": {name: list(values) for name, values in grid.axes.items()},
+        "costs": list(costs),
+        "points": points,
+        "errors": [problem for row in rows for problem in row["errors"]] if refused else [],
+    }
+
+
+def name_of(point: Mapping[str, Any]) -> str:
+    """The name of a point's machine.
+
+    >>> name_of({"psum_entries": 32, "pe_rows": 2})
+    'psum_entries=32 pe_rows=2'
+    """
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in point.items())
+
+
+def compiled_point(task: Task) -> dict[str, Any]:
+    """The row of a point; its machine goes through a file as any user's does."""
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in task.machine.items())
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.toml"
+        path.write_text(lines, encoding="utf-8")
+        _, row = compiled(task.subject, Candidate(task.target, str(path)), task.options)
+    return {**row, "machine": task.machine["name"], "parameters": dict(task.parameters)}
+
+
+def front(rows: Sequence[Row], cost: str) -> set[int]:
+    """The numbers of the rows of which no other has fewer cycles at no higher cost, or as few at a lower one.
+
+    >>> rows = [{"cycles": c, "peak_bytes": b} for c, b in ((10, 5), (8, 7), (9, 8), (8, 9))]
+    >>> sorted(front(rows, "peak_bytes"))
+    [0, 1]
+    """
+    found: set[int] = set()
+    best = (float("inf"), 0.0)
+    priced = [(price(row, cost), row["cycles"], at) for at, row in enumerate(rows) if row["cycles"] is not None]
+    for paid, cycles, at in sorted(priced):
+        if cycles < best[0]:
+            best = (cycles, paid)
+        if (cycles, paid) == best:
+            found.add(at)
+    return found
+
+
+def price(row: Row, cost: str) -> float:
+    """What a row pays: a figure, or a parameter of its machine."""
+    return row[cost] if cost in row else row["parameters"][cost]
+
+
+def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:
+    """The rows in order; one process is this one."""
+    if min(jobs, len(tasks)) == 1:
+        for task in tasks:
+            yield compiled_point(task)
+            advance(1)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+        for row in pool.map(compiled_point, tasks):
+            yield row
+            advance(1)
+
+
+def _on_cluster(tasks: Sequence[Task], scheduler: str, advance: Advance) -> Iterator[dict[str, Any]]:
+    """The same from a Dask cluster, whose workers have npuc and see the same files."""
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError:
+        reason = "--scheduler needs Dask, which is not installed"
+        raise ArtefactError("E507", reason, remedy="pip install 'npuc[dask]', or leave --scheduler out") from None
+    try:
+        with distributed.Client(scheduler, timeout=10, set_as_default=False) as client:
+            for future in client.map(compiled_point, tasks, pure=False):
+                yield future.result()
+                advance(1)
+    except NpucError:
+        raise
+    except Exception as error:  # whatever fails on a worker comes back as itself
+        reason = f"the Dask cluster at '{scheduler}' fails ({type(error).__name__}: {error})"
+        raise ArtefactError("E507", reason, remedy="check the address, and that its workers have npuc") from None
