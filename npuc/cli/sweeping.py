@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from npuc.sweep import Grid
 
 
+def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An address with a port."""
+    if value is not None and not value.rpartition(":")[2].isdecimal():
+        raise click.BadParameter(f"'{value}' is not of the form tcp://HOST:PORT", ctx, param)
+    return value
+
+
 @click.command()
 @click.argument("model", type=PATH)
 @target_option
@@ -48,7 +55,12 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with the Pareto fronts drawn.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes side by side [default: one per CPU].")
-@click.option("--scheduler", metavar="ADDRESS", help="Compute on this Dask cluster instead; needs npuc[dask].")
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    callback=_address,
+    help="Compute on this Dask cluster instead; needs npuc[dask].",
+)
 @shape_option
 @isa_option
 @strict_option

@@ -121,6 +121,7 @@ def test_other_targets_have_parameters_of_their_own(model: Path) -> None:
         (("--grid", "pe_rows=1", "--grid", "pe_rows=2"), "twice"),
         (("--grid", "pe_rows=1", "--cost", "pe_row"), "Did you mean 'pe_rows'?"),
         (("--grid", "pe_rows=1", "--jobs", "0"), "--jobs"),
+        (("--grid", "pe_rows=1", "--scheduler", "cluster"), "tcp://HOST:PORT"),
         ((), "--grid"),
     ],
 )
