@@ -10,6 +10,7 @@ from typing import Any
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
+from npuc.quantize.ranges import bound
 from npuc.targets.easynpu import isa, listing
 from npuc.targets.easynpu.artefact import Segment, step_to_json
 from npuc.targets.easynpu.emission import EmittedJob
@@ -39,6 +40,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     nodes = {id(stage.node): stage.node for stage in stages}
     multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
     errors = [node.integer("error_lsb") for node in nodes.values() if node.op == "IntTable"]
+    bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
     compute = sum(each.tiling.compute_cycles for _, each in parts)
     bus = sum(each.tiling.bus_words for _, each in parts)
     result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
@@ -62,6 +64,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
         "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
         "weight_words": len(job.weights),
         "table_error_lsb": max(errors) if errors else None,
+        "accumulator_bound": max(bounds) if bounds else None,
         "padding_cycles": sum(_padding_cycles(stage) for _, each in parts for stage in each.placed.job.stages),
     }
 
