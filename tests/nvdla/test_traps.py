@@ -156,3 +156,17 @@ def test_status_and_pointer_are_read_as_the_hardware_sets_them() -> None:
 def test_a_value_that_a_register_never_has_is_refused() -> None:
     poll = Poll(register_map("nv_small")["GLB.S_INTR_STATUS"].address, 1, 1)
     assert "GLB.S_INTR_STATUS: polled for 0x1" in refused(SMALL, [poll])
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"CSC.D_WEIGHT_SIZE_EXT_1": {"WEIGHT_CHANNEL_EXT": 3, "WEIGHT_KERNEL": 7}}, "kernels of 4 channels"),
+        ({"SDP.D_DATA_CUBE_WIDTH": {"WIDTH": 8191}, "SDP.D_DATA_CUBE_HEIGHT": {"HEIGHT": 8191}}, "outside memory"),
+        ({"CDMA.D_MEAN_FORMAT": {"MEAN_FORMAT": 1}, "CDMA.D_CVT_CFG": {"CVT_EN": 1}}, "means of 8 channels"),
+    ],
+)
+def test_registers_that_make_no_sense_are_refused_before_anything_is_computed(
+    changed: Fields, reason: str
+) -> None:
+    assert reason in refused(SMALL, replace(LAYER, changed=changed).commands())

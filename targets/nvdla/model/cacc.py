@@ -21,6 +21,8 @@ BLOCK = "CACC"
 PARTIAL_BITS = {1: 34, 2: 48}
 """Bits of a partial sum by the bytes of an element."""
 OUT_BITS = 32
+LARGEST = 1 << 28
+"""Numbers that the model takes for a map."""
 EXACT_FLOAT32, EXACT_FLOAT64 = 1 << 24, 1 << 53
 OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T of F(2x2, 3x3)."""
@@ -31,6 +33,11 @@ def accumulate(group: Group, layer: Layer) -> tuple[Array, int]:
     if (group["DATAOUT_HEIGHT"] + 1, group["DATAOUT_WIDTH"] + 1) != layer.out:
         limit = f"{layer.out[1]} x {layer.out[0]}, as CSC"
         raise trap(BLOCK, f"{group['DATAOUT_WIDTH'] + 1} x {group['DATAOUT_HEIGHT'] + 1} outputs", limit=limit)
+    reach = layer.out[0] * layer.out[1] * max(layer.kernels.shape[2:])
+    if reach > LARGEST:
+        raise trap(
+            BLOCK, f"{layer.out[1]} x {layer.out[0]} outputs of this many channels", limit=f"{LARGEST} numbers"
+        )
     sums = np.stack([_image_sums(layer, image) for image in layer.images])
     if layer.floating:
         return fp16.inner(sums), 0

@@ -21,6 +21,8 @@ from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK = "CDMA"
+PIXEL_CHANNELS = 4
+"""Channels that have a mean."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,8 @@ def _extended(group: Group, channels: int) -> int:
 def _converted(group: Group, raw: Array, result: str) -> Array:
     """Equation 1: (d - offset) * SF, the offset per channel where means are enabled."""
     if group["MEAN_FORMAT"]:
+        if raw.shape[-1] > PIXEL_CHANNELS:
+            raise trap(BLOCK, f"means of {raw.shape[-1]} channels", limit=f"{PIXEL_CHANNELS}")
         means = [group.signed(each) for each in ("MEAN_RY", "MEAN_GU", "MEAN_BV", "MEAN_AX")]
         offset = np.array(means[: raw.shape[-1]], np.int64)
     else:

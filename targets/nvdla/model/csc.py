@@ -65,8 +65,24 @@ def lay_out(group: Group, machine: Machine, buffered: Buffered) -> Layer:
     found = buffered.features.shape[-1]
     if channels != found:
         raise trap(BLOCK, f"{channels} channels", limit=f"{found}, as CDMA fetches")
+    _expect_kernels(group, channels)
     kernels = kernel_weights(group, machine, buffered.weights)
     return Layer(group, buffered.features, kernels, machine.atomic_c)
+
+
+def _expect_kernels(group: Group, channels: int) -> None:
+    """Raises ArtefactError (E503) where kernels do not have the channels of the data or the size of their form."""
+    kernel_channels = group["WEIGHT_CHANNEL_EXT"] + 1
+    size = group["WEIGHT_HEIGHT_EXT"] + 1, group["WEIGHT_WIDTH_EXT"] + 1
+    if group["CONV_MODE"] and (size != (TILE, TILE) or channels % TILE):
+        reason = f"Winograd kernels of {size[1]} x {size[0]} and {channels} channels"
+        raise trap(BLOCK, reason, limit="4 x 4, channels in fours")
+    image = group.named("DATAIN_FORMAT") == "PIXEL"
+    if not image and kernel_channels != channels:
+        raise trap(BLOCK, f"kernels of {kernel_channels} channels", limit=f"{channels}, as the data has")
+    if image and (size[1] != 1 or kernel_channels % channels):
+        reason = f"image kernels of width {size[1]} and {kernel_channels} channels"
+        raise trap(BLOCK, reason, limit=f"width 1, a multiple of {channels} channels")
 
 
 def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
@@ -107,6 +123,8 @@ def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
         if len(present) * packed.itemsize != size:
             reason = f"a group's size is {size} bytes"
             raise trap(BLOCK, reason, limit=f"{len(present) * packed.itemsize}, as its mask says")
+        if source + len(present) > len(packed):
+            raise trap(BLOCK, f"{len(weights.data)} compressed bytes", limit="what the mask stands for")
         values[present] = packed[source : source + len(present)]
         at, source = at + elements, source + len(present)
     return values.tobytes()

@@ -18,6 +18,8 @@ from npuc.targets.nvdla.model.arithmetic import saturate, shift_either, shift_ri
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
 
 LE, LO = "LE", "LO"
+FARTHEST = 46
+"""Beyond 2^46 no slope leads back to a value of 38 bits: every result is saturated."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _found(table: Table, x: Array, unit: Arithmetic) -> Found:
     at = np.clip(index, 0, table.last - 1)
     y0, y1 = table.entries[at], table.entries[at + 1]
     values = _interpolated(y0, y1, fraction, unit)
-    base = table.start + (1 << table.offset if table.exponential and table.offset >= 0 else 0)
+    base = table.start + (1 << min(table.offset, FARTHEST) if table.exponential and table.offset >= 0 else 0)
     values = np.where(below, _sloped(table.entries[0], x - base, table.slopes[0], unit), values)
     values = np.where(beyond, _sloped(table.entries[-1], x - table.end, table.slopes[1], unit), values)
     return Found(values, below, beyond)

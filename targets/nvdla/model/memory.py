@@ -11,6 +11,9 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.model.traps import trap
 
+LARGEST_CUBE = 1 << 30
+"""Bytes of a cube that the model takes; strides may lay lines over one another."""
+
 
 class Memory:
     """Regions by address; regions that touch are one."""
@@ -142,6 +145,8 @@ class Port:
         Raises ArtefactError (E503) where it leaves memory or is not aligned.
         """
         self._expect_aligned(place, unit or atom_bytes)
+        if place.line_bytes * place.lines * place.surfaces > LARGEST_CUBE:
+            raise trap(self.block, f"a cube of {place.lines} lines and {place.surfaces} surfaces", limit="1 GiB")
         (self.writes if write else self.reads).append(place)
         flat = self.view(place.address, place.size)
         shape = (place.surfaces, place.lines, place.line_bytes // atom_bytes, atom_bytes)

@@ -106,10 +106,11 @@ class Operations:
             return None
         port = Port(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
-        sums = self._convolve(port) if flying else None
         rdma = self._enabled("SDP_RDMA") if "SDP_RDMA" in blocks else None
         task = sdp.Task(group, rdma, self._machine, port, self._registers.tables["SDP"])
-        values = sdp.run(task, sums)
+        if not to_pdp:
+            sdp.destination(task, 0)
+        values = sdp.run(task, self._convolve(port) if flying else None)
         if to_pdp:
             self._pool_flying(values, port)
         else:

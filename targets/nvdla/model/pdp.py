@@ -93,10 +93,9 @@ def _axis(group: Group, name: str, side: str) -> Axis:
 def _spread(axes: tuple[Axis, Axis], source: Array, value: float) -> Array:
     """The input with its padding, cut to what windows reach."""
     rows, columns = axes
-    cut = source[:, : rows.extent - rows.pad, : columns.extent - columns.pad]
-    after = [rows.extent - rows.pad - cut.shape[1], columns.extent - columns.pad - cut.shape[2]]
+    after = [max(axis.extent - axis.pad - axis.size, 0) for axis in axes]
     around = ((0, 0), (rows.pad, after[0]), (columns.pad, after[1]), (0, 0))
-    return np.pad(cut, around, constant_values=value)
+    return np.pad(source, around, constant_values=value)[:, : rows.extent, : columns.extent]
 
 
 def _extreme(

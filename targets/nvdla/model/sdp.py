@@ -210,7 +210,9 @@ def _converted(task: Task, values: Array) -> Array:
         return _out_lanes(task, saturate(whole, 8 * BYTES[kind]).astype(DTYPES[kind]), kind)
     scaled = _scaled(values - group.signed("CVT_OFFSET"), group.signed("CVT_SCALE"), group["CVT_SHIFT"])
     narrow = saturate(scaled, 17)
-    result = narrow if kind == "fp16" else saturate(narrow, 8 * BYTES[kind])
+    if kind == "fp16":
+        return _out_lanes(task, fp16.stored(narrow.astype(np.float32)), kind)
+    result = saturate(narrow, 8 * BYTES[kind])
     task.reports["D_PERF_OUT_SATURATION"] = int(np.count_nonzero(result != scaled))
     return _out_lanes(task, result.astype(DTYPES[kind]), kind)
 
@@ -223,13 +225,20 @@ def _out_lanes(task: Task, values: Array, kind: str) -> Array:
     return cubes.with_lanes(values, task.machine.atom_elements(kind), task.group["CHANNEL"] + 1)
 
 
+def destination(task: Task, batch: int) -> Pattern:
+    """Where the output of an image lies. Raises ArtefactError (E503) where it leaves memory."""
+    group, atom = task.group, task.machine.atom_bytes
+    height, width, channels = sdp_rdma.size(group)
+    surfaces = -(-channels // task.machine.atom_elements(group.named("OUT_PRECISION").lower()))
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    start += batch * group.bytes("DST_BATCH_STRIDE") if batch else 0
+    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
+    place = Pattern(start, width * atom, height, line, surfaces, surface)
+    task.port.view(place.address, place.size)
+    return place
+
+
 def write(task: Task, values: Array) -> None:
     """Stores the output (batch, surface, H, W, lane)."""
-    group, atom = task.group, task.machine.atom_bytes
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
-    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    stride = group.bytes("DST_BATCH_STRIDE") if len(values) > 1 else 0
     for batch, cube in enumerate(values):
-        surfaces, height, width, _ = cube.shape
-        place = Pattern(start + batch * stride, width * atom, height, line, surfaces, surface)
-        cubes.write(task.port, place, task.machine, cube)
+        cubes.write(task.port, destination(task, batch), task.machine, cube)
