@@ -162,7 +162,6 @@ def test_a_value_that_a_register_never_has_is_refused() -> None:
     ("changed", "reason"),
     [
         ({"CSC.D_WEIGHT_SIZE_EXT_1": {"WEIGHT_CHANNEL_EXT": 3, "WEIGHT_KERNEL": 7}}, "kernels of 4 channels"),
-        ({"SDP.D_DATA_CUBE_WIDTH": {"WIDTH": 8191}, "SDP.D_DATA_CUBE_HEIGHT": {"HEIGHT": 8191}}, "outside memory"),
         ({"CDMA.D_MEAN_FORMAT": {"MEAN_FORMAT": 1}, "CDMA.D_CVT_CFG": {"CVT_EN": 1}}, "means of 8 channels"),
     ],
 )
