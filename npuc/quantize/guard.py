@@ -49,11 +49,16 @@ def _ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
 
 
 def ends(integer: Graph) -> list[str]:
-    """The dequantised tensors on which nothing int8 depends."""
+    """The dequantised tensors on which nothing int8 depends but outputs of the network, and those that are int8."""
     before: set[str] = set()
     found: list[str] = []
     for node in reversed(integer.nodes):
-        if integer.tensors[node.output].dtype == "int8" or before.intersection(node.outputs):
+        given_out = node.op in ("QuantizeLinear", "Identity") and node.output in integer.outputs
+        if given_out and integer.tensors[node.output].dtype in ("int8", "uint8"):
+            if node.op == "Identity":
+                found.append(node.output)
+                before.update(node.inputs)
+        elif integer.tensors[node.output].dtype == "int8" or before.intersection(node.outputs):
             before.update(node.inputs)
         elif node.op == "DequantizeLinear":
             found.append(node.output)

@@ -119,6 +119,16 @@ def best_network(
     return replace(network, integer=_under_old_names(network.quantised)), steps
 
 
+def best_weights(
+    network: Network, recipe: Recipe, samples: Samples, level: Level
+) -> tuple[Network, tuple[Step, ...]]:
+    """A network whose scales are given, with the weights and biases that suit them best, and what was tried."""
+    judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    if not level.proposals or not judged:
+        return network, ()
+    return _Ladder(_Maker(recipe, samples), level, None, network).improved()
+
+
 @dataclass(frozen=True)
 class _Maker:
     """Makes networks with the same recipe and samples."""
@@ -196,6 +206,11 @@ class _Ladder:
             network = self._try(str(variant), lambda variant=variant: self._variant(variant))
             if network is not None:
                 self._improve(network)
+        return self.best, tuple(self.steps)
+
+    def improved(self) -> tuple[Network, tuple[Step, ...]]:
+        """The plain network with better weights and biases, and the steps."""
+        self._improve(self.plain)
         return self.best, tuple(self.steps)
 
     def _improve(self, network: Network) -> None:

@@ -9,7 +9,7 @@ from npuc.pipeline import Hook, run_passes
 from npuc.quantize.build import quantise
 from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.given import given_steps, reaches
-from npuc.quantize.improvement import Network, Recipe, Step, best_network
+from npuc.quantize.improvement import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
@@ -33,8 +33,8 @@ def network(
 ) -> tuple[Network, tuple[Step, ...]]:
     """The integer network, and what was tried to make it better.
 
-    A model that brings its scales along is taken as it is. The documented instructions have no words for the
-    padding of maps with a zero point.
+    A model that brings its scales along keeps them; calibration data make its weights fit them better. The
+    documented instructions have no words for the padding of maps with a zero point.
     """
     level, documented = LEVELS[options.level], options.isa == "documented"
     method = options.method or level.method
@@ -55,4 +55,5 @@ def network(
     if documented:  # the document adds and pools at equal scales: of what is given the range remains
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
-    return Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, best_table, given)), ()
+    network = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, best_table, given))
+    return best_weights(network, Recipe(lambda each: integer(each, machine), best_table), samples, level)

@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from npuc import driver, program
+from npuc import data, driver, program
 from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.quantize.given import integers_of
@@ -221,3 +221,21 @@ def test_a_relu_with_a_zero_point_between_is_a_table(tmp_path: Path) -> None:
     _, report = _verified(tmp_path / "model.onnx", tmp_path, {})
     assert report["bit_exact"]
     assert [each["op"] for each in report["layers"]][-1] == "IntTable"
+
+
+def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: Path, tmp_path: Path) -> None:
+    with np.load(shared / "tasks" / "cifar20_resnet8" / "calibration.npz") as archive:
+        images = (np.rint(archive["x"].astype(np.float32)) - 128).astype(np.int8)
+    np.savez(tmp_path / "some.npz", x=images[:24])
+    model, shapes = shared / "models" / "tiny_resnet8_int8qdq.onnx", {"input_1_int8": (1, 32, 32, 3)}
+    found: dict[str, float] = {}
+    for level in ("0", "1"):
+        compiled, _ = driver.compile_model(model, EASYNPU, Options(level=level), shapes, [tmp_path / "some.npz"])
+        directory = tmp_path / level
+        program.save(compiled, directory)
+        samples = data.Samples({"input_1_int8": images[24:, None]})
+        report = verify(model, directory, program.load(directory), EASYNPU, samples, Tolerance(0, 0))
+        assert report["bit_exact"]
+        logits = next(each for each in report["layers"] if each["op"] == "Reshape")
+        found[level] = logits["entire"]["sqnr_db"]
+    assert found["1"] > found["0"] + 1
