@@ -49,7 +49,7 @@ def _ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
 
 
 def ends(integer: Graph) -> list[str]:
-    """The dequantised tensors on which nothing int8 depends but outputs of the network, and those that are int8."""
+    """The dequantised tensors on which nothing int8 depends but outputs of the network, and int8 outputs."""
     before: set[str] = set()
     found: list[str] = []
     for node in reversed(integer.nodes):
