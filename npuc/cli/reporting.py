@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, data_option, json_option, modified_option
+from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
 from npuc.cli.output import load_program, print_json
 
 if TYPE_CHECKING:
@@ -26,10 +26,17 @@ SYNTHETIC = 4
 @click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The page.")
 @click.option("--model", type=PATH, help="What it was compiled from: errors per layer are measured and shown.")
 @data_option
+@chip_options
 @modified_option
 @json_option
 def report(
-    artefact: Path, output: Path, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool
+    artefact: Path,
+    output: Path,
+    model: Path | None,
+    data: tuple[Path, ...],
+    chip_model: str,
+    allow_modified: bool,
+    as_json: bool,
 ) -> None:
     """Write a program's report. One HTML file, which opens from disk without network.
 
@@ -40,7 +47,10 @@ def report(
     from npuc.page.page import page
 
     program, target = load_program(artefact, allow_modified)
-    evidence = _evidence(artefact, program, target, model, data, allow_modified)
+    expect_chip_model(target, chip_model)
+    if chip_model != "own" and model is None:
+        raise click.UsageError(f"--chip-model {chip_model} needs --model")
+    evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
     text = page(program, target, evidence).encode()
     with replacing(output) as staging:
         staging.write_bytes(text)
@@ -56,6 +66,7 @@ def _evidence(
     target: Target,
     model: Path | None,
     data: tuple[Path, ...],
+    chip_model: str,
     allow_modified: bool,
 ) -> Evidence:
     """What simulation and verification on the data, or on a few synthetic samples, show."""
@@ -78,8 +89,9 @@ def _evidence(
     if model is None:
         return found
     checked = verify(
-        model, artefact, program, target, samples, Tolerance.of(program.precision), allow_modified=allow_modified
-    )
+        model, artefact, program, target, samples, Tolerance.of(program.precision),
+        allow_modified=allow_modified, chip_model=chip_model,
+    )  # fmt: skip
     return replace(found, verification=checked)
 
 

@@ -116,6 +116,8 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         ("layers", count(len(report["layers"]))),
     ]
     if verification is not None:
+        if verification.get("cycles") is not None and verification["chip_model"] != "own":
+            found.append((f"cycles, {verification['chip_model']}'s model", count(verification["cycles"])))
         exact = {True: "yes", False: "NO", None: "-"}[verification["bit_exact"]]
         found.append(("bit exact", f"{exact} ({count(verification['samples'])} samples)"))
         worst = min(

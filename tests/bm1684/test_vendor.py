@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -16,6 +18,7 @@ from npuc.targets.bm1684.packing import empty_memory, pack, pack_matrix
 from tests.bm1684 import random_calls
 from tests.bm1684.kernels import source, vendor_libraries
 from tests.bm1684.random_calls import ALIGNED, dim4
+from tests.cli.process import npuc
 
 MACHINE = Machine()
 WORDS = 4096
@@ -177,3 +180,20 @@ def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
     assert "--okk-libs" in str(caught.value)
     with pytest.raises(ArtefactError, match=r"there is no libbackend_bm1684\.so in nowhere"):
         vendor.library("nowhere")
+
+
+def test_the_report_shows_the_vendors_cycles_beside_ours(libraries: str, tmp_path: Path) -> None:
+    model = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
+    npuc("compile", model, "--target", "bm1684", "-o", tmp_path / "o").done()
+    flags = ("--model", model, "--chip-model", "vendor", "--okk-libs", libraries)
+    npuc("report", tmp_path / "o", "-o", tmp_path / "o.html", *flags).done()
+    shown = re.search("cycles, vendor.*?<dd>([0-9,]+)</dd>", (tmp_path / "o.html").read_text(encoding="utf-8"))
+    ours = npuc("verify", model, tmp_path / "o", "--json").json["cycles"]
+    assert shown is not None and abs(int(shown[1].replace(",", "")) - ours) <= 0.05 * ours
+
+
+def test_the_vendors_cycles_need_the_model(tmp_path: Path) -> None:
+    model = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
+    npuc("compile", model, "--target", "bm1684", "-o", tmp_path / "o").done()
+    message = npuc("report", tmp_path / "o", "-o", tmp_path / "o.html", "--chip-model", "vendor").usage()
+    assert "--model" in message
