@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from npuc.data import Samples
 from npuc.errors import Problem
+from npuc.images import Held
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -157,6 +158,10 @@ class Target(Protocol):
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """Which instruction computed this element of a tensor that the machine computes."""
+        ...
+
+    def held(self, program: Program, name: str) -> Iterable[Held]:
+        """What the bytes of a file of the program are, where the machine's loads and words tell."""
         ...
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from npuc.cli.options import PATH, TARGET_NAMES, Choice, force_option, format_options, json_option, modified_option
 from npuc.cli.output import load_program, print_json
 
+if TYPE_CHECKING:
+    from npuc.program import Program
+    from npuc.target import Target
+
 
 @click.command()
 @click.argument("path", type=PATH, required=False)
 @format_options
 @click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
+@click.option("--image", metavar="NAME", help="The bytes of an image and what they hold, instead of the words.")
 @click.option("--target", type=Choice(TARGET_NAMES), help="The machine's kind, for --layout and raw words.")
 @modified_option
-def dump(path: Path | None, form: str, layout: bool, target: str | None, allow_modified: bool) -> None:
+def dump(
+    path: Path | None, form: str, layout: bool, image: str | None, target: str | None, allow_modified: bool
+) -> None:
     """Disassemble a program, raw words or an NVDLA loadable. With --layout: the fields of the words."""
     from npuc import reports
     from npuc.target import file_listing
     from npuc.target import target as find
 
     if layout:
-        if path is not None:
-            raise click.UsageError("--layout takes no PATH")
+        if path is not None or image is not None:
+            raise click.UsageError("--layout takes no PATH and no --image")
         if target is None:
             raise click.UsageError("--layout needs --target")
         words = find(target).layout()
@@ -35,12 +43,24 @@ def dump(path: Path | None, form: str, layout: bool, target: str | None, allow_m
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
+    if image is not None:
+        click.echo(_image(*load_program(path, allow_modified), image, form))
+        return
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         listing = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
     else:
         program, machine_kind = load_program(path, allow_modified)
         listing = machine_kind.listing(program)
     click.echo(reports.listing(listing, form))
+
+
+def _image(program: Program, target: Target, asked: str, form: str) -> str:
+    """The hex view of an image."""
+    from npuc import images
+
+    name = images.name_of(program, asked)
+    data = program.files[name]
+    return images.view(name, len(data), images.rows(data, target.held(program, name)), form)
 
 
 @click.command()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from npuc.data import Samples
 from npuc.errors import DoesNotFit, NpucError, Problem
 from npuc.evidence import signature
+from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -83,6 +84,12 @@ class Bm1684:
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:  # noqa: ARG002
         """The last call for the tensor."""
         return last_writer(self.listing(program), tensor)
+
+    def held(self, program: Program, name: str) -> Iterable[Held]:
+        """What each part of an image is for."""
+        from npuc.targets.bm1684 import held
+
+        return held.held(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """There are no instruction words. Raises UnsupportedOperator."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
 from npuc.host_nodes import only_converts
+from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import SplitAveragePool
@@ -118,6 +119,12 @@ class EasyNpu:
         from npuc.targets.easynpu.origins import origin
 
         return origin(program, tensor, element)
+
+    def held(self, program: Program, name: str) -> Iterable[Held]:
+        """What each part of an image is for."""
+        from npuc.targets.easynpu import held
+
+        return held.held(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from npuc.data import Samples
 from npuc.errors import ArtefactError, Problem
 from npuc.evidence import evidence, signature
 from npuc.host_nodes import only_converts
+from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -132,6 +133,14 @@ class Nvdla:
         """The last command for the tensor."""
         del element
         return last_writer(self.listing(program), tensor)
+
+    def held(self, program: Program, name: str) -> Iterable[Held]:
+        """What each part of an image is for."""
+        from npuc.targets.nvdla import held
+
+        if name == "registers.bin":
+            return held.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
+        return held.constants(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """Commands without a program are not told apart from other files."""

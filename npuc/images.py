@@ -1,0 +1,72 @@
+"""The bytes of a program's files beside what they hold, as a hex view has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.program import Program
+from npuc.text import as_json, closest, csv_table
+
+ROW_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a file holds from byte `start` on, until something else begins."""
+
+    start: int
+    what: str
+    nodes: tuple[str, ...] = ()
+    """The ONNX nodes that it is for."""
+
+
+def name_of(program: Program, asked: str) -> str:
+    """The file of this name, or of a memory's name: weight is weight.bin. Raises ArtefactError (E508)."""
+    found = [name for name in sorted(program.files) if asked in (name, name.partition(".")[0])]
+    if not found:
+        known = sorted(program.files)
+        raise ArtefactError("E508", f"no image '{asked}'.{closest(asked, known)}", limit=", ".join(known))
+    return found[0]
+
+
+def rows(data: bytes, held: Iterable[Held]) -> list[dict[str, Any]]:
+    """Rows of 16 bytes at most: address, hexadecimal bytes in order, what they hold, its nodes.
+
+    A row ends where something else begins; what begins at one place several times is named together.
+    """
+    places: dict[int, list[Held]] = {}
+    for each in held:
+        places.setdefault(each.start, []).append(each)
+    starts = sorted({0, *(start for start in places if 0 <= start < len(data))})
+    found: list[dict[str, Any]] = []
+    for start, end in zip(starts, [*starts[1:], len(data)], strict=True):
+        here = places.get(start, [])
+        what = "; ".join(dict.fromkeys(each.what for each in here)) or None
+        nodes = list(dict.fromkeys(node for each in here for node in each.nodes))
+        for at in range(start, end, ROW_BYTES):
+            found.append(
+                {"address": at, "hex": data[at : min(at + ROW_BYTES, end)].hex(), "what": what, "nodes": nodes}
+            )
+    return found
+
+
+def view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) -> str:
+    """The rows as text, JSON or CSV; in text what a row holds is said where it begins."""
+    if form == "json":
+        return as_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
+    if form == "csv":
+        lines = ((row["address"], row["hex"], row["what"], " ".join(row["nodes"])) for row in found)
+        return csv_table(("address", "hex", "what", "nodes"), lines)
+    text: list[str] = []
+    told = ""
+    for row in found:
+        nodes = f" ; {', '.join(row['nodes'])}" if row["nodes"] else ""
+        comment = f"{row['what']}{nodes}" if row["what"] else ""
+        spaced = bytes.fromhex(row["hex"]).hex(" ")
+        shown = comment if comment != told else ""
+        text.append(f"{row['address']:08x}  {spaced:<{3 * ROW_BYTES}} {shown}".rstrip())
+        told = comment
+    return "\n".join(text)
