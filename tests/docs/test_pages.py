@@ -1,0 +1,60 @@
+"""The pages with examples: every command and every snippet is executed, and what they show is what is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.process import npuc
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ("digits.onnx", "digits_calibration.npz", "digits_test.npz")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models of a checkout, which is the current one."""
+    (tmp_path / "models").mkdir()
+    for name in DIGITS:
+        shutil.copy(ROOT / "models" / name, tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_quick_start_runs_and_prints_what_it_shows(checkout: Path) -> None:
+    install, *commands = blocks("quickstart.md", "sh")
+    assert "pip install ." in install  # what .ci/run does in a fresh environment
+    printed = ""
+    for line in "".join(commands).splitlines():
+        name, *arguments = shlex.split(line)
+        assert name == "npuc"
+        printed += npuc(*arguments).done()
+    for shown in blocks("quickstart.md", "text"):
+        assert shown in printed
+    assert {"digits.npu", "digits.html", "outputs.npz", "images"} <= {path.name for path in checkout.iterdir()}
+    assert (checkout / "images" / "map.json").is_file()
+
+
+def test_the_examples_of_the_python_api_hold(checkout: Path) -> None:
+    names: dict[str, object] = {}
+    for number, block in enumerate(blocks("api.md", "python")):
+        exec(compile(block, f"api.md, example {number}", "exec"), names)
+    assert (checkout / "digits.npu" / "manifest.json").is_file()
+
+
+def test_the_page_of_the_python_api_names_everything_that_npuc_offers() -> None:
+    import npuc as package
+
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    offered = [name for name in dir(package) if not name.startswith("_") and name in package._HOME]
+    assert [name for name in offered if f"npuc.{name}" not in text and f"## {name}" not in text] == []
