@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from npuc.data import Samples
-from npuc.errors import Problem
+from npuc.errors import ArtefactError, Problem
 from npuc.images import Held
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -224,13 +225,35 @@ def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
     return lister
 
 
+GROUP = "npuc.targets"
+"""The group of entry points by which other packages bring targets along: name = "module:attribute"."""
+
+
 def target(name: str) -> Target:
-    """The target of this name. Raises KeyError for an unknown one."""
+    """The target of this name, npuc's own or of an installed package.
+
+    Raises KeyError for an unknown one, ArtefactError (E507) for a package whose target cannot be imported.
+    """
+    if name not in TARGETS:
+        return _installed(name)
     module, attribute, _ = TARGETS[name]
     found: Target = getattr(import_module(module), attribute)
     return found
 
 
 def names() -> Sequence[str]:
-    """The targets' names."""
-    return tuple(TARGETS)
+    """The targets' names: npuc's own, then those of installed packages."""
+    others = {each.name for each in entry_points(group=GROUP)}
+    return (*TARGETS, *sorted(others - TARGETS.keys()))
+
+
+def _installed(name: str) -> Target:
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        raise KeyError(name)
+    try:
+        loaded: Target = found[0].load()
+    except (ImportError, AttributeError) as error:
+        reason = f"the target '{name}' cannot be imported from {found[0].value}: {error}"
+        raise ArtefactError("E507", reason, remedy="repair or remove the package that brings it") from None
+    return loaded

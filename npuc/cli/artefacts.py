@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, TARGET_NAMES, Choice, force_option, format_options, json_option, modified_option
+from npuc.cli.options import (
+    PATH,
+    TARGET_NAMES,
+    Choice,
+    TargetChoice,
+    force_option,
+    format_options,
+    json_option,
+    modified_option,
+)
 from npuc.cli.output import load_program, print_json
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 @format_options
 @click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
 @click.option("--image", metavar="NAME", help="The bytes of an image and what they hold, instead of the words.")
-@click.option("--target", type=Choice(TARGET_NAMES), help="The machine's kind, for --layout and raw words.")
+@click.option("--target", type=TargetChoice(), help="The machine's kind, for --layout and raw words.")
 @modified_option
 def dump(
     path: Path | None, form: str, layout: bool, image: str | None, target: str | None, allow_modified: bool

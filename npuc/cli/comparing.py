@@ -10,7 +10,7 @@ import click
 from npuc.cli.options import (
     PATH,
     TARGET_NAMES,
-    Choice,
+    TargetChoice,
     calibration_option,
     data_option,
     format_options,
@@ -79,7 +79,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.option("--target", "named", type=Choice(TARGET_NAMES), multiple=True, help="A target; may be repeated.")
+@click.option("--target", "named", type=TargetChoice(), multiple=True, help="A target; may be repeated.")
 @click.option(
     "--targets", metavar="T,T:MACHINE,..", help="Targets, each with the machine NAME or FILE that follows a colon."
 )

@@ -13,10 +13,11 @@ from npuc.cli.output import print_json
 def targets(as_json: bool) -> None:
     """List the targets and their machines."""
     from npuc import reports
-    from npuc.target import TARGETS
+    from npuc.target import names
     from npuc.target import target as find
 
-    found = [{"name": name, "summary": TARGETS[name][2], "machines": find(name).machines()} for name in TARGETS]
+    known = {name: find(name) for name in names()}
+    found = [{"name": name, "summary": each.summary, "machines": each.machines()} for name, each in known.items()]
     if as_json:
         print_json({"status": "ok", "targets": found})
     else:

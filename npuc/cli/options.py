@@ -30,6 +30,21 @@ class Choice(click.Choice[str]):
         return f"{super().get_invalid_choice_message(value, ctx)}{closest(str(value), self.choices)}"
 
 
+class TargetChoice(Choice):
+    """npuc's targets; those of installed packages are looked up only for a name that is none of them."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGET_NAMES)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name. Fails with every name there is."""
+        if value in TARGET_NAMES:
+            return str(value)
+        from npuc.target import names
+
+        return Choice(names()).convert(value, param, ctx)
+
+
 def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     return dict(_shape(ctx, param, value) for value in values)
 
@@ -43,7 +58,7 @@ def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return name, tuple(int(text) for text in texts)
 
 
-target_option = click.option("--target", type=Choice(TARGET_NAMES), required=True, help="The machine's kind.")
+target_option = click.option("--target", type=TargetChoice(), required=True, help="The machine's kind.")
 machine_option = click.option("--machine", metavar="NAME|FILE", help="A shipped machine, or a TOML file.")
 shape_option = click.option(
     "--input-shape",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import TARGET_NAMES
 from npuc.errors import ArtefactError
 from npuc.text import as_json
 
@@ -43,13 +42,13 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
     import warnings
 
     from npuc import program
-    from npuc.target import target
+    from npuc.target import names, target
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = program.load(artefact, allow_modified=allow_modified)
     for each in caught:
         click.echo(f"warning: {each.message}", err=True)
-    if loaded.target not in TARGET_NAMES:
-        raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(TARGET_NAMES))
+    if loaded.target not in names():
+        raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(names()))
     return loaded, target(loaded.target)

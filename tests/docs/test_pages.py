@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from npuc.ops import OPS
+from npuc.target import Target
 from tests.cli.process import npuc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,3 +60,32 @@ def test_the_page_of_the_python_api_names_everything_that_npuc_offers() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     offered = [name for name in dir(package) if not name.startswith("_") and name in package._HOME]
     assert [name for name in offered if f"npuc.{name}" not in text and f"## {name}" not in text] == []
+
+
+@pytest.mark.parametrize("page", ["add-a-pass.md", "add-an-operator.md"])
+def test_the_examples_of_a_guide_hold(page: str) -> None:
+    before, names = dict(OPS), dict[str, object]()
+    try:
+        for number, block in enumerate(blocks(page, "python")):
+            exec(compile(block, f"{page}, example {number}", "exec"), names)
+    finally:
+        for name in OPS.keys() - before:  # a row that the guide adds goes again
+            del OPS[name]
+
+
+def test_the_entry_point_that_the_guide_shows_is_that_of_the_example() -> None:
+    (shown,) = blocks("add-a-target.md", "toml")
+    assert shown in (ROOT / "tests" / "example_target" / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_guide_names_every_method_of_a_target() -> None:
+    text = (ROOT / "docs" / "add-a-target.md").read_text(encoding="utf-8")
+    methods = {name for name in vars(Target) if not name.startswith("_") and callable(getattr(Target, name))}
+    assert {name for name in methods if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("page", ["add-a-pass.md", "add-an-operator.md", "add-a-target.md"])
+def test_the_files_that_a_guide_names_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:npuc|passes|targets|tests|docs)/[\w/.]*)`", text)
+    assert named and [name for name in named if not (ROOT / name).exists()] == []

@@ -1,0 +1,181 @@
+"""The abacus, an example target: fully connected layers in int8, one record a layer, a multiplication a cycle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.errors import ArtefactError, Problem
+from npuc.evidence import evidence, signature
+from npuc.host import HostStep
+from npuc.host_nodes import host_step
+from npuc.ir import Array, Graph, Node
+from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.pipeline import Hook, Pass
+from npuc.program import Program, canonical_json
+from npuc.quantize.build import quantise
+from npuc.quantize.calibration import spreads
+from npuc.quantize.ties import MOVEMENT, integer_nodes, tensors_of
+from npuc.records import read
+from npuc.target import Observer, Options, Origin, last_writer
+from npuc.timeline import Activity, Timeline
+
+RECORDS = "records.json"
+
+
+class Abacus:
+    """The whole Target protocol, as small as it gets."""
+
+    name = "abacus"
+    summary = "an example: fully connected layers, one bead at a time"
+    memories = ("beads",)
+    precisions = ("int8",)
+    exports = ("bin",)
+    chip_models = ("own",)
+    inexact = ()
+
+    def passes(self, options: Options) -> tuple[Pass, ...]:
+        return (gemm_to_conv,)
+
+    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
+        return None
+
+    def problems(self, graph: Graph, options: Options) -> list[Problem]:
+        return [
+            Problem("E202", "the abacus only has fully connected layers", node=node.name, op=node.op)
+            for node in graph.nodes
+            if not _counts(graph, node) and node.op not in MOVEMENT
+        ]
+
+    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+        nodes = integer_nodes(graph, lambda node: _counts(graph, node))
+        found = quantise(graph, nodes, spreads(graph, samples.feeds(), tensors_of(nodes)), options.method or "mse")
+        steps = [_step(found.graph, node) for node in found.graph.nodes]
+        records = [record for record, _ in steps if record]
+        hosts = [vars(host) for _, host in steps if host]
+        beads = sum(np.size(record["w"]) for record in records)
+        layers = [_layer(record, found.floats[record["y"]]) for record in records]
+        report = {
+            "target": self.name, "machine": "default", "instructions": len(records), "segments": 1, "macs": beads,
+            "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [], "layers": layers,
+            "memory": {"beads": {"peak_bytes": beads, "lower_bound_bytes": beads, "capacity_bytes": None}},
+        }  # fmt: skip
+        order = ["record" if record else "host" for record, _ in steps]
+        manifest = {"target": self.name, "order": order, "hosts": hosts, "report": report, **signature(graph)}
+        return Program(manifest, {RECORDS: canonical_json({"records": records})}, evidence(found))
+
+    def runner(self, program: Program, chip_model: str = "own") -> Runner:
+        return Runner(program)
+
+    def stepper(self, program: Program, trace: Path | None) -> None:
+        return None
+
+    def timeline(self, program: Program) -> Timeline:
+        ends = np.cumsum([0, *(layer["cycles"] for layer in program.manifest["report"]["layers"])]).tolist()
+        names = [layer["name"] for layer in program.manifest["report"]["layers"]]
+        busy = [Activity("beads", name, ends[at], ends[at + 1], name) for at, name in enumerate(names)]
+        return Timeline(ends[-1], tuple(busy), ())
+
+    def listing(self, program: Program) -> list[dict[str, Any]]:
+        return [
+            {"index": at, "word": None, "text": _text(each), "nodes": each["nodes"], "tensor": each["y"]}
+            for at, each in enumerate(_records(program))
+        ]
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        return last_writer(self.listing(program), tensor)
+
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        raise ArtefactError("E501", f"'{path}' is not an abacus program", limit="the directory npuc compile wrote")
+
+    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
+        return {}
+
+    def assembled(self, program: Program, listing: Path) -> Program:
+        raise ArtefactError("E504", f"'{listing}': the abacus has records, no instruction words to assemble")
+
+    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+        return dict(program.files)
+
+    def machines(self) -> list[str]:
+        return ["default"]
+
+    def operators(self) -> list[dict[str, str]]:
+        return [
+            {"op": "Gemm", "runs as": "a record", "constraints": "One row, constant weights, ReLU or nothing."}
+        ]
+
+
+class Runner:
+    """The simulator: it sees the records and the manifest, never the graph."""
+
+    def __init__(self, program: Program) -> None:
+        self.order = read(tuple[str, ...], program.manifest.get("order"), "order")
+        self.hosts = read(tuple[HostStep, ...], program.manifest.get("hosts"), "hosts")
+        self.outputs, self.records = program.outputs, _records(program)
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        tensors, hosts, records = dict(feeds), iter(self.hosts), iter(self.records)
+        for kind in self.order:
+            names = _count(next(records), tensors) if kind == "record" else _host(next(hosts), tensors)
+            for name in names:
+                if observe is not None and tensors[name].dtype == np.int8:
+                    observe(name, tensors[name])
+        return {port.name: tensors[port.name] for port in self.outputs}
+
+
+def _count(record: Mapping[str, Any], tensors: dict[str, Array]) -> tuple[str, ...]:
+    """y = sat8((w x + bias + half) >> shift), then the larger of it and 0 with relu."""
+    x, shift = tensors[record["x"]], np.array(record["shift"])
+    total = x.reshape(len(x), -1).astype(np.int64) @ np.array(record["w"]).T + record["bias"]
+    rounded = (total + ((1 << shift) >> 1)) >> shift
+    y = np.clip(rounded, 0 if record["relu"] else -128, 127).astype(np.int8)
+    tensors[record["y"]] = y.reshape(len(y), 1, -1, 1, 1)
+    return (record["y"],)
+
+
+def _host(step: HostStep, tensors: dict[str, Array]) -> tuple[str, ...]:
+    step.run(tensors)
+    return step.outputs
+
+
+def _counts(graph: Graph, node: Node) -> bool:
+    """Whether a node is a fully connected layer: a Conv, as gemm_to_conv makes it, whose kernel covers its map."""
+    if node.op != "Conv" or node.text("activation") not in ("", "Relu") or node.inputs[1] not in graph.constants:
+        return False
+    return graph.shape(node.inputs[0])[1:] == graph.shape(node.inputs[1])[1:] and not any(
+        node.integers("pads", ())
+    )
+
+
+def _step(graph: Graph, node: Node) -> tuple[dict[str, Any] | None, HostStep | None]:
+    """The record of a fully connected layer; anything else the host moves or converts."""
+    if node.op != "IntConv":
+        return None, host_step(graph, node, "data movement", at_border=True)
+    w, bias, shift = (graph.constants[name] for name in node.inputs[1:])
+    values = {"w": w.reshape(len(w), -1).tolist(), "bias": bias.tolist(), "shift": shift.tolist()}
+    names = {"x": node.inputs[0], "y": node.output, "nodes": list(node.sources), "relu": node.integer("relu")}
+    return {**names, **values}, None
+
+
+def _layer(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    beads = int(np.size(record["w"]))
+    return {"name": name, "op": "count", "nodes": record["nodes"], "macs": beads, "cycles": beads,
+            "ideal_cycles": beads}  # fmt: skip
+
+
+def _records(program: Program) -> list[dict[str, Any]]:
+    return json.loads(program.files[RECORDS])["records"]
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    rows, columns = np.shape(record["w"])
+    return f"count {rows}x{columns}{' relu' if record['relu'] else ''}"
+
+
+ABACUS = Abacus()

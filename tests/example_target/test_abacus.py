@@ -1,0 +1,109 @@
+"""A target of another package: found by its entry point, compiled for, verified, run, listed and drawn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import npuc as package
+from npuc.target import Target, names
+from tests.cli.process import npuc
+
+HERE = Path(__file__).resolve().parent
+
+
+def _install(folder: Path, name: str, value: str) -> None:
+    """What an installer leaves of a package: the entry points of its pyproject.toml."""
+    info = folder / f"npuc_{name}-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: npuc-{name}\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(f"[npuc.targets]\n{name} = {value}\n")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = (HERE / "pyproject.toml").read_text(encoding="utf-8")
+    ((name, value),) = re.findall(r'"npuc\.targets"\]\n(\w+) = "(.*)"', toml)
+    _install(tmp_path / "site", name, value)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """12 -> 20 with ReLU -> 5."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+      perceptron (float[1,12] x) => (float[1,5] y) {
+        hidden = Gemm<transB = 1>(x, w1, b1)
+        active = Relu(hidden)
+        y = Gemm<transB = 1>(active, w2, b2)
+      }"""
+    found = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    shapes = {"w1": (20, 12), "b1": (20,), "w2": (5, 20), "b2": (5,)}
+    for name, shape in shapes.items():
+        value = random.standard_normal(shape).astype(np.float32)
+        found.graph.initializer.append(numpy_helper.from_array(value, name))
+    onnx.save(found, tmp_path / "perceptron.onnx")
+    return tmp_path / "perceptron.onnx"
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_target(
+    model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "perceptron.npu"
+    report = npuc("compile", model, "--target", "abacus", "-o", out, "--json").done()
+    assert '"macs": 340' in report
+    verified = npuc("verify", model, out, "--json").json
+    assert verified["status"] == "ok" and verified["bit_exact"] is True
+    assert [layer["bit_exact"] for layer in verified["layers"] if layer["op"] == "IntConv"] == [True, True]
+    lines = npuc("dump", out).done().splitlines()
+    assert [line.split(" ;")[0] for line in lines] == ["count 20x12 relu", "count 5x20"]
+    assert "count 20x12 relu" in npuc("explain", out, "0").done()
+    npuc("report", out, "-o", tmp_path / "page.html").done()
+    npuc("export", out, "--format", "bin", "-o", tmp_path / "images").done()
+    assert "abacus" in npuc("targets").done() and "a record" in npuc("operators", "--target", "abacus").done()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_damaged_record_is_found_by_verification(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "perceptron.npu"
+    npuc("compile", model, "--target", "abacus", "-o", out).done()
+    records = (out / "records.json").read_text()
+    (out / "records.json").write_text(records.replace('"relu": 1', '"relu": 0'))
+    found = npuc("verify", model, out, "--allow-modified", "--json")
+    assert found.code == 1 and found.json["bit_exact"] is False
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Tanh(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "tanh.onnx")
+    found = npuc("compile", tmp_path / "tanh.onnx", "--target", "abacus", "-o", tmp_path / "t.npu").refused("E202")
+    assert "the abacus only has fully connected layers" in found
+
+
+@pytest.mark.usefixtures("installed")
+def test_python_finds_it_too(model: Path) -> None:
+    program = package.compile(str(model), target="abacus")
+    target: Target = program.target
+    assert target.name == "abacus" and names()[-1] == "abacus"
+    assert package.verify(str(model), program)["bit_exact"]
+
+
+def test_without_the_package_there_is_no_abacus(model: Path) -> None:
+    assert "'abacus' is not one of 'easynpu'" in npuc("compile", model, "--target", "abacus").usage()
+
+
+def test_a_package_that_cannot_be_imported_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install(tmp_path / "site", "broken", "no_such_module:TARGET")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert "no_such_module:TARGET" in npuc("compile", model, "--target", "broken").refused("E507")
