@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from npuc.data import Samples
-from npuc.errors import ArtefactError, Problem
+from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.evidence import evidence, signature
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
@@ -53,6 +53,7 @@ class Abacus:
         ]
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+        machine = self.machine_values(options.machine)
         nodes = integer_nodes(graph, lambda node: _counts(graph, node))
         found = quantise(graph, nodes, spreads(graph, samples.feeds(), tensors_of(nodes)), options.method or "mse")
         steps = [_step(found.graph, node) for node in found.graph.nodes]
@@ -61,7 +62,7 @@ class Abacus:
         beads = sum(np.size(record["w"]) for record in records)
         layers = [_layer(record, found.floats[record["y"]]) for record in records]
         report = {
-            "target": self.name, "machine": "default", "instructions": len(records), "segments": 1, "macs": beads,
+            "target": self.name, "machine": machine["name"], "instructions": len(records), "segments": 1, "macs": beads,
             "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [], "layers": layers,
             "memory": {"beads": {"peak_bytes": beads, "lower_bound_bytes": beads, "capacity_bytes": None}},
         }  # fmt: skip
@@ -101,6 +102,11 @@ class Abacus:
 
     def exported(self, program: Program, form: str) -> dict[str, bytes]:
         return dict(program.files)
+
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        if name not in (None, "default"):
+            raise DoesNotFit("E305", f"the abacus has no machine '{name}'", limit="default")
+        return {"name": "default"}
 
     def machines(self) -> list[str]:
         return ["default"]

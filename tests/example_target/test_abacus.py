@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 import npuc as package
-from npuc.target import Target, names
+from npuc.target import Target, names, target
 from tests.cli.process import npuc
 
 HERE = Path(__file__).resolve().parent
@@ -90,10 +90,22 @@ def test_what_the_abacus_cannot_count_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_machine_that_it_does_not_have_is_refused(model: Path, tmp_path: Path) -> None:
+    arguments = ("compile", model, "--target", "abacus", "-o", tmp_path / "out.npu", "--machine")
+    assert "no machine 'large'" in npuc(*arguments, "large").refused("E305")
+    npuc(*arguments, "default").done()
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_has_everything_that_a_target_has() -> None:
+    members = {*vars(Target), *Target.__annotations__}
+    assert {name for name in members if not name.startswith("_")} <= set(dir(target("abacus")))
+
+
+@pytest.mark.usefixtures("installed")
 def test_python_finds_it_too(model: Path) -> None:
     program = package.compile(str(model), target="abacus")
-    target: Target = program.target
-    assert target.name == "abacus" and names()[-1] == "abacus"
+    assert program.target.name == "abacus" and names()[-1] == "abacus"
     assert package.verify(str(model), program)["bit_exact"]
 
 
