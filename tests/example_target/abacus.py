@@ -14,6 +14,7 @@ from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.evidence import evidence, signature
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
+from npuc.images import Held
 from npuc.ir import Array, Graph, Node
 from npuc.passes.gemm_to_conv import gemm_to_conv
 from npuc.pipeline import Hook, Pass
@@ -62,8 +63,9 @@ class Abacus:
         beads = sum(np.size(record["w"]) for record in records)
         layers = [_layer(record, found.floats[record["y"]]) for record in records]
         report = {
-            "target": self.name, "machine": machine["name"], "instructions": len(records), "segments": 1, "macs": beads,
-            "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [], "layers": layers,
+            "target": self.name, "machine": machine["name"], "instructions": len(records), "segments": 1,
+            "macs": beads, "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [],
+            "layers": layers,
             "memory": {"beads": {"peak_bytes": beads, "lower_bound_bytes": beads, "capacity_bytes": None}},
         }  # fmt: skip
         order = ["record" if record else "host" for record, _ in steps]
@@ -90,6 +92,9 @@ class Abacus:
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         return last_writer(self.listing(program), tensor)
+
+    def held(self, program: Program, name: str) -> list[Held]:
+        return [Held(0, "the records, as JSON")]
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         raise ArtefactError("E501", f"'{path}' is not an abacus program", limit="the directory npuc compile wrote")
