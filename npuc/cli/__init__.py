@@ -70,7 +70,14 @@ def _cannot_print(error: OSError) -> int:
 @click.group(name="npuc", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="npuc")
 def npuc() -> None:
-    """Compiles ONNX models into programs for neural processing units, and proves each program."""
+    """Compiles ONNX models into programs for neural processing units, and proves each program.
+
+    \b
+    Examples:
+      npuc compile model.onnx --target easynpu --calibration samples.npz
+      npuc verify model.onnx model.npu --data test.npz
+      npuc COMMAND --help
+    """
 
 
 for command in (

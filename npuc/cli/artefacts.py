@@ -35,7 +35,17 @@ if TYPE_CHECKING:
 def dump(
     path: Path | None, form: str, layout: bool, image: str | None, target: str | None, allow_modified: bool
 ) -> None:
-    """Disassemble a program, raw words or an NVDLA loadable. With --layout: the fields of the words."""
+    """Disassemble a program, raw words or an NVDLA loadable.
+
+    With --layout: the fields of the words. With --image: the bytes of a file of the program.
+
+    \b
+    Examples:
+      npuc dump resnet8.npu
+      npuc dump resnet8.npu --format csv > words.csv
+      npuc dump resnet8.npu --image weight
+      npuc dump --layout --target easynpu
+    """
     from npuc import reports
     from npuc.target import file_listing
     from npuc.target import target as find
@@ -80,7 +90,13 @@ def _image(program: Program, target: Target, asked: str, form: str) -> str:
 @modified_option
 @json_option
 def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modified: bool, as_json: bool) -> None:
-    """Assemble a listing. The memory images come from another program."""
+    """Assemble a listing. The memory images come from another program.
+
+    \b
+    Examples:
+      npuc dump resnet8.npu > resnet8.txt
+      npuc assemble resnet8.txt --images resnet8.npu -o edited.npu
+    """
     from dataclasses import replace
 
     from npuc import program as programs
@@ -109,7 +125,13 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 @modified_option
 @json_option
 def export(artefact: Path, form: str, output: Path, allow_modified: bool, as_json: bool) -> None:
-    """Write memory images for hardware. A map.json says what goes where."""
+    """Write memory images for hardware. A map.json says what goes where.
+
+    \b
+    Examples:
+      npuc export resnet8.npu --format readmemh -o images
+      npuc export resnet8.npu --format c -o firmware
+    """
     from npuc import program as programs
 
     program, target = load_program(artefact, allow_modified)

@@ -39,9 +39,10 @@ def diff(first: Path, second: Path, data: tuple[Path, ...], allow_modified: bool
     """Show what changed between two programs. With --data also how far their outputs are apart.
 
     \b
-    npuc compile m.onnx --target easynpu -o a.npu
-    npuc compile m.onnx --target easynpu -o b.npu --machine large
-    npuc diff a.npu b.npu
+    Examples:
+      npuc compile m.onnx --target easynpu -o a.npu
+      npuc compile m.onnx --target easynpu -o b.npu --machine large
+      npuc diff a.npu b.npu
     """
     from npuc import reports
     from npuc.difference import difference
@@ -109,9 +110,10 @@ def compare(
     --targets: all of them.
 
     \b
-    npuc compare resnet8.onnx
-    npuc compare resnet8.onnx --target easynpu --machine default --machine mine.toml
-    npuc compare resnet8.onnx --targets easynpu,easynpu:large,bm1684 --data test.npz
+    Examples:
+      npuc compare resnet8.onnx
+      npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
+      npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
     from npuc import figures
     from npuc.comparison import Subject

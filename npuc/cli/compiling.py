@@ -54,7 +54,13 @@ if TYPE_CHECKING:
 )
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
 @force_option
-@click.option("-v", "--verbose", is_flag=True, help="Passes, what they did at what cost, and a line per layer.")
+@click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="Passes, what they did at what cost, a line per layer; -vv: also the graph after each change.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and --json).")
 @json_option
 def compile_command(
     model: Path,
@@ -72,10 +78,23 @@ def compile_command(
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
     force: bool,
-    verbose: bool,
+    verbose: int,
+    quiet: bool,
     as_json: bool,
 ) -> None:
-    """Compile MODEL.onnx into a program."""
+    """Compile MODEL.onnx into a program.
+
+    The program is a directory: words, memory images and a manifest. npuc says what it takes; -v says why.
+
+    \b
+    Examples:
+      npuc compile resnet8.onnx --target easynpu --calibration samples.npz
+      npuc compile resnet8.onnx --target easynpu --machine large -O2 -v
+      npuc compile net.onnx --target nvdla-small --input-shape x=1,3,96,96
+      npuc compile net.onnx --target bm1684 -o net.npu --json --quiet
+    """
+    if quiet and verbose:
+        raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program, reports
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
@@ -93,13 +112,13 @@ def compile_command(
             click.echo(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
         if verbose and after is not before:
             changes.append((name, before, after))
-        if name in dump_after:
+        if name in dump_after or (verbose > 1 and after is not before):
             click.echo(f"after {name}:\n{after}", err=True)
 
     directory = output or Path(f"{model.stem}.npu")
     program.expect_replaceable(directory, force=force)
     compiled, samples = driver.compile_model(model, machine_kind, options, shapes, calibration, hook)
-    if samples.synthetic and precision not in FLOATING:
+    if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
     report = {"status": "ok", **compiled.manifest["report"]}
@@ -109,8 +128,8 @@ def compile_command(
         report["rewrites"] = [{**asdict(each), "text": str(each)} for each in done]
     if as_json:
         print_json(report)
-    else:
-        click.echo(reports.compiled(report, directory, verbose=verbose))
+    elif not quiet:
+        click.echo(reports.compiled(report, directory, verbose=verbose > 0))
 
 
 def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
@@ -151,7 +170,14 @@ def check(
     form: str,
     as_json: bool,
 ) -> int:
-    """List what a target cannot run. Every problem of MODEL is reported, not just the first."""
+    """List what a target cannot run. Every problem of MODEL is reported, not just the first.
+
+    \b
+    Examples:
+      npuc check resnet8.onnx --target easynpu
+      npuc check resnet8.onnx --target nvdla-small --strict --json
+      npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
+    """
     from npuc import driver
     from npuc.target import Options
     from npuc.target import target as find

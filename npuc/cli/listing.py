@@ -11,7 +11,13 @@ from npuc.cli.output import print_json
 @click.command()
 @json_option
 def targets(as_json: bool) -> None:
-    """List the targets and their machines."""
+    """List the targets and their machines.
+
+    \b
+    Examples:
+      npuc targets
+      npuc targets --json
+    """
     from npuc import reports
     from npuc.target import names
     from npuc.target import target as find
@@ -28,7 +34,13 @@ def targets(as_json: bool) -> None:
 @target_option
 @json_option
 def operators(target: str, as_json: bool) -> None:
-    """List the operators a target runs."""
+    """List the operators a target runs.
+
+    \b
+    Examples:
+      npuc operators --target easynpu
+      npuc operators --target bm1684 --json
+    """
     from npuc import reports
     from npuc.target import target as find
 

@@ -44,7 +44,15 @@ def quantize(
     method: str | None,
     as_json: bool,
 ) -> None:
-    """Write MODEL as a target computes it: a standard ONNX model with QuantizeLinear and DequantizeLinear."""
+    """Write MODEL quantised as a target computes it.
+
+    The result is a standard ONNX model with QuantizeLinear and DequantizeLinear.
+
+    \b
+    Examples:
+      npuc quantize resnet8.onnx -o q.onnx --target easynpu --calibration s.npz
+      npuc quantize resnet8.onnx -o q.onnx --target nvdla-small -O2
+    """
     from npuc import driver
     from npuc.files import replacing
     from npuc.quantize.improvement import Step
@@ -84,7 +92,13 @@ def accuracy(
     allow_modified: bool,
     as_json: bool,
 ) -> None:
-    """Count how often MODEL and its program give the labelled class. Labels are `y` in the data."""
+    """Count how often MODEL and its program give the labelled class. Labels are `y` in the data.
+
+    \b
+    Examples:
+      npuc accuracy resnet8.onnx resnet8.npu --data test.npz
+      npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
+    """
     from npuc import accuracy as counting
     from npuc import data as samples_of
     from npuc import reports

@@ -41,7 +41,9 @@ def report(
     """Write a program's report. One HTML file, which opens from disk without network.
 
     \b
-    npuc report resnet8.npu -o resnet8.html --model resnet8.onnx --data samples.npz
+    Examples:
+      npuc report resnet8.npu -o resnet8.html
+      npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
     from npuc.files import replacing
     from npuc.page.page import page
@@ -104,8 +106,9 @@ def explain(artefact: Path, node: str, allow_modified: bool, as_json: bool) -> N
     """Explain what became of a node. NODE is a node, tensor or layer of the model, or an instruction's number.
 
     \b
-    npuc explain resnet8.npu Conv_3
-    npuc explain resnet8.npu 12
+    Examples:
+      npuc explain resnet8.npu Conv_3
+      npuc explain resnet8.npu 12
     """
     import json
 

@@ -36,7 +36,13 @@ def run(
     allow_modified: bool,
     as_json: bool,
 ) -> None:
-    """Simulate a program on samples. Outputs are floats in the model's own names and shapes."""
+    """Simulate a program on samples. Outputs are floats in the model's own names and shapes.
+
+    \b
+    Examples:
+      npuc run resnet8.npu --data test.npz -o y.npz
+      npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
+    """
     from npuc import data as samples_of
     from npuc import driver, reports
     from npuc.text import progress
@@ -90,7 +96,14 @@ def verify(
     allow_modified: bool,
     as_json: bool,
 ) -> int:
-    """Compare a program with onnxruntime. MODEL must be what it was compiled from; every layer is compared."""
+    """Compare a program with onnxruntime. MODEL must be what it was compiled from; every layer is compared.
+
+    \b
+    Examples:
+      npuc verify resnet8.onnx resnet8.npu --data test.npz --sort
+      npuc verify resnet8.onnx resnet8.npu --samples 4 --min-sqnr 20 --json
+      npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
+    """
     from npuc import reports, verification
     from npuc.text import progress
 

@@ -87,9 +87,12 @@ def sweep(
     the model, or that cannot be, is a point with its problems.
 
     \b
-    npuc sweep resnet8.onnx --target easynpu --grid psum_entries=32,64,128 --grid pe_rows=1,2,4 -o sweep.html
-    npuc sweep resnet8.onnx --target easynpu --grid fmap_words=640,1280,2560 --cost fmap_words --format csv
-    npuc sweep resnet8.onnx --target bm1684 --grid local_bytes=262144,524288 --scheduler tcp://10.0.0.1:8786
+    Examples:
+      npuc sweep m.onnx --target easynpu --grid pe_rows=1,2,4 -o sweep.html
+      npuc sweep m.onnx --target easynpu --grid psum_entries=32,64,128 \\
+          --grid fmap_words=640,1280 --cost fmap_words --format csv
+      npuc sweep m.onnx --target bm1684 --grid local_bytes=262144,524288 \\
+          --scheduler tcp://10.0.0.1:8786
     """
     from npuc import figures
     from npuc.comparison import Subject

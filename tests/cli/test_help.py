@@ -1,0 +1,104 @@
+"""What a terminal shows: help with examples at a width of 80, how much is said, progress without colour."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import click
+import pytest
+
+from npuc.cli import npuc as commands
+from npuc.text import progress
+from tests.cli.process import Digits, compiled, npuc
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shown(name: str) -> str:
+    with patch.dict(os.environ, {"COLUMNS": "80"}):
+        return npuc(*([name] if name else []), "--help").done()
+
+
+def examples(name: str) -> list[list[str]]:
+    """The words of every example command, which may go on after a backslash."""
+    lines = shown(name).partition("Examples:\n")[2].partition("\n\n")[0]
+    joined = lines.replace("\\\n", " ")
+    return [shlex.split(line.partition(">")[0]) for line in joined.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["", *sorted(commands.commands)])
+def test_help_fits_80_columns_and_has_examples(name: str) -> None:
+    text = shown(name)
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert examples(name) and all(words[0] == "npuc" for words in examples(name))
+
+
+@pytest.mark.parametrize("name", sorted(commands.commands))
+def test_the_examples_are_commands_that_npuc_understands(name: str) -> None:
+    assert any(words[1] == name for words in examples(name))
+    for words in examples(name):
+        command = commands.commands[words[1]]
+        with patch.dict(os.environ), click.Context(commands) as parent:
+            command.make_context(words[1], words[2:], parent=parent)
+
+
+def test_the_list_of_commands_has_no_sentence_cut_off() -> None:
+    assert "..." not in shown("").partition("Commands:")[2]
+
+
+def test_quiet_prints_nothing_and_keeps_the_json(digits: Digits, tmp_path: Path) -> None:
+    quiet = compiled(digits.model, tmp_path / "o", "--quiet")
+    assert (quiet.done(), quiet.err) == ("", "") and (tmp_path / "o" / "manifest.json").exists()
+    asked = compiled(digits.model, tmp_path / "o", "-q", "--json")
+    assert asked.json["status"] == "ok" and asked.err == ""
+    compiled(tmp_path / "none.onnx", tmp_path / "p", "-q").refused("E101")
+    compiled(digits.model, tmp_path / "o", "-q", "-v").usage()
+
+
+def test_twice_verbose_also_prints_the_graph_after_every_pass_that_changed_it(
+    digits: Digits, tmp_path: Path
+) -> None:
+    once, twice = (compiled(digits.model, tmp_path / "o", flag) for flag in ("-v", "-vv"))
+    assert once.done() == twice.done() and "pass " in once.err
+    assert "\nafter " not in f"\n{once.err}"
+    changed = [line.split()[1] for line in once.err.splitlines() if line.startswith("pass ")]
+    printed = [line.removeprefix("after ")[:-1] for line in twice.err.splitlines() if line.startswith("after ")]
+    assert printed and set(printed) <= set(changed)
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_no_color_is_honoured(colours: bool) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    environment = {"TERM": "xterm-256color"} | ({} if colours else {"NO_COLOR": "1"})
+    with patch.dict(os.environ, environment), patch.object(sys, "stderr", terminal):
+        if colours:
+            os.environ.pop("NO_COLOR", None)
+        with progress("working", 2) as advance:
+            advance(1)
+    assert "working" in terminal.getvalue()
+    assert ("\x1b[38;5" in terminal.getvalue() or "\x1b[3" in terminal.getvalue()) is colours
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_values(shell: str) -> None:
+    def ask(instruction: str, **words: str) -> str:
+        environment = {**os.environ, "_NPUC_COMPLETE": f"{shell}_{instruction}", **words}
+        command = [sys.executable, "-m", "npuc"]
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        ).stdout
+
+    if shell != "bash":  # its script asks the installed bash for its version
+        assert "_NPUC_COMPLETE" in ask("source")
+    words = {"COMP_WORDS": "npuc compile --target nvdla", "COMP_CWORD": "3" if shell != "fish" else "nvdla"}
+    assert "nvdla-small" in ask("complete", **words) and "bm1684" not in ask("complete", **words)
