@@ -76,7 +76,7 @@ NAMES = (
 
 
 def _format(name: str) -> PixelFormat:
-    body, _, suffix = re.fullmatch(r"T_(\w+?)(_(I|F|N444))?", name).groups()  # type: ignore[union-attr]
+    (body, suffix), *_ = re.findall(r"^T_(\w+?)(?:_(I|F|N444))?$", name)
     planes = tuple(_plane(each) for each in body.split("___"))
     first = planes[0].pixel_bytes
     return PixelFormat(name, planes, suffix == "I", suffix == "F", ATOM // first - 1)
