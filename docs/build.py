@@ -138,18 +138,18 @@ def _body(each: Page) -> str:
 
 
 def main() -> int:
-    """Writes the site; prints broken links and gives 1 where there are any."""
+    """Writes the site; says what is wrong and gives 1 where links are broken or nothing can be written."""
     arguments = argparse.ArgumentParser(description="Make a static site of docs/*.md.")
     arguments.add_argument("-o", "--output", type=Path, required=True, help="The site's folder.")
     output: Path = arguments.parse_args().output
     try:
         files = site(DOCS)
-    except ValueError as error:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (output / name).write_bytes(data)
+    except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    output.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (output / name).write_bytes(data)
     print(f"{len(files)} files -> {output}")
     return 0
 

@@ -76,6 +76,13 @@ def test_a_page_that_the_front_page_does_not_list_is_an_error(build: ModuleType,
         build.site(_folder(tmp_path, "# Front\n"))
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "site").write_text("a file")
+    command = [sys.executable, DOCS / "build.py", "-o", tmp_path / "site"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "site" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_links_in_code_are_no_links(build: ModuleType, tmp_path: Path) -> None:
     front = "# Front\n\n## Part\n\n[b](other.md) `[a](nowhere.md)`\n\n```text\n[a](nowhere.md)\n```\n"
     assert b"nowhere.md" in build.site(_folder(tmp_path, front))["index.html"]

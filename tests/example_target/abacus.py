@@ -65,7 +65,7 @@ class Abacus:
         report = {
             "target": self.name, "machine": machine["name"], "instructions": len(records), "segments": 1,
             "macs": beads, "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [],
-            "layers": layers,
+            "layers": layers, "clock_mhz": None, "traffic_bytes": beads,
             "memory": {"beads": {"peak_bytes": beads, "lower_bound_bytes": beads, "capacity_bytes": None}},
         }  # fmt: skip
         order = ["record" if record else "host" for record, _ in steps]

@@ -68,6 +68,7 @@ def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_targ
     assert "count 20x12 relu" in npuc("explain", out, "0").done()
     npuc("report", out, "-o", tmp_path / "page.html").done()
     npuc("export", out, "--format", "bin", "-o", tmp_path / "images").done()
+    assert "abacus" in npuc("compare", model, "--target", "abacus").done()
     assert "abacus" in npuc("targets").done() and "a record" in npuc("operators", "--target", "abacus").done()
 
 
