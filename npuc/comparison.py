@@ -27,9 +27,6 @@ class Candidate:
     target: str
     machine: str | None = None
 
-    def __str__(self) -> str:
-        return self.target if self.machine is None else f"{self.target}:{self.machine}"
-
 
 @dataclass(frozen=True)
 class Subject:

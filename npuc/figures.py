@@ -114,9 +114,10 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def _flat(row: Row) -> dict[str, Any]:
     front = {"front": " ".join(row["front"])} if "front" in row else {}
+    parameters = row.get("parameters", {})
     return {
-        **row.get("parameters", {}),
-        **{key: value for key, value in row.items() if key not in NOT_IN_CSV},
+        **parameters,
+        **{key: value for key, value in row.items() if key not in (*NOT_IN_CSV, *parameters)},
         **{f"{name}_peak_bytes": use["peak_bytes"] for name, use in (row["memory"] or {}).items()},
         **front,
         "errors": " ".join(dict.fromkeys(problem["code"] for problem in row["errors"])),

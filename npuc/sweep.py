@@ -133,12 +133,17 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
             advance(1)
         return
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-        for row in pool.map(compiled_point, tasks):
-            yield row
-            advance(1)
+    try:
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+            for row in pool.map(compiled_point, tasks):
+                yield row
+                advance(1)
+    except BrokenProcessPool:
+        reason = "a process of the sweep was killed, perhaps for lack of memory"
+        raise ArtefactError("E507", reason, remedy="run fewer side by side with --jobs") from None
 
 
 def _on_cluster(tasks: Sequence[Task], scheduler: str, advance: Advance) -> Iterator[dict[str, Any]]:

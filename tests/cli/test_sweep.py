@@ -6,6 +6,7 @@ import csv
 import pickle
 import re
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from unittest.mock import patch
 
@@ -84,6 +85,12 @@ def test_csv_has_a_column_per_parameter(model: Path) -> None:
     assert [row["front"].split() for row in rows] == [point["front"] for point in points]
 
 
+def test_a_parameter_keeps_its_column_where_the_machine_cannot_be(model: Path) -> None:
+    options = ("--target", "nvdla-small", "--grid", "clock_mhz=500,99999999", "--format", "csv")
+    rows = list(csv.DictReader(sweep(model, *options).done().splitlines()))
+    assert [(row["clock_mhz"], row["status"]) for row in rows] == [("500", "ok"), ("99999999", "refused")]
+
+
 def test_the_page_draws_every_point_and_refers_to_nothing_outside_itself(model: Path, tmp_path: Path) -> None:
     page = tmp_path / "s.html"
     sweep(
@@ -138,6 +145,11 @@ def test_errors_keep_their_problems_from_one_process_to_another() -> None:
     problems = [Problem("E301", "a", node="n"), Problem("E202", "b", limit="2")]
     error = pickle.loads(pickle.dumps(NpucError.of(problems)))
     assert isinstance(error, DoesNotFit) and list(error.problems) == problems
+
+
+def test_a_process_that_is_killed_is_said(model: Path) -> None:
+    with patch("concurrent.futures.ProcessPoolExecutor.map", side_effect=BrokenProcessPool):
+        assert "--jobs" in sweep(model, *GRID, "--jobs", 2).refused("E507")
 
 
 def test_a_cluster_without_dask_or_without_answer_is_refused(model: Path) -> None:
