@@ -17,7 +17,7 @@ from npuc.target import Options, target
 
 Report = Mapping[str, Any]
 FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions")
-"""What a row has of the compile report as it is."""
+"""What a row has of the compile report as it is; null where another package's target does not say."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Progr
 
 def _row(program: Program, report: Report) -> dict[str, Any]:
     """What a program costs. Bytes: the sum of its peaks in all memories."""
-    clock = report["clock_mhz"]
+    clock = report.get("clock_mhz")
     return {
         "target": report["target"],
         "machine": report["machine"],
         "status": "ok",
         "precision": program.precision,
-        **{key: report[key] for key in FIGURES},
+        **{key: report.get(key) for key in FIGURES},
         "clock_mhz": clock,
         "milliseconds": None if clock is None else report["cycles"] / clock / 1e3,
         "peak_bytes": sum(use["peak_bytes"] for use in report["memory"].values()),

@@ -105,13 +105,15 @@ def compiled_point(task: Task) -> dict[str, Any]:
 def front(rows: Sequence[Row], cost: str) -> set[int]:
     """The numbers of the rows of which no other has fewer cycles at no higher cost, or as few at a lower one.
 
-    >>> rows = [{"cycles": c, "peak_bytes": b} for c, b in ((10, 5), (8, 7), (9, 8), (8, 9))]
-    >>> sorted(front(rows, "peak_bytes"))
+    >>> points = [{"pe_rows": rows} for rows in (1, 2, 3, 4)]
+    >>> cycles = (10, 8, 9, 8)
+    >>> rows = [{"status": "ok", "cycles": c, "parameters": p} for c, p in zip(cycles, points)]
+    >>> sorted(front(rows, "pe_rows"))
     [0, 1]
     """
     found: set[int] = set()
     best = (float("inf"), 0.0)
-    priced = [(price(row, cost), row["cycles"], at) for at, row in enumerate(rows) if row["cycles"] is not None]
+    priced = [(price(row, cost), row["cycles"], at) for at, row in enumerate(rows) if tells(row, cost)]
     for paid, cycles, at in sorted(priced):
         if cycles < best[0]:
             best = (cycles, paid)
@@ -120,9 +122,14 @@ def front(rows: Sequence[Row], cost: str) -> set[int]:
     return found
 
 
+def tells(row: Row, cost: str) -> bool:
+    """Whether the machine ran the model, and its target says this cost."""
+    return row["status"] == "ok" and (cost in row["parameters"] or row.get(cost) is not None)
+
+
 def price(row: Row, cost: str) -> float:
     """What a row pays: a figure, or a parameter of its machine."""
-    return row[cost] if cost in row else row["parameters"][cost]
+    return row["parameters"][cost] if cost in row["parameters"] else row[cost]
 
 
 def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:

@@ -134,6 +134,7 @@ def compare(
 def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str, ...]) -> list[Candidate]:
     """What to compare, each once. Raises UsageError for an unknown target, or machines of no one target."""
     from npuc.comparison import Candidate
+    from npuc.target import names
 
     if machines and (len(named) != 1 or targets is not None):
         raise click.UsageError("--machine goes with one --target; with several write --targets TARGET:MACHINE,..")
@@ -141,10 +142,11 @@ def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str
         return [Candidate(named[0], machine) for machine in dict.fromkeys(machines)]
     listed = [each.strip() for each in targets.split(",")] if targets is not None else []
     found = [Candidate(each) for each in named]
+    known = names() if listed else TARGET_NAMES
     for each in listed:
         name, colon, machine = each.partition(":")
-        if name not in TARGET_NAMES or (colon and not machine):
-            hint = closest(name, TARGET_NAMES)
+        if name not in known or (colon and not machine):
+            hint = closest(name, known)
             raise click.UsageError(f"--targets: '{each}' is not TARGET or TARGET:MACHINE.{hint}")
         found.append(Candidate(name, machine or None))
     return list(dict.fromkeys(found)) or [Candidate(name) for name in TARGET_NAMES]

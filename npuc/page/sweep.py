@@ -21,11 +21,13 @@ def sweep_page(report: Report) -> str:
     """The page as one file."""
     from markupsafe import Markup
 
+    from npuc.sweep import tells
+
     points = report["points"]
-    drawn = [point for point in points if point["status"] == "ok"]
-    charts = (
-        [(COST_NAMES.get(cost, cost), Markup(scatter(drawn, cost))) for cost in report["costs"]] if drawn else []
-    )
+    told_of = {cost: [point for point in points if tells(point, cost)] for cost in report["costs"]}
+    charts = [
+        (COST_NAMES.get(cost, cost), Markup(scatter(drawn, cost))) for cost, drawn in told_of.items() if drawn
+    ]
     columns = told(points, points_columns(report))
     axes = ", ".join(f"{name} {', '.join(map(str, values))}" for name, values in report["grid"].items())
     return rendered(
@@ -61,7 +63,7 @@ def scatter(points: Sequence[Report], cost: str) -> str:
         x, y = across.at(price(each, cost)), up.at(each["cycles"])
         dot = tag("circle", cx=x, cy=y, r=6, class_="dot series1" if cost in each["front"] else "dot series0")
         hint = f"{each['machine']}\n{count(each['cycles'])} cycles\n{count(each['peak_bytes'])} bytes at the peak"
-        parts.append(titled(dot, f"{hint}\n{count(each['traffic_bytes'])} bytes of traffic"))
+        parts.append(titled(dot, hint))
     return picture(WIDTH, HEIGHT, f"Cycles against {COST_NAMES.get(cost, cost)}", parts)
 
 
