@@ -6,7 +6,7 @@ that one transfer of long rows brings both. Channels of a piece start where the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,11 @@ class Form:
         bias = None if self.bias is None else self.bias[first:last]
         return replace(self, weights=self.weights[first:last], bias=bias)
 
+    def inputs(self, first: int, last: int) -> Form:
+        """The same for input channels [first, last), added to what the ones before gave."""
+        bias, add = (self.bias, self.add) if first == 0 else (None, True)
+        return replace(self, weights=self.weights[:, first:last], bias=bias, add=add)
+
 
 def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
     """The form of a Conv. Raises UnsupportedOperator (E202) where weights or bias are no constants."""
@@ -52,25 +57,64 @@ def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
 
 
 def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
-    """Dense convolution calls, a piece of output channels each, and the activation on every piece."""
-    for first, behind, rows in _pieces(form.weights, out, lo.machine.npus):
-        part = form.channels(first, behind)
-        target = out if (first, behind) == (0, out.shape.c) else out.channels(first, behind, lo.machine)
-        image = weight_image(lo, taps(part.weights), part.bias, target.at.npu, rows)
-        lo.emit(conv_call(part, image, x, target), *activation(last, target))
+    """Dense convolution calls, a piece of output channels each, and the activation on every piece.
 
-
-def _pieces(weights: Array, out: Tensor, npus: int) -> Iterator[tuple[int, int, int]]:
-    """Output channels [first, behind) in `rows` block rows: full ones together, the last partial one alone."""
-    outputs = len(weights)
-    size = ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
-    most = max(1, PIECE_BYTES // size)
-    if out.shape.n > 1:
-        yield 0, outputs, ceil_div(out.at.npu + outputs, npus)
+    Weights that do not fit are divided further: a piece is used for one image after the other, and what exceeds
+    local memory for a single block row is divided by input channels, whose products are added up (result_add).
+    """
+    room = lo.room(x, out)
+    all_rows = ceil_div(out.at.npu + len(form.weights), lo.machine.npus)
+    if out.shape.n > 1 and all_rows * (row_bytes(form.weights) + ELEMENT) <= room:
+        _emit_piece(lo, form, [(x, out)], last, all_rows)
         return
+    images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(out.shape.n)]
+    for first, behind, rows in block_rows(lo, out, len(form.weights), row_bytes(form.weights), room):
+        part = form.channels(first, behind)
+        targets = [(a, b.channels(first, behind, lo.machine)) for a, b in images]
+        slices = list(_input_slices(part, room))
+        for low, high in slices:
+            done = high == x.shape.c
+            sources = [(a if done and not low else a.channels(low, high, lo.machine), b) for a, b in targets]
+            _emit_piece(lo, part.inputs(low, high), sources, last if done else None, rows)
+
+
+def _emit_piece(
+    lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node | None, rows: int
+) -> None:
+    """One step: weights in `rows` block rows, used for every image, and the activation of the last node."""
+    image = weight_image(lo, taps(form.weights), form.bias, images[0][1].at.npu, rows)
+    calls = [
+        call
+        for x, out in images
+        for call in (conv_call(form, image, x, out), *(activation(last, out) if last else ()))
+    ]
+    lo.emit(*calls)
+
+
+def row_bytes(weights: Array) -> int:
+    """Bytes of each NPU that one block row of weights (O, I, kh, kw) takes, without its bias."""
+    return ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
+
+
+def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
+    """Input channels [first, behind) of which one block row fits: all, or as few parts as fit two at a time."""
+    inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
+    parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
+    step = ceil_div(ceil_div(inputs, min(parts, inputs)), 2) * 2
+    for first in range(0, inputs, step):
+        yield first, min(first + step, inputs)
+
+
+def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, room: int) -> Iterator[tuple[int, int, int]]:
+    """Output channels [first, behind) in `rows` block rows of `size` bytes each, and biases.
+
+    Full ones are together, up to the size of a piece or half of the room; the last partial one is alone.
+    """
+    npu, npus = out.at.npu, lo.machine.npus
+    most = max(1, min(PIECE_BYTES // size, room // 2 // (size + ELEMENT)))
     first = 0
     while first < outputs:
-        start = out.at.npu if first == 0 else 0
+        start = npu if first == 0 else 0
         room = npus - start
         rows = 1 if start else max(1, min(most, (outputs - first) // npus))
         behind = min(outputs, first + (room if rows == 1 else rows * npus))

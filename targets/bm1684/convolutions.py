@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +10,13 @@ import numpy as np
 from npuc.ir import Array, Node
 from npuc.ops.rules import given
 from npuc.ops.windows import Window, window_of
-from npuc.targets.bm1684.conv_calls import Form, convolve, form_of, padding, weight_image
+from npuc.targets.bm1684.conv_calls import Form, block_rows, convolve, form_of, padding, weight_image
 from npuc.targets.bm1684.elementwise import activation
 from npuc.targets.bm1684.kernel import Call, Pair
 from npuc.targets.bm1684.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.lowering import Lowering
 from npuc.targets.bm1684.streaming import stream, streams
-from npuc.targets.bm1684.tensors import Tensor
+from npuc.targets.bm1684.tensors import ELEMENT, Tensor
 
 
 def conv(lo: Lowering, node: Node) -> None:
@@ -102,17 +102,33 @@ def _block_diagonal(weights: Array, groups: int) -> Array:
 
 
 def _depthwise_calls(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
-    C, _, kh, kw = form.weights.shape
+    """One call; or where the weights do not fit, a piece of them for one image after the other."""
     x = lo.local(last.inputs[0], npu=out.at.npu) if x.at.npu != out.at.npu else x
+    C, (kh, kw), room = out.shape.c, form.window.kernel, lo.room(x, out)
     rows = ceil_div(out.at.npu + C, lo.machine.npus)
-    at, bias = weight_image(lo, form.weights.reshape(C, kh * kw), form.bias, out.at.npu, rows)
-    w = form.window
-    args = (
-        out.at, x.at, at, bias or at, x.shape, kh, kw, bias is not None,
-        padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations),
-    )  # fmt: skip
-    call = Call("bdc_depthwise2d", args, (x.at.buffer, at.buffer), out.at.buffer)
-    lo.emit(call, *activation(last, out))
+    if rows * ELEMENT * (kh * kw + 1) <= room:
+        _depthwise_piece(lo, form, [(x, out)], last, rows)
+        return
+    images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(out.shape.n)]
+    for first, behind, count in block_rows(lo, out, C, ELEMENT * kh * kw, room):
+        parts = [(a.channels(first, behind, lo.machine), b.channels(first, behind, lo.machine)) for a, b in images]
+        _depthwise_piece(lo, form.channels(first, behind), parts, last, count)
+
+
+def _depthwise_piece(
+    lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node, rows: int
+) -> None:
+    (kh, kw), w = form.window.kernel, form.window
+    at, bias = weight_image(lo, form.weights.reshape(-1, kh * kw), form.bias, images[0][1].at.npu, rows)
+    calls = list[Call]()
+    for x, out in images:
+        args = (
+            out.at, x.at, at, bias or at, x.shape, kh, kw, bias is not None,
+            padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations),
+        )  # fmt: skip
+        calls.append(Call("bdc_depthwise2d", args, (x.at.buffer, at.buffer), out.at.buffer))
+        calls += activation(last, out)
+    lo.emit(*calls)
 
 
 def conv_transpose(lo: Lowering, node: Node) -> None:

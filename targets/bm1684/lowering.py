@@ -309,6 +309,14 @@ class Lowering:
         residents = self._residents.get(tensor.at.buffer, set())
         return bool(residents) and all(self._last.get(name, -1) <= at for name in residents)
 
+    def room(self, *tensors: Tensor) -> int:
+        """Bytes of each NPU that these tensors, and those that are read from the current node on, leave free."""
+        kept = (name for name in self._local if self._last[name] >= self._position and not self.is_joined(name))
+        alive = {self._local[name].at.buffer for name in kept}
+        return self.machine.local_bytes - sum(
+            self.buffers[name] for name in alive.union(each.at.buffer for each in tensors)
+        )
+
     def place(self, name: str, parent: str, channel: int) -> None:
         """Says that a tensor's channels will lie in a Concat from a channel on."""
         self._homes.setdefault(name, (parent, channel))

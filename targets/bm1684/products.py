@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,25 +72,37 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
     x = _left(lo, node.inputs[0])
     out = lo.output(node.output, _shape(rows, N, W))
     p = _Product(rows, K, N, x.shape.w, W)
-    first = 0
-    while first < K:
-        behind = min(K, first + _piece(p, lo))
-        part = right[first:behind]
-        at, bias_at = _image(lo, part, bias if first == 0 else None, W)
-        source = x.channels(first // p.left_width, x.shape.c, lo.machine) if first else x
+    row_bytes = ceil_div(ceil_div(N, W), lo.machine.npus) * ceil_div(W, 32) * 128
+    room = lo.room(x, out) // row_bytes - 1
+    pieces, pairs = [(0, K)], [(x, out)]
+    if rows == 1 or room < K:  # a piece for one row after the other: the call has no N stride for a part of them
+        pieces = list(_pieces(p, PIECE_BYTES // row_bytes, room))
+        pairs = [(x.image(row, lo.machine), out.image(row, lo.machine)) for row in range(rows)]
+        p = replace(p, rows=1)
+    for first, behind in pieces:
+        at, bias_at = _image(lo, right[first:behind], bias if first == 0 else None, W)
         piece = replace(p, K=behind - first, left_width=min(p.left_width, behind - first))
-        call = _call(piece, out, source.at, at, bias_at, add=first > 0)
-        lo.emit(call, *(activation(node, out) if behind == K else ()))
-        first = behind
+        calls = [_call(piece, b, _columns(a, first, lo), at, bias_at, add=first > 0) for a, b in pairs]
+        lo.emit(*calls, *(activation(node, out) if behind == K else ()))
     _finish(lo, node, out)
 
 
-def _piece(p: _Product, lo: Lowering) -> int:
-    """Rows of the right matrix in a piece: whole channels of the left one, which has no N stride to keep."""
-    if p.rows > 1:
-        return p.K
-    row_bytes = ceil_div(ceil_div(p.N, p.width), lo.machine.npus) * ceil_div(p.width, 32) * 128
-    return max(1, PIECE_BYTES // row_bytes // p.left_width) * p.left_width
+def _columns(left: Tensor, first: int, lo: Lowering) -> Local:
+    """Where one row of the left matrix has its columns from `first` on."""
+    channel, column = divmod(first, left.shape.w)
+    return left.channels(channel, left.shape.c, lo.machine).at.shifted(ELEMENT * column)
+
+
+def _pieces(p: _Product, most: int, room: int) -> Iterator[tuple[int, int]]:
+    """Rows [first, behind) of the right matrix: whole channels of the left one, or parts of one too large."""
+    width = p.left_width
+    most = min(most, room)
+    step = max(1, most // width) * width if room >= width else max(32, most // 32 * 32)
+    first = 0
+    while first < p.K:
+        behind = min(p.K, first + step, *(() if step >= width else ((first // width + 1) * width,)))
+        yield first, behind
+        first = behind
 
 
 def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Local, Local | None]:

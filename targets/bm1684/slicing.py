@@ -1,10 +1,10 @@
-"""Graphs whose maps exceed local memory, rewritten into slices of rows that do not.
+"""Graphs whose maps exceed local memory, rewritten into slices of rows, or of images, that do not.
 
 A group is a run of layers with one result. It is computed slice by slice: some rows of the result, from those rows
 of the group's inputs that they depend on (with the halo of its windows), everything between in local memory.
 Inputs and result of a group lie in system memory, where Concat joins the slices. Which layers form a group, and in
 how many slices, is searched by dynamic programming over the prices of timing: rows computed again against bytes
-moved.
+moved. A slice of a batch may be some of its images instead; rows of those are sliced after that, if need be.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from npuc.targets.bm1684.local_memory import Dim4, okk_128_byte_aligned_stride_f
 from npuc.targets.bm1684.machine import Machine
 
 ELEMENT = 4
+IMAGES, ROWS = 0, 2
+"""The axes of slices."""
 SHARE = 5 / 8
 """Of local memory, for maps: the rest is for weights that are being loaded."""
 LONGEST = 24
@@ -33,30 +35,35 @@ ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
 """Operators whose row of a result depends on the same row of their operands."""
 
 Rows = tuple[int, int]
-"""From a row to behind another one."""
+"""From a row (or image) to behind another one."""
 
 
 def fit(graph: Graph, machine: Machine) -> Graph:
-    """The graph with its large layers in slices of rows; the same graph if there are none, or no slices help."""
-    nodes, tensors = list[Node](), dict(graph.tensors)
-    for group in _division(graph, machine):
+    """The graph with its large layers in slices; the same graph if there are none, or no slices help."""
+    nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
+    for group in groups:
         if group.slices == 1:
             nodes += graph.nodes[group.first : group.behind]
             continue
         for node, types in _sliced(graph, group):
             nodes.append(node)
             tensors |= types
-    return graph if len(nodes) == len(graph.nodes) else replace(graph, nodes=tuple(nodes), tensors=tensors)
+    if len(nodes) == len(graph.nodes):
+        return graph
+    sliced = replace(graph, nodes=tuple(nodes), tensors=tensors)
+    by_images = any(group.axis == IMAGES for group in groups)
+    return fit(sliced, machine) if by_images else sliced
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes first..behind - 1, and in how many slices of rows their result is computed."""
+    """Nodes first..behind - 1, and in how many slices of which axis their result is computed."""
 
     first: int
     behind: int
     slices: int
     cost: float
+    axis: int = ROWS
 
 
 def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
@@ -94,26 +101,47 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group
     """The group with the fewest slices that fit, if it has one result of images."""
     nodes = graph.nodes[first:behind]
     if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
-        return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine))
+        return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine, ROWS))
     results = _results(graph, nodes)
     if len(results) != 1:
         return None
-    slices = _fewest(graph, nodes, results[0], machine)
-    if slices is None or slices == 1:
-        return None
-    parts = [_needed(graph, nodes, results[0], rows) for rows in _divided(graph.shape(results[0])[2], slices)]
-    computed = sum(_price(graph, nodes, part, machine) for part in parts)
-    moved = sum(_moved(graph, nodes, part, results[0], machine) for part in parts)
-    return _Group(first, behind, slices, max(computed, moved) + min(computed, moved) / slices)
+    ways = [(axis, _fewest(graph, nodes, results[0], machine, axis)) for axis in _axes(graph, nodes, results[0])]
+    if ways and all(slices is None for _, slices in ways):
+        ways = [(axis, graph.shape(results[0])[axis]) for axis, _ in ways if axis == IMAGES]
+    groups = (
+        _Group(first, behind, slices, _cost(graph, nodes, results[0], machine, axis, slices), axis)
+        for axis, slices in ways
+        if slices is not None and slices > 1
+    )
+    return min(groups, key=lambda group: group.cost, default=None)
 
 
-def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine) -> int | None:
+def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
+    """The axes along which nodes can be sliced: a batch if none of their tensors is the same for all images."""
+    images = graph.shape(result)[0]
+    names = {name for node in nodes for name in _operands(graph, node)}
+    constants = {name for node in nodes if node.op in BINARY for name in node.inputs if name in graph.constants}
+    alike = images > 1 and all(graph.shape(name)[0] == images for name in names)
+    alike = alike and all(len(graph.shape(name)) < 4 or graph.shape(name)[0] == 1 for name in constants)
+    return [ROWS, IMAGES] if alike else [ROWS]
+
+
+def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int, slices: int) -> float:
+    """Cycles of a group: what the busier engine takes, and what the other one takes for a slice."""
+    bounds = _divided(graph.shape(result)[axis], slices)
+    parts = [_needed(graph, nodes, result, rows, axis) for rows in bounds]
+    computed = sum(_price(graph, nodes, part, machine, axis) for part in parts)
+    moved = sum(_moved(graph, nodes, part, result, machine, axis) for part in parts)
+    return max(computed, moved) + min(computed, moved) / slices
+
+
+def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int) -> int | None:
     """The smallest number of slices of which the middle one, that has halo on both sides, fits."""
-    height, room = graph.shape(result)[2], SHARE * machine.local_bytes
+    height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
 
     def fits(slices: int) -> bool:
         rows = _divided(height, slices)[slices // 2]
-        return _peak(graph, nodes, _needed(graph, nodes, result, rows), machine) <= room
+        return _peak(graph, nodes, _needed(graph, nodes, result, rows, axis), machine, axis) <= room
 
     low, high = 1, height
     if not fits(high):
@@ -178,9 +206,9 @@ def _window(graph: Graph, node: Node) -> Window:
     return window_of(node, kernel)
 
 
-def _operand_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
-    """The rows of the operands that rows of the result depend on."""
-    if node.op not in WINDOWS:
+def _operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
+    """The rows (or images) of the operands that those of the result depend on."""
+    if node.op not in WINDOWS or axis == IMAGES:
         return rows
     window, height = _window(graph, node), graph.shape(node.inputs[0])[2]
     first = rows[0] * window.strides[0] - window.begins[0]
@@ -188,11 +216,11 @@ def _operand_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
     return max(first, 0), min(max(behind, 1), height)
 
 
-def _needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows) -> dict[str, Rows]:
+def _needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
     """For rows of a group's result, the rows of each tensor of the group and of its inputs."""
     found: dict[str, Rows] = {result: rows}
     for node in reversed(nodes):
-        operand = _operand_rows(graph, node, found[node.output])
+        operand = _operand_rows(graph, node, found[node.output], axis)
         for name in _operands(graph, node):
             first, behind = found.get(name, operand)
             found[name] = (min(first, operand[0]), max(behind, operand[1]))
@@ -217,27 +245,30 @@ def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
     return ELEMENT * extents.n * okk_128_byte_aligned_stride_for_32bit(0, extents, machine).n
 
 
-def _part(graph: Graph, name: str, part: Mapping[str, Rows]) -> tuple[int, ...]:
+def _part(graph: Graph, name: str, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
     """The shape of a slice of a tensor."""
-    n, c, _, w = graph.shape(name)
-    return n, c, part[name][1] - part[name][0], w
+    return _resized(graph.shape(name), part[name], axis)
 
 
-def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine) -> int:
+def _resized(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], rows[1] - rows[0], *shape[axis + 1 :])
+
+
+def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> int:
     """Most bytes of an NPU that a slice's tensors take at a time."""
     last = {name: at for at, node in enumerate(nodes) for name in (*_operands(graph, node), node.output)}
     live, peak = dict[str, int](), 0
     for at, node in enumerate(nodes):
         for name in (*_operands(graph, node), node.output):
-            live[name] = _bytes(_part(graph, name, part), machine)
+            live[name] = _bytes(_part(graph, name, part, axis), machine)
         peak = max(peak, sum(live.values()))
         live = {name: size for name, size in live.items() if last[name] > at}
     return peak
 
 
-def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine) -> float:
+def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
     """Cycles of the BDC for a slice."""
-    return sum(_node_price(graph, node, Dim4(*_part(graph, node.output, part)), machine) for node in nodes)
+    return sum(_node_price(graph, node, Dim4(*_part(graph, node.output, part, axis)), machine) for node in nodes)
 
 
 def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
@@ -253,7 +284,7 @@ def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
 
 
 def _moved(
-    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine, axis: int
 ) -> float:
     """Cycles of the GDMA for a slice: its inputs and weights, its result."""
     inside = {node.output for node in nodes}
@@ -261,7 +292,7 @@ def _moved(
         *dict.fromkeys(name for node in nodes for name in _operands(graph, node) if name not in inside),
         result,
     ]
-    elements = sum(TensorType(_part(graph, name, part)).size for name in names)
+    elements = sum(TensorType(_part(graph, name, part, axis)).size for name in names)
     elements += sum(graph.tensors[name].size for node in nodes for name in node.inputs if name in graph.constants)
     return timing.READ_START * len(names) + ELEMENT * elements / machine.dram_bytes_per_cycle
 
@@ -274,47 +305,50 @@ def _sliced(graph: Graph, group: _Group) -> Iterator[tuple[Node, dict[str, Tenso
     nodes = graph.nodes[group.first : group.behind]
     result = _results(graph, nodes)[0]
     names = list[str]()
-    for rows in _divided(graph.shape(result)[2], group.slices):
-        part = _needed(graph, nodes, result, rows)
-        names.append(_name(result, rows))
-        yield from _slice_of(graph, nodes, part, names[-1])
+    for rows in _divided(graph.shape(result)[group.axis], group.slices):
+        part = _needed(graph, nodes, result, rows, group.axis)
+        names.append(_name(result, rows, group.axis))
+        yield from _slice_of(graph, nodes, part, names[-1], group.axis)
     last = graph.producers[result]
-    join = Node("Concat", tuple(names), (result,), {"axis": 2}, f"{last.name}/rows", last.sources)
+    join = Node("Concat", tuple(names), (result,), {"axis": group.axis}, f"{last.name}/rows", last.sources)
     yield join, {}
 
 
-def _name(tensor: str, rows: Rows) -> str:
-    return f"{tensor}@rows{rows[0]}:{rows[1]}"
+def _name(tensor: str, rows: Rows, axis: int) -> str:
+    return f"{tensor}@{'rows' if axis == ROWS else 'images'}{rows[0]}:{rows[1]}"
 
 
 def _slice_of(
-    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int
 ) -> Iterator[tuple[Node, dict[str, TensorType]]]:
     """One slice: what it computes, and before each node the rows of operands that it cuts out."""
     inside, cut = {node.output for node in nodes}, set[str]()
     for node in nodes:
-        rows = _operand_rows(graph, node, part[node.output])
+        rows = _operand_rows(graph, node, part[node.output], axis)
         renamed = dict[str, str]()
         for name in _operands(graph, node):
             own = f"{result}/{name}" if name in inside else name
             start = part[name][0] if name in inside else 0
-            height = part[name][1] - part[name][0] if name in inside else graph.shape(name)[2]
+            height = part[name][1] - part[name][0] if name in inside else graph.shape(name)[axis]
             renamed[name] = (
-                own if (rows[0] - start, rows[1] - start) == (0, height) else _name(f"{result}/{name}", rows)
+                own if (rows[0] - start, rows[1] - start) == (0, height) else _name(f"{result}/{name}", rows, axis)
             )
             if renamed[name] != own and renamed[name] not in cut:
                 cut.add(renamed[name])
-                yield _cut(graph, name, own, renamed[name], (rows[0] - start, rows[1] - start))
+                yield _cut(graph, name, own, renamed[name], (rows[0] - start, rows[1] - start), axis)
         output = result if node is nodes[-1] else f"{result}/{node.output}"
         inputs = tuple(renamed.get(name, name) for name in node.inputs)
         made = replace(node, inputs=inputs, outputs=(output,), name=output)
-        yield _padded(graph, made, node, part[node.output]), {output: TensorType(_part(graph, node.output, part))}
+        made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
+        yield made, {output: TensorType(_part(graph, node.output, part, axis))}
 
 
-def _cut(graph: Graph, name: str, source: str, output: str, rows: Rows) -> tuple[Node, dict[str, TensorType]]:
-    n, c, _, w = graph.shape(name)
-    attrs = {"axes": (2,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
-    return Node("Slice", (source,), (output,), attrs, output), {output: TensorType((n, c, rows[1] - rows[0], w))}
+def _cut(
+    graph: Graph, name: str, source: str, output: str, rows: Rows, axis: int
+) -> tuple[Node, dict[str, TensorType]]:
+    attrs = {"axes": (axis,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
+    made = Node("Slice", (source,), (output,), attrs, output)
+    return made, {output: TensorType(_resized(graph.shape(name), rows, axis))}
 
 
 def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:

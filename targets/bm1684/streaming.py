@@ -11,10 +11,11 @@ import numpy as np
 from npuc.ir import Node
 from npuc.ops.windows import Window
 from npuc.targets.bm1684 import timing
-from npuc.targets.bm1684.conv_calls import Form, conv_call, form_of, taps, weight_image
+from npuc.targets.bm1684.conv_calls import Form, conv_call, form_of, row_bytes, taps, weight_image
 from npuc.targets.bm1684.elementwise import activation
 from npuc.targets.bm1684.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.lowering import WEIGHTS, Lowering
+from npuc.targets.bm1684.slicing import SHARE
 from npuc.targets.bm1684.tensors import ELEMENT, Tensor, View
 
 STRIPS, STRIP_BYTES = 8, 16 * 1024
@@ -22,10 +23,18 @@ STRIPS, STRIP_BYTES = 8, 16 * 1024
 
 
 def streams(lo: Lowering, node: Node) -> bool:
-    """Whether the convolution alone reads an input of the network, one image, and is dense."""
+    """Whether the convolution alone reads an input of the network, one image, and is dense with small weights.
+
+    All its weights stay while the strips pass.
+    """
     name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
-    return alone and node.integer("group", 1) == 1 and len(shape) == 4 and shape[0] == 1
+    dense = node.integer("group", 1) == 1 and len(shape) == 4 and shape[0] == 1
+    weights = lo.graph.constant(node.inputs[1])
+    if not (alone and dense) or weights is None:
+        return False
+    size = ceil_div(len(weights), lo.machine.npus) * row_bytes(weights)
+    return size <= (1 - SHARE) * lo.machine.local_bytes
 
 
 def stream(lo: Lowering, node: Node) -> None:

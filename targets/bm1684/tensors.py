@@ -44,6 +44,10 @@ class Tensor:
         at = replace(self.at, npu=npu).shifted(ELEMENT * row * self.stride(machine).c)
         return Tensor(self.shape._replace(c=last - first), at)
 
+    def image(self, index: int, machine: Machine) -> Tensor:
+        """One image, or one row of a matrix, as a tensor of its own."""
+        return Tensor(self.shape._replace(n=1), self.at.shifted(ELEMENT * index * self.stride(machine).n))
+
     def reshaped(self, shape: Dim4) -> Tensor:
         """The same bytes as a tensor of another shape with as many elements per channel."""
         return replace(self, shape=shape)
