@@ -73,6 +73,16 @@ def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_targ
 
 
 @pytest.mark.usefixtures("installed")
+def test_it_is_compared_with_npuc_s_own_targets(model: Path) -> None:
+    abacus, easynpu = npuc("compare", model, "--targets", "abacus,easynpu", "--json").json["rows"]
+    assert (abacus["target"], abacus["status"], easynpu["status"]) == ("abacus", "ok", "ok")
+    # a bead moves for each of the 12 x 20 + 20 x 5 products
+    assert abacus["cycles"] == 340 and abacus["milliseconds"] is None
+    named = npuc("compare", model, "--target", "abacus", "--json").json["rows"]
+    assert named == [abacus]
+
+
+@pytest.mark.usefixtures("installed")
 def test_a_damaged_record_is_found_by_verification(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "perceptron.npu"
     npuc("compile", model, "--target", "abacus", "-o", out).done()
