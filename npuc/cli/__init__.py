@@ -16,9 +16,14 @@ from npuc.cli import artefacts, comparing, compiling, listing, quantising, repor
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""numpy's matrices are small here: threads that wait for work would cost more than they save."""
+
 
 def main() -> None:
     """Entry point: exit code 0 done, 1 refused or out of tolerance, 2 usage."""
+    for name in BLAS_THREADS:
+        os.environ.setdefault(name, "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
