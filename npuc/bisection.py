@@ -55,18 +55,16 @@ def first_difference(
     expected = session(reference)
     run = target.runner(program)
     best: tuple[int, int, Array, Array] | None = None
-    for start in range(0, len(samples), BATCH):
+    for number, batch in enumerate(samples.batches(BATCH)):
         simulated: dict[str, Array] = {}
-        batch = {name: values[start : start + BATCH] for name, values in samples.inputs.items()}
-        run(batch, simulated.__setitem__)
+        run(batch.inputs, simulated.__setitem__)
         names = [layer["tensor"] for layer in graph["layers"] if layer["tensor"] in simulated]
-        for sample in range(len(next(iter(batch.values())))):
-            feed = {name: values[sample, ...] for name, values in batch.items()}
+        for sample, feed in enumerate(batch.feeds()):
             exact = dict(zip(names, expected.run(names, feed), strict=True)) if names else {}
             for order, layer in enumerate(graph["layers"][: best[0] if best else None]):
                 name = layer["tensor"]
                 if name in exact and (exact[name] != simulated[name][sample]).any():
-                    best = order, start + sample, exact[name], simulated[name][sample]
+                    best = order, BATCH * number + sample, exact[name], simulated[name][sample]
                     break
     return None if best is None else _difference(program, target, graph["layers"][best[0]], *best[1:])
 

@@ -40,6 +40,13 @@ class Samples:
         for index in range(len(self)):
             yield {name: values[index, ...] for name, values in self.inputs.items()}
 
+    def batches(self, size: int) -> Iterator[Samples]:
+        """The samples in order, this many at a time."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            labels = None if self.labels is None else self.labels[part]
+            yield Samples({name: values[part] for name, values in self.inputs.items()}, labels, self.synthetic)
+
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
         labels = None if self.labels is None else self.labels[:count]

@@ -182,11 +182,10 @@ def run_batches(
 ) -> dict[str, Array]:
     """The same for a program that is loaded: so many samples side by side."""
     parts: list[dict[str, Array]] = []
-    for start in range(0, len(samples), batch):
-        feeds = {name: values[start : start + batch] for name, values in samples.inputs.items()}
-        parts.append(run(feeds))
+    for each in samples.batches(batch):
+        parts.append(run(each.inputs))
         if advance is not None:
-            advance(min(batch, len(samples) - start))
+            advance(len(each))
     return {name: _stacked(np.concatenate([part[name] for part in parts])) for name in parts[0]}
 
 

@@ -137,11 +137,10 @@ def verify(
     described = _described(evidence["graph.json"])
     check = _Verification(model, evidence["reference.onnx"], described, program, target)
     tally = _Tally()
-    for start in range(0, len(samples), BATCH):
-        feeds = {name: values[start : start + BATCH] for name, values in samples.inputs.items()}
-        check.batch(feeds, tally)
+    for batch in samples.batches(BATCH):
+        check.batch(batch.inputs, tally)
         if advance is not None:
-            advance(min(BATCH, len(samples) - start))
+            advance(len(batch))
     return _report(tally, described, program, len(samples), tolerance)
 
 

@@ -20,6 +20,6 @@ def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
         computed = values[values < VALUES // 2].astype(np.int64) + VALUES // 2
         found[name] = found.get(name, 0) + np.bincount(computed, minlength=VALUES)
 
-    for start in range(0, len(samples), BATCH):
-        run({name: values[start : start + BATCH] for name, values in samples.inputs.items()}, observe)
+    for batch in samples.batches(BATCH):
+        run(batch.inputs, observe)
     return found
