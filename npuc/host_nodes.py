@@ -1,12 +1,14 @@
-"""Nodes of an integer graph that the host computes: as steps of a program, and which of them only convert."""
+"""Nodes that the host computes: whether it may, as steps of a program, and which of them only convert."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from npuc.errors import Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
+from npuc.quantize.tables import CONVERSIONS
 from npuc.quantize.ties import MOVEMENT
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
@@ -36,6 +38,42 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
     if conversion:
         reason = "conversion between the network's and the machine's layout"
     return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+
+
+Refusal = Callable[[Node], Problem | None]
+"""What is wrong with a node, or None."""
+
+
+def problems(
+    graph: Graph,
+    on_array: set[int],
+    host: Mapping[str, str],
+    refusal: Refusal,
+    conversion_refusal: Refusal | None = None,
+    *,
+    strict: bool,
+) -> list[Problem]:
+    """Every node that neither the array nor the host may run, each with its constraint.
+
+    on_array: the nodes that the array runs, by identity. host: the operators that the host may run, and why it
+    must. refusal: for operators that are not among them; conversion_refusal: for any node beside the array.
+    """
+    found: list[Problem] = []
+    for node in graph.nodes:
+        if id(node) in on_array or (node.op in MOVEMENT and not strict) or node.op in CONVERSIONS:
+            continue
+        wrong = [None if conversion_refusal is None else conversion_refusal(node)]
+        if node.op not in host:
+            wrong.append(refusal(node))
+        elif strict and not only_converts(graph, node, on_array):
+            reason, remedy = (
+                f"it would run on the host: {host[node.op]}",
+                "drop --strict, or cut the network before it",
+            )
+            name = node.sources[0] if node.sources else node.name
+            wrong.append(Problem("E203", reason, node=name, op=node.op, remedy=remedy))
+        found += [each for each in wrong if each is not None]
+    return found
 
 
 def only_converts(graph: Graph, node: Node, on_array: set[int]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
-from npuc.host_nodes import only_converts
+from npuc.host_nodes import problems
 from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
@@ -18,8 +18,6 @@ from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.quantize.improvement import Network, as_json
-from npuc.quantize.tables import CONVERSIONS
-from npuc.quantize.ties import MOVEMENT
 from npuc.target import Options, Origin
 from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
 from npuc.targets.easynpu import machine as machines
@@ -59,23 +57,15 @@ class EasyNpu:
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
         machine = machines.load(options.machine)
-        found: list[Problem] = []
         on_array = {id(node) for node in quantising.integer(graph, machine)}
-        for node in graph.nodes:
-            if id(node) in on_array or (node.op in MOVEMENT and not options.strict) or node.op in CONVERSIONS:
-                continue
-            converts = support.conversion_refusal(graph, node)
-            found += [converts] if converts else []
-            where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
-            if node.op not in support.HOST:
-                refusal = support.refusal(graph, node, machine)
-                found += [refusal] if refusal else []
-            elif options.strict and not only_converts(graph, node, on_array):
-                reason = f"it would run on the host: {support.HOST[node.op]}"
-                found.append(
-                    Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where)
-                )
-        return found
+        return problems(
+            graph,
+            on_array,
+            support.HOST,
+            lambda node: support.refusal(graph, node, machine),
+            lambda node: support.conversion_refusal(graph, node),
+            strict=options.strict,
+        )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""

@@ -10,7 +10,7 @@ from typing import Any
 from npuc.data import Samples
 from npuc.errors import ArtefactError, Problem
 from npuc.evidence import evidence, signature
-from npuc.host_nodes import only_converts
+from npuc.host_nodes import problems
 from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -18,8 +18,8 @@ from npuc.program import Program
 from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.given import given_steps
 from npuc.quantize.ladder import LEVELS
-from npuc.quantize.tables import CONVERSIONS, domains
-from npuc.quantize.ties import MOVEMENT, integer_nodes, tensors_of
+from npuc.quantize.tables import domains
+from npuc.quantize.ties import integer_nodes, tensors_of
 from npuc.target import TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, report, support
 from npuc.targets.nvdla import machine as machines
@@ -58,21 +58,14 @@ class Nvdla:
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither NVDLA nor the host may run, each with its constraint."""
         machine = self._machine(options)
-        found: list[Problem] = []
         on_device = {id(node) for node in self._integer(graph, machine)}
-        for node in graph.nodes:
-            if id(node) in on_device or (node.op in MOVEMENT and not options.strict) or node.op in CONVERSIONS:
-                continue
-            where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
-            if node.op not in support.HOST:
-                refusal = support.refusal(graph, node, machine)
-                found += [refusal] if refusal else []
-            elif options.strict and not only_converts(graph, node, on_device):
-                reason = f"it would run on the host: {support.HOST[node.op]}"
-                found.append(
-                    Problem("E203", reason, remedy="drop --strict, or cut the network before it", **where)
-                )
-        return found
+        return problems(
+            graph,
+            on_device,
+            support.HOST,
+            lambda node: support.refusal(graph, node, machine),
+            strict=options.strict,
+        )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence.
