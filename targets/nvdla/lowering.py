@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -19,7 +19,7 @@ from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.integer import IDENTITY, IDLE
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
-from npuc.targets.nvdla.selection import COMPUTED, Constants, Placed, Selector, computed_lanes
+from npuc.targets.nvdla.selection import COMPUTED, Constants, Context, Placed, computed_lanes, select
 from npuc.targets.nvdla.support import HOST
 from npuc.targets.nvdla.surfaces import Surfaces, View, is_view, place, with_copies
 
@@ -70,7 +70,7 @@ def lower(quantised: Quantised, machine: Machine) -> Lowered:
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
     placed = {name: Placed(view, BASE + UNIT * offsets[view.buffer.name]) for name, view in surfaces.views.items()}
-    program = _Program(graph, machine, Selector(graph, machine, placed, constants), placed)
+    program = _Program(Context(graph, machine, placed, constants))
     for on_device, part in phases:
         program.device(part) if on_device else program.host(part)
     activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
@@ -81,7 +81,7 @@ def lower(quantised: Quantised, machine: Machine) -> Lowered:
         tuple(program.emitted),
         tuple(program.produced),
         Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
-        encode(program.emitter.commands, program.emitter.map),
+        encode(program.emitter.writer.commands, program.emitter.writer.map),
         bytes(constants.image),
         activations,
     )
@@ -188,12 +188,11 @@ def _lifetimes(
 class _Program:
     """Collects steps and commands, turn by turn."""
 
-    def __init__(self, graph: Graph, machine: Machine, selector: Selector, placed: Mapping[str, Placed]) -> None:
-        self.graph = graph
-        self.machine = machine
-        self.selector = selector
-        self.placed = placed
-        self.emitter = Emitter(machine)
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.graph = context.graph
+        self.placed = context.placed
+        self.emitter = Emitter(context.machine)
         self.emitter.start()
         self.steps: list[Step] = []
         self.emitted: list[Emitted] = []
@@ -221,7 +220,7 @@ class _Program:
 
     def device(self, nodes: Sequence[Node]) -> None:
         """One segment."""
-        begin = len(self.emitter.commands) if self.started else 0
+        begin = len(self.emitter.writer.commands) if self.started else 0
         self.started = True
         loads = [name for name in _loaded(self.graph, nodes) if name not in self.present]
         self.present.update(loads, *(node.outputs for node in nodes))
@@ -233,24 +232,24 @@ class _Program:
             Segment(
                 tuple(self._move(name) for name in loads),
                 begin,
-                len(self.emitter.commands) - begin,
+                len(self.emitter.writer.commands) - begin,
                 tuple(self._move(name) for name in _stored(self.graph, nodes)),
             )
         )
 
     def _compute(self, node: Node) -> None:
         """The operations of a node."""
-        operations = self.selector.operations(node)
-        begin = len(self.emitter.commands)
+        operations = select(self.context, node)
+        begin = len(self.emitter.writer.commands)
         ended: list[int] = []
         for position, operation in enumerate(operations):
-            start = len(self.emitter.commands)
+            start = len(self.emitter.writer.commands)
             ended.append(self.emitter.emit(operation))
             result = self._move(node.output) if position == len(operations) - 1 else None
-            count = len(self.emitter.commands) - start
+            count = len(self.emitter.writer.commands) - start
             self.produced.append(Produced(start, count, kind(operation), node.sources, result))
         self.emitted.append(
-            Emitted(node, tuple(operations), tuple(ended), begin, len(self.emitter.commands) - begin)
+            Emitted(node, tuple(operations), tuple(ended), begin, len(self.emitter.writer.commands) - begin)
         )
 
     def _move(self, name: str) -> TensorMove:

@@ -1,35 +1,27 @@
-"""From the float graph to NVDLA's integer graph: which nodes make one pass through SDP, and its numbers.
-
-Every tensor has a scale of its own, a free real number: multipliers of 16 bits with a shift take up any ratio.
-Only what moves or selects elements ties its tensors. A convolution takes in what its one reader does: the
-activation, an addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the
-last scale.
-"""
+"""Walks the float graph once, and writes the integer graph."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Draft, Quantised, int8_name
-from npuc.quantize.scales import Ties, choose_scales
 from npuc.quantize.tables import CONVERSIONS, is_relu, wanted_values
-from npuc.quantize.ties import MOVEMENT, SELECTION, average_kernel, floors, visible
+from npuc.quantize.ties import MOVEMENT, SELECTION, average_kernel
 from npuc.targets.nvdla.fixed_point import (
     FRACTION,
-    MOST_CONVERTER_SHIFT,
     addends,
     factor,
     factors,
     quantise_weights,
 )
-from npuc.targets.nvdla.integer import ALU, IDENTITY, IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.integer import ALU, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.quantisation.form import FEW, Form, explicit_window, few, limited, per_channel, relu
+from npuc.targets.nvdla.quantisation.groups import Group, groups
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
@@ -37,113 +29,10 @@ MOST_POOL = 8
 """The largest window of PDP, each way."""
 LEAST_RECIPROCAL = 256
 """Of the smallest reciprocal with which PDP averages: its rounding costs at most 1/4 step of the result."""
-FEW = (1, 1, 1)
-"""The shape of an operand that stands in a register."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """A convolution and what becomes part of its pass: the node whose result it gives is last."""
-
-    conv: Node
-    last: Node
-
-    @property
-    def operand(self) -> str | None:
-        """The map that is added, if any."""
-        if self.last.op != "Add":
-            return None
-        first, second = self.last.inputs
-        return second if first == self.conv.output else first
-
-
-def groups(graph: Graph, nodes: Sequence[Node]) -> dict[int, Group]:
-    """For the last node (by id) of every pass of more than one node, the group."""
-    integer = {id(node) for node in nodes}
-    found: dict[int, Group] = {}
-    taken: set[str] = set()
-    for node in nodes:
-        if node.op not in ("Add", "PRelu", "LeakyRelu"):
-            continue
-        candidates = [
-            graph.producers[name]
-            for name in (node.inputs if node.op == "Add" else node.inputs[:1])
-            if _joins(graph, node, name, integer) and name not in taken
-        ]
-        if candidates:
-            conv = max(candidates, key=graph.nodes.index)
-            taken.add(conv.output)
-            found[id(node)] = Group(conv, node)
-    return found
-
-
-def _joins(graph: Graph, node: Node, name: str, integer: set[int]) -> bool:
-    """Whether the tensor is of a convolution that can compute the node in its own pass."""
-    conv = graph.producers.get(name)
-    if conv is None or id(conv) not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
-        return False
-    if node.op != "Add":
-        return not conv.text("activation")
-    other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
-    same = other != name and graph.shape(other) == graph.shape(name) == graph.shape(node.output)
-    return same and graph.constant(other) is None and conv.text("activation") in ("", "Relu")
-
-
-def quantise(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], method: str = "mse") -> Quantised:
-    """The integer graph of a float graph, these of whose nodes become integer.
-
-    nodes: what support.refusal accepts.
-    """
-    scales = choose_scales(spreads, _ties(graph, nodes, spreads), method)
-    return _Builder(graph, nodes, scales).built()
-
-
-def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """Tensors that share a scale: those of what moves, selects or only annotates."""
-    del graph
-    moving = (node for node in nodes if node.op in (*MOVEMENT, *SELECTION, *CONVERSIONS))
-    return tuple((node.inputs[0], other) for node in moving for other in (*node.inputs[1:], *node.outputs))
-
-
-def _ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> Ties:
-    """Equal scales, and ceilings so that saturation is an upper limit."""
-    ceilings: dict[str, float] = {}
-    for node in nodes:
-        high = 1.0 if node.op == "HardSigmoid" else _upper_limit(node)
-        if high < inf:
-            ceilings[node.output] = min(ceilings.get(node.output, inf), high / 127)
-    equal = equal_ties(graph, nodes)
-    return Ties(equal, (), ceilings, floors=floors(graph, nodes, spreads), unsaturated=visible(graph))
-
-
-def _upper_limit(node: Node) -> float:
-    clips = node.op == "Clip" or node.text("activation") == "Clip"
-    return node.number("max", inf) if clips else inf
-
-
-@dataclass
-class _Form:
-    """A pass in the making."""
-
-    x1: Stage = IDLE
-    x2: Stage = IDLE
-    operands: dict[str, Array | str] = field(default_factory=dict[str, "Array | str"])
-    """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
-    converter: tuple[int, int, int] = IDENTITY
-
-    def convert(self, ratio: float) -> _Form:
-        """The output converter multiplies by a ratio."""
-        scale, shift = factor(ratio, MOST_CONVERTER_SHIFT)
-        while scale and scale % 2 == 0 and shift:
-            scale, shift = scale // 2, shift - 1
-        self.converter = (0, scale, shift)
-        return self
-
-
 OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 
 
-class _Builder(Draft):
+class Builder(Draft):
     """Walks the float graph once."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], scales: Mapping[str, float]) -> None:
@@ -186,10 +75,10 @@ class _Builder(Draft):
             form = self._sloped(node)
             return self._conv(group.conv, node, form, y * 2.0**-FRACTION, x1=0)
         unit = self.scales[operand] * 2.0**-FRACTION
-        form = _Form(x2=Stage(alu=SUM, alu_shift=FRACTION, relu=_relu(node)), operands={"x2_alu": operand})
-        return self._conv(group.conv, node, form.convert(unit / y), unit, x1=_relu(group.conv))
+        form = Form(x2=Stage(alu=SUM, alu_shift=FRACTION, relu=relu(node)), operands={"x2_alu": operand})
+        return self._conv(group.conv, node, form.convert(unit / y), unit, x1=relu(group.conv))
 
-    def _conv(self, conv: Node, last: Node, form: _Form, unit: float, x1: int) -> None:
+    def _conv(self, conv: Node, last: Node, form: Form, unit: float, x1: int) -> None:
         """The pass of a convolution whose first stage gives steps of `unit`, with ReLU if x1 says so."""
         x, w, *rest = conv.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
@@ -208,7 +97,7 @@ class _Builder(Draft):
         op: str,
         inputs: tuple[str, ...],
         last: Node,
-        form: _Form,
+        form: Form,
         window: Mapping[str, Attr],
         sources: tuple[str, ...],
     ) -> None:
@@ -228,13 +117,13 @@ class _Builder(Draft):
     def _single(self, node: Node) -> None:
         """A pass of one node."""
         if node.op == "Conv":
-            return self._conv(node, node, _Form(), self.scales[node.output], _relu(node))
+            return self._conv(node, node, Form(), self.scales[node.output], relu(node))
         if node.op in ("AveragePool", "GlobalAveragePool"):
             return self._average(node)
         x, form = self._elementwise(node)
         return self._emit("NvElementwise", (self.as_int8(x),), node, form, {}, node.sources)
 
-    def _elementwise(self, node: Node) -> tuple[str, _Form]:
+    def _elementwise(self, node: Node) -> tuple[str, Form]:
         """The map that goes through SDP, and the pass."""
         x, y = node.inputs[0], self.scales[node.output]
         ratio = self.scales[x] / y if x in self.scales else 1.0
@@ -244,43 +133,43 @@ class _Builder(Draft):
             case "Mul":
                 return self._product(node, y)
             case "Relu" | "Clip" if is_relu(node):
-                return x, _Form(Stage(relu=1)).convert(ratio)
+                return x, Form(Stage(relu=1)).convert(ratio)
             case "Neg":
-                return x, _Form().convert(-ratio)
+                return x, Form().convert(-ratio)
             case "Abs":
-                return x, _Form(Stage(multiply=1, prelu=1), operands={"x1_mul": _few(-1)}).convert(ratio)
+                return x, Form(Stage(multiply=1, prelu=1), operands={"x1_mul": few(-1)}).convert(ratio)
             case "PRelu" | "LeakyRelu":
                 return x, self._scaled(self._sloped(node), ratio)
             case "Clip":
                 low, shift = addends(np.array(node.number("min", -inf) / y * 2.0**FRACTION).reshape(FEW))
-                return x, self._scaled(_limited(Stage(MAX, shift), low), ratio)
+                return x, self._scaled(limited(Stage(MAX, shift), low), ratio)
             case "HardSigmoid":
                 beta, shift = addends(np.array(node.number("beta", 0.5) / y * 2.0**FRACTION).reshape(FEW))
-                form = _limited(Stage(SUM, shift, relu=1), beta)
+                form = limited(Stage(SUM, shift, relu=1), beta)
                 return x, self._scaled(form, ratio * node.number("alpha", 0.2))
             case _:
                 return x, self._table(node, self.scales[x], y)
 
-    def _scaled(self, form: _Form, ratio: float) -> _Form:
+    def _scaled(self, form: Form, ratio: float) -> Form:
         """The form behind a first stage that brings x to fractions of the result's steps."""
         multiplier, shift = factor(ratio * 2.0**FRACTION)
         form.x1 = Stage(multiply=1, shift=shift)
-        form.operands["x1_mul"] = _few(multiplier)
+        form.operands["x1_mul"] = few(multiplier)
         return form
 
-    def _sloped(self, node: Node) -> _Form:
+    def _sloped(self, node: Node) -> Form:
         """Slopes of negative values in the second stage, on fractions of the result's steps."""
         if node.op == "LeakyRelu":
             slope, shift = factor(node.number("alpha", 0.01))
-            values = _few(slope)
+            values = few(slope)
         else:
             shape = self.float.constants[node.inputs[1]].shape
             given = self.float.constants[node.inputs[1]].reshape((-1, 1, 1) if len(shape) < 3 else shape[-3:])
             values, shift = factors(given.astype(np.float64))
-        form = _Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
+        form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
         return form.convert(2.0**-FRACTION)
 
-    def _pair(self, node: Node, y: float) -> tuple[str, _Form]:
+    def _pair(self, node: Node, y: float) -> tuple[str, Form]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
         first, second = node.inputs
         alu = COMPARISONS[node.op]
@@ -293,46 +182,46 @@ class _Builder(Draft):
         constant = self.float.constant(other)
         if constant is None:
             unit = self.scales[other] * 2.0**-FRACTION
-            stage = Stage(alu, FRACTION, relu=_relu(node))
-            form = _Form(x2=stage, operands={"x2_alu": other})
+            stage = Stage(alu, FRACTION, relu=relu(node))
+            form = Form(x2=stage, operands={"x2_alu": other})
         else:
             unit = y * 2.0**-FRACTION
             negative = node.op == "Sub" and other == second
-            values, shift = addends((-1 if negative else 1) * _per_channel(constant) / unit)
-            form = _Form(x2=Stage(alu, shift, relu=_relu(node)), operands={"x2_alu": values})
+            values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
+            form = Form(x2=Stage(alu, shift, relu=relu(node)), operands={"x2_alu": values})
         multiplier, right = factor(sign * self.scales[x] / unit)
         form.x1 = Stage(multiply=1, shift=right)
-        form.operands["x1_mul"] = _few(multiplier)
+        form.operands["x1_mul"] = few(multiplier)
         return x, form.convert(unit / y)
 
     def _covers(self, node: Node, name: str) -> bool:
         """Whether an operand has the shape of the result, so that it goes through SDP."""
         return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
 
-    def _product(self, node: Node, y: float) -> tuple[str, _Form]:
+    def _product(self, node: Node, y: float) -> tuple[str, Form]:
         first, second = node.inputs
         x, other = (first, second) if self._covers(node, first) else (second, first)
         constant = self.float.constant(other)
         if constant is None:
-            form = _Form(Stage(multiply=1), operands={"x1_mul": other})
+            form = Form(Stage(multiply=1), operands={"x1_mul": other})
             return x, form.convert(self.scales[x] * self.scales[other] / y)
-        values, shift = factors(_per_channel(constant) * (self.scales[x] / y))
-        return x, _Form(Stage(multiply=1, shift=shift), operands={"x1_mul": values})
+        values, shift = factors(per_channel(constant) * (self.scales[x] / y))
+        return x, Form(Stage(multiply=1, shift=shift), operands={"x1_mul": values})
 
-    def _table(self, node: Node, x: float, y: float) -> _Form:
+    def _table(self, node: Node, x: float, y: float) -> Form:
         """A function of one element, its value for every int8."""
         with np.errstate(invalid="ignore"):
             wanted = np.rint(wanted_values(node, x, y))
         if np.isnan(wanted).any():
             wanted = np.nan_to_num(wanted, nan=0.0)
-        return _Form(operands={"table": wanted.clip(-128, 127).astype(np.int16)})
+        return Form(operands={"table": wanted.clip(-128, 127).astype(np.int16)})
 
     def _average(self, node: Node) -> None:
         """PDP's average where its window reaches; sums of a convolution for larger ones."""
         kernel, x = average_kernel(self.float, node), node.inputs[0]
         ratio = self.scales[x] / self.scales[node.output]
         channels = self.float.shape(x)[1]
-        window = {} if node.op.startswith("Global") else _explicit_window(node, kernel, self.float)
+        window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
         reciprocal = round(ratio / (kernel[0] * kernel[1]) * 2**RECIPROCAL_BITS)
         if (
             max(kernel) <= MOST_POOL
@@ -349,35 +238,7 @@ class _Builder(Draft):
             self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
             return
         multiplier, shift = factor(ratio / (kernel[0] * kernel[1]))
-        form = _Form(Stage(multiply=1, shift=shift), operands={"x1_mul": _few(multiplier)})
+        form = Form(Stage(multiply=1, shift=shift), operands={"x1_mul": few(multiplier)})
         taps = self.constant(f"{int8_name(node.output)}/w", np.ones((channels, 1, *kernel), np.int8))
         attrs = {**window, "group": channels, "average": 1}
         self._emit("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)
-
-
-def _explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[str, Attr]:
-    """Strides, dilations and the pads that the result's extents imply, whatever ceil_mode says."""
-    window = window_of(node, kernel)
-    spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
-    needed = zip(extents, window.strides, window.reach, spatial, window.begins, strict=True)
-    ends = tuple(max((count - 1) * s + reach - extent - begin, 0) for count, s, reach, extent, begin in needed)
-    return {"strides": window.strides, "dilations": window.dilations, "pads": (*window.begins, *ends)}
-
-
-def _limited(stage: Stage, operand: Array) -> _Form:
-    """A second stage with a register operand on fractions of steps."""
-    return _Form(x2=stage, operands={"x2_alu": operand}).convert(2.0**-FRACTION)
-
-
-def _relu(node: Node) -> int:
-    return int(node.text("activation") in ("Relu", "Clip"))
-
-
-def _few(value: int) -> Array:
-    return np.full(FEW, value, np.int16)
-
-
-def _per_channel(constant: Array) -> Array:
-    """A constant operand as (C, H, W), (C, 1, 1) or (1, 1, 1)."""
-    shape = (1,) * (3 - constant.ndim) + constant.shape
-    return constant.reshape(shape[-3:]).astype(np.float64)

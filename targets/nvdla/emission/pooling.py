@@ -1,0 +1,48 @@
+"""PDP and its RDMA as registers."""
+
+from __future__ import annotations
+
+from npuc.targets.nvdla.emission.writer import Writer, padding
+from npuc.targets.nvdla.operations import Pooling, Surface
+
+
+def write_pooling(writer: Writer, operation: Pooling) -> None:
+    """PDP on a map in memory."""
+    source, result, window = operation.source, operation.destination, operation.window
+    for block in ("PDP_RDMA", "PDP"):
+        _cube_in(writer, block, source)
+    height, width = operation.kernel
+    writer.set("PDP_RDMA.D_FLYING_MODE", FLYING_MODE="OFF_FLYING")
+    writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE="MC")
+    writer.set("PDP_RDMA.D_OPERATION_MODE_CFG", SPLIT_NUM=0)
+    across = {"KERNEL_WIDTH": width - 1, "KERNEL_STRIDE_WIDTH": window.stride_x - 1}
+    writer.set("PDP_RDMA.D_POOLING_KERNEL_CFG", **across)
+    writer.set("PDP_RDMA.D_POOLING_PADDING_CFG", PAD_WIDTH=window.left)
+    writer.set("PDP_RDMA.D_PARTIAL_WIDTH_IN")
+    for extent, value in (("WIDTH", result.width), ("HEIGHT", result.height), ("CHANNEL", result.channels)):
+        writer.set(f"PDP.D_DATA_CUBE_OUT_{extent}", **{f"CUBE_OUT_{extent}": value - 1})
+    method = f"POOLING_METHOD_{operation.method}"
+    writer.set("PDP.D_OPERATION_MODE_CFG", POOLING_METHOD=method, FLYING_MODE="OFF_FLYING", SPLIT_NUM=0)
+    writer.set("PDP.D_PARTIAL_WIDTH_IN")
+    writer.set("PDP.D_PARTIAL_WIDTH_OUT")
+    along = {"KERNEL_HEIGHT": height - 1, "KERNEL_STRIDE_HEIGHT": window.stride_y - 1}
+    writer.set("PDP.D_POOLING_KERNEL_CFG", **across, **along)
+    for name, value in zip(("WIDTH", "HEIGHT"), operation.reciprocals, strict=True):
+        writer.set(f"PDP.D_RECIP_KERNEL_{name}", **{f"RECIP_KERNEL_{name}": value})
+    padding(writer, "PDP.D_POOLING_PADDING_CFG", window)
+    for count in range(1, 8):
+        writer.set(f"PDP.D_POOLING_PADDING_VALUE_{count}_CFG", **{f"PAD_VALUE_{count}X": 0})
+    writer.address("PDP", "D_DST_BASE_ADDR", result.address)
+    writer.raw("PDP.D_DST_LINE_STRIDE", result.line_stride)
+    writer.raw("PDP.D_DST_SURFACE_STRIDE", result.surface_stride)
+    writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE="MC")
+
+
+def _cube_in(writer: Writer, block: str, source: Surface) -> None:
+    extents = {"WIDTH": source.width, "HEIGHT": source.height, "CHANNEL": source.channels}
+    for extent, value in extents.items():
+        writer.set(f"{block}.D_DATA_CUBE_IN_{extent}", **{f"CUBE_IN_{extent}": value - 1})
+    writer.address(block, "D_SRC_BASE_ADDR", source.address)
+    writer.raw(f"{block}.D_SRC_LINE_STRIDE", source.line_stride)
+    writer.raw(f"{block}.D_SRC_SURFACE_STRIDE", source.surface_stride)
+    writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA="INT8")

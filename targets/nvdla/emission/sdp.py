@@ -1,0 +1,97 @@
+"""SDP and its RDMA as registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from npuc.targets.nvdla.emission.writer import Writer
+from npuc.targets.nvdla.integer import ALU
+from npuc.targets.nvdla.operations import Fetch, Sdp, Surface, Unit
+
+TABLE_ENTRIES = 257
+"""Of the linear table LO."""
+
+
+def write_sdp(writer: Writer, sdp: Sdp, source: Surface | None, result: Surface) -> None:
+    """SDP on a map in memory, or behind the convolution pipeline where there is no source."""
+    flying = "ON" if source is None else "OFF"
+    extents = {"WIDTH": result.width - 1, "HEIGHT": result.height - 1, "CHANNEL": result.channels - 1}
+    for block in ("SDP_RDMA", "SDP"):
+        for extent, value in extents.items():
+            writer.set(f"{block}.D_DATA_CUBE_{extent}", **{extent: value})
+    if source is not None:
+        writer.address("SDP_RDMA", "D_SRC_BASE_ADDR", source.address)
+        writer.raw("SDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
+        writer.raw("SDP_RDMA.D_SRC_SURFACE_STRIDE", source.surface_stride)
+        writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE="MC")
+    for letter, unit, fetch in (("B", "BS", sdp.x1.fetch), ("N", "BN", sdp.x2.fetch), ("E", "EW", None)):
+        _fetch(writer, letter, unit, fetch)
+    precisions = {f"{each}_PRECISION": "INT8" for each in ("IN", "PROC", "OUT")}
+    writer.set("SDP_RDMA.D_FEATURE_MODE_CFG", FLYING_MODE=flying, **precisions)
+    writer.address("SDP", "D_DST_BASE_ADDR", result.address)
+    writer.raw("SDP.D_DST_LINE_STRIDE", result.line_stride)
+    writer.raw("SDP.D_DST_SURFACE_STRIDE", result.surface_stride)
+    for unit, stage in (("BS", sdp.x1), ("BN", sdp.x2)):
+        _unit(writer, unit, stage)
+    _table(writer, sdp.table)
+    writer.set("SDP.D_FEATURE_MODE_CFG", FLYING_MODE=flying, OUTPUT_DST="MEM")
+    writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE="MC")
+    writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION="INT8", OUT_PRECISION="INT8")
+    offset, scale, shift = sdp.converter
+    writer.raw("SDP.D_CVT_OFFSET", offset)
+    writer.set("SDP.D_CVT_SCALE", CVT_SCALE=scale & 0xFFFF)
+    writer.set("SDP.D_CVT_SHIFT", CVT_SHIFT=shift)
+
+
+def _fetch(writer: Writer, letter: str, unit: str, fetch: Fetch | None) -> None:
+    register = f"SDP_RDMA.D_{letter}RDMA_CFG"
+    if fetch is None:
+        writer.set(register, **{f"{letter}RDMA_DISABLE": "YES"})
+        return
+    mode = "PER_ELEMENT" if fetch.per_element else "PER_KERNEL"
+    size = "ONE_BYTE" if fetch.component_bytes == 1 else "TWO_BYTE"
+    fields = {"DISABLE": "NO", "DATA_USE": fetch.use, "DATA_SIZE": size, "DATA_MODE": mode, "RAM_TYPE": "MC"}
+    writer.set(register, **{f"{letter}RDMA_{key}": value for key, value in fields.items()})
+    writer.address("SDP_RDMA", f"D_{unit}_BASE_ADDR", fetch.address)
+    writer.raw(f"SDP_RDMA.D_{unit}_LINE_STRIDE", fetch.line_stride)
+    writer.raw(f"SDP_RDMA.D_{unit}_SURFACE_STRIDE", fetch.surface_stride)
+
+
+def _unit(writer: Writer, name: str, unit: Unit) -> None:
+    """BS or BN."""
+    stage = unit.stage
+    used = {"BYPASS": not stage.idle, "ALU_BYPASS": stage.alu, "MUL_BYPASS": stage.multiply}
+    used["RELU_BYPASS"] = stage.relu
+    fields: dict[str, int | str] = {f"{name}_{key}": "NO" if on else "YES" for key, on in used.items()}
+    fields[f"{name}_ALU_ALGO"] = ALU[stage.alu].upper() if stage.alu else "SUM"
+    fields[f"{name}_MUL_PRELU"] = "YES" if stage.prelu else "NO"
+    writer.set(f"SDP.D_DP_{name}_CFG", **fields)
+    for part, value in (("ALU", unit.alu), ("MUL", unit.multiplier)):
+        shift = stage.alu_shift if part == "ALU" else stage.shift
+        source = "REG" if value is not None or not (stage.alu if part == "ALU" else stage.multiply) else "MEM"
+        writer.set(
+            f"SDP.D_DP_{name}_{part}_CFG",
+            **{f"{name}_{part}_SRC": source, f"{name}_{part}_SHIFT_VALUE": shift},
+        )
+        writer.set(f"SDP.D_DP_{name}_{part}_SRC_VALUE", **{f"{name}_{part}_OPERAND": (value or 0) & 0xFFFF})
+
+
+def _table(writer: Writer, table: Sequence[int]) -> None:
+    """EW: bypassed, or its linear table, whose entries are the results for -128, -127 and so on."""
+    bypass = dict.fromkeys(("EW_ALU_BYPASS", "EW_MUL_BYPASS"), "YES")
+    if not table:
+        writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="YES", EW_LUT_BYPASS="YES", **bypass)
+        return
+    writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="NO", EW_LUT_BYPASS="NO", **bypass)
+    writer.set("SDP.D_DP_EW_TRUNCATE_VALUE", EW_TRUNCATE=0)
+    writer.set("SDP.S_LUT_ACCESS_CFG", LUT_ADDR=0, LUT_TABLE_ID="LO", LUT_ACCESS_TYPE="WRITE")
+    for value in (*table, *(table[-1],) * (TABLE_ENTRIES - len(table))):
+        writer.set("SDP.S_LUT_ACCESS_DATA", LUT_DATA=value & 0xFFFF)
+    priorities = dict.fromkeys(("LUT_UFLOW_PRIORITY", "LUT_OFLOW_PRIORITY", "LUT_HYBRID_PRIORITY"), "LO")
+    writer.set("SDP.S_LUT_CFG", LUT_LE_FUNCTION="LINEAR", **priorities)
+    writer.set("SDP.S_LUT_INFO", LUT_LE_INDEX_OFFSET=0, LUT_LE_INDEX_SELECT=0, LUT_LO_INDEX_SELECT=0)
+    for name in ("LE", "LO"):
+        writer.raw(f"SDP.S_LUT_{name}_START", -128)
+        writer.raw(f"SDP.S_LUT_{name}_END", -128 + (64 if name == "LE" else TABLE_ENTRIES - 1))
+        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SCALE", 0)
+        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SHIFT", 0)

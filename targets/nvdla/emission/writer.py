@@ -1,0 +1,37 @@
+"""Writes registers by their names: fields, whole values, addresses."""
+
+from __future__ import annotations
+
+from npuc.targets.nvdla.commands import Command, Write
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Window
+from npuc.targets.nvdla.registers import register_map
+
+
+class Writer:
+    """The commands so far, and the registers of a machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.map = register_map(machine.registers)
+        self.commands: list[Command] = []
+
+    def set(self, title: str, **fields: int | str) -> None:
+        """Writes a register by its fields, the others as after reset."""
+        register = self.map[title]
+        self.commands.append(Write(register.address, register.value(**fields)))
+
+    def raw(self, title: str, value: int) -> None:
+        """Writes all bits of a register: addresses and sizes in bytes, numbers in two's complement."""
+        self.commands.append(Write(self.map[title].address, value & 0xFFFFFFFF))
+
+    def address(self, block: str, stem: str, value: int) -> None:
+        """Writes the low and the high word of an address."""
+        self.raw(f"{block}.{stem}_LOW", value)
+        self.raw(f"{block}.{stem}_HIGH", value >> 32)
+
+
+def padding(writer: Writer, title: str, window: Window) -> None:
+    """The four sides of a window's padding."""
+    sides = {"LEFT": window.left, "RIGHT": window.right, "TOP": window.top, "BOTTOM": window.bottom}
+    writer.set(title, **{f"PAD_{side}": value for side, value in sides.items()})

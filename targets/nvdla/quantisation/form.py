@@ -1,0 +1,68 @@
+"""A pass in the making: its stages, operands and converter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.targets.nvdla.fixed_point import (
+    FRACTION,
+    MOST_CONVERTER_SHIFT,
+    factor,
+)
+from npuc.targets.nvdla.integer import IDENTITY, IDLE, Stage
+
+FEW = (1, 1, 1)
+"""The shape of an operand that stands in a register."""
+
+
+@dataclass
+class Form:
+    """A pass in the making."""
+
+    x1: Stage = IDLE
+    x2: Stage = IDLE
+    operands: dict[str, Array | str] = field(default_factory=dict[str, "Array | str"])
+    """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
+    converter: tuple[int, int, int] = IDENTITY
+
+    def convert(self, ratio: float) -> Form:
+        """The output converter multiplies by a ratio."""
+        scale, shift = factor(ratio, MOST_CONVERTER_SHIFT)
+        while scale and scale % 2 == 0 and shift:
+            scale, shift = scale // 2, shift - 1
+        self.converter = (0, scale, shift)
+        return self
+
+
+def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[str, Attr]:
+    """Strides, dilations and the pads that the result's extents imply, whatever ceil_mode says."""
+    window = window_of(node, kernel)
+    spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
+    needed = zip(extents, window.strides, window.reach, spatial, window.begins, strict=True)
+    ends = tuple(max((count - 1) * s + reach - extent - begin, 0) for count, s, reach, extent, begin in needed)
+    return {"strides": window.strides, "dilations": window.dilations, "pads": (*window.begins, *ends)}
+
+
+def limited(stage: Stage, operand: Array) -> Form:
+    """A second stage with a register operand on fractions of steps."""
+    return Form(x2=stage, operands={"x2_alu": operand}).convert(2.0**-FRACTION)
+
+
+def relu(node: Node) -> int:
+    """Whether a node ends in ReLU, as a stage has it."""
+    return int(node.text("activation") in ("Relu", "Clip"))
+
+
+def few(value: int) -> Array:
+    """An operand for a register."""
+    return np.full(FEW, value, np.int16)
+
+
+def per_channel(constant: Array) -> Array:
+    """A constant operand as (C, H, W), (C, 1, 1) or (1, 1, 1)."""
+    shape = (1,) * (3 - constant.ndim) + constant.shape
+    return constant.reshape(shape[-3:]).astype(np.float64)

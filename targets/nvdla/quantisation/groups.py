@@ -1,0 +1,56 @@
+"""Which nodes make one pass: a convolution and what its one reader does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from npuc.ir import Graph, Node
+
+
+@dataclass(frozen=True)
+class Group:
+    """A convolution and what becomes part of its pass: the node whose result it gives is last."""
+
+    conv: Node
+    last: Node
+
+    @property
+    def operand(self) -> str | None:
+        """The map that is added, if any."""
+        if self.last.op != "Add":
+            return None
+        first, second = self.last.inputs
+        return second if first == self.conv.output else first
+
+
+def groups(graph: Graph, nodes: Sequence[Node]) -> dict[int, Group]:
+    """For the last node (by id) of every pass of more than one node, the group."""
+    integer = {id(node) for node in nodes}
+    found: dict[int, Group] = {}
+    taken: set[str] = set()
+    for node in nodes:
+        if node.op not in ("Add", "PRelu", "LeakyRelu"):
+            continue
+        candidates = [
+            graph.producers[name]
+            for name in (node.inputs if node.op == "Add" else node.inputs[:1])
+            if _joins(graph, node, name, integer) and name not in taken
+        ]
+        if candidates:
+            conv = max(candidates, key=graph.nodes.index)
+            taken.add(conv.output)
+            found[id(node)] = Group(conv, node)
+    return found
+
+
+def _joins(graph: Graph, node: Node, name: str, integer: set[int]) -> bool:
+    """Whether the tensor is of a convolution that can compute the node in its own pass."""
+    conv = graph.producers.get(name)
+    if conv is None or id(conv) not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
+        return False
+    if node.op != "Add":
+        return not conv.text("activation")
+    other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+    same = other != name and graph.shape(other) == graph.shape(name) == graph.shape(node.output)
+    return same and graph.constant(other) is None and conv.text("activation") in ("", "Relu")

@@ -1,0 +1,124 @@
+"""Convolutions as the hardware sees them: lanes in and out, passes over some of them, windows of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.targets.nvdla.integer import operands
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import (
+    Surface,
+    Window,
+)
+from npuc.targets.nvdla.selection.context import Placed
+from npuc.targets.nvdla.surfaces import Lanes, View, contiguous, map_shape, spaced
+from npuc.targets.nvdla.tiling import (
+    Geometry,
+    RowTile,
+    expect_kernels,
+)
+
+
+def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
+    """A convolution of an input that fills so many lanes."""
+    _, height, width = map_shape(graph.shape(node.inputs[0]))
+    kernels, _, kernel_height, kernel_width = graph.shape(node.inputs[1])
+    window = window_of(node, (kernel_height, kernel_width))
+    out_height, out_width = graph.shape(node.output)[2:]
+    return Geometry(
+        width, height, lanes, out_height, out_width, kernels, kernel_height, kernel_width,
+        window.strides[0], window.dilations[0], window.begins[0],
+    )  # fmt: skip
+
+
+def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[str, Lanes]) -> Lanes:
+    """The lanes of a computed node's result.
+
+    Operations on elements keep those of their input; a convolution fills atoms, unless its kernels are so large
+    that fewer share a group, or it adds a map whose lanes have gaps.
+    """
+    x = known[node.inputs[0]]
+    if node.op != "NvConv":
+        return x
+    kernels = graph.shape(node.output)[1]
+    for name in operands(node)[:4]:
+        if name in known and graph.shape(name) == graph.shape(node.output):
+            return known[name]
+    if node.integer("group", 1) > 1:
+        return contiguous(kernels)
+    together = expect_kernels(machine, geometry(graph, node, x[-1] + 1), node.name, node.op)
+    return contiguous(kernels) if together >= machine.atom_bytes else spaced(kernels, together, machine.atom_bytes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pass of a convolution: some lanes of the result, of the input lanes that they depend on."""
+
+    first: int
+    count: int
+    lane: int
+    """The first lane of the input, at the start of an atom."""
+    lanes: int
+
+    def source(self, x: Placed, tile: RowTile) -> Surface:
+        """The input that the pass reads."""
+        surface = self.lane // x.view.buffer.atom_bytes
+        return x.surface(lanes=self.lanes, first_surface=surface, row=tile.line, rows=tile.lines)
+
+    def result(self, y: Placed, tile: RowTile) -> Surface:
+        """The part of the result that the pass writes."""
+        surface = self.first // y.view.buffer.atom_bytes
+        return y.surface(lanes=self.count, first_surface=surface, row=tile.row, rows=tile.rows)
+
+
+def parts_of(graph: Graph, node: Node, views: tuple[View, View], width: int, atom: int) -> list[Part]:
+    """Passes of so many lanes of the result each, of the atoms of the input that their groups need."""
+    x, y = views
+    groups, channels = node.integer("group", 1), len(x.lanes)
+    kernels = graph.shape(node.output)[1] // groups
+    group_of = {lane: number // kernels for number, lane in enumerate(y.lanes)}
+    found: list[Part] = []
+    for first in range(0, y.extent, width):
+        count = min(width, y.extent - first)
+        used = [group_of[lane] for lane in range(first, first + count) if lane in group_of]
+        per_group = channels // groups
+        low = x.lanes[min(used) * per_group] // atom * atom if used else 0
+        high = x.lanes[(max(used) + 1) * per_group - 1] + 1 if used else 1
+        found.append(Part(first, count, low, high - low))
+    return found
+
+
+def dense_weights(graph: Graph, node: Node, x: View, y: View) -> Array:
+    """Weights (lanes of y, lanes of x, R, S): zeros outside groups and where lanes hold no channel."""
+    w = graph.constants[node.inputs[1]]
+    groups = node.integer("group", 1)
+    dense = np.zeros((y.extent, x.extent, *w.shape[2:]), np.int8)
+    per_group, kernels = w.shape[1], len(w) // groups
+    lanes_in, lanes_out = np.array(x.lanes), np.array(y.lanes)
+    for group in range(groups):
+        rows = lanes_out[group * kernels : (group + 1) * kernels]
+        columns = lanes_in[group * per_group : (group + 1) * per_group]
+        dense[np.ix_(rows, columns)] = w[group * kernels : (group + 1) * kernels]
+    return dense
+
+
+def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Window:
+    """How the kernel moves over a tile: padding at the borders of the map only."""
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    start = tile.row * shape.stride_y - shape.top
+    end = start + (tile.rows - 1) * shape.stride_y + shape.reach
+    right = (shape.out_width - 1) * window.strides[1] + window.reach[1] - shape.width - window.begins[1]
+    pads = max(-start, 0), window.begins[1], max(end - shape.height, 0), max(right, 0)
+    return hardware_window(window.strides, window.dilations, pads)
+
+
+def hardware_window(
+    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int]
+) -> Window:
+    """A window as registers describe it; pads: top, left, bottom, right."""
+    return Window(strides[0], strides[1], dilations[0], dilations[1], *pads)

@@ -1,0 +1,112 @@
+"""SDP behind a convolution or on a map: its stages, with operands in registers, as constants or as a map."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Node
+from npuc.targets.nvdla.formats import operands as operand_format
+from npuc.targets.nvdla.formats.operands import Operand
+from npuc.targets.nvdla.integer import Stage, converter, operands, stages
+from npuc.targets.nvdla.operations import (
+    Fetch,
+    Sdp,
+    Unit,
+)
+from npuc.targets.nvdla.selection.context import Context, Placed
+from npuc.targets.nvdla.surfaces import View
+from npuc.targets.nvdla.tiling import (
+    RowTile,
+)
+
+
+def select_sdp(
+    context: Context, node: Node, y: Placed, first: int, count: int, tile: RowTile | None = None
+) -> Sdp:
+    """SDP of some lanes of the result and rows of it."""
+    first_alu, first_mul, second_alu, second_mul, table = operands(node)
+    x1, x2 = stages(node)
+    values = tuple(int(each) for each in context.graph.constants[table]) if table else ()
+    return Sdp(
+        _unit(context, x1, first_alu, first_mul, y, (first, count), tile),
+        _unit(context, x2, second_alu, second_mul, y, (first, count), tile),
+        converter(node),
+        values,
+    )
+
+
+def _unit(
+    context: Context, stage: Stage, alu: str, mul: str, y: Placed, part: tuple[int, int], tile: RowTile | None
+) -> Unit:
+    """A stage with its operands in registers, in memory as constants, or as a map."""
+    held = [name for name in (alu, mul) if name in context.placed]
+    if held:
+        use = "ALU" if held[0] == alu else "MUL"
+        other = mul if use == "ALU" else alu
+        fetch = _map_fetch(context, held[0], use, y, part, tile)
+        return Unit(
+            stage,
+            _register(context, other if use == "MUL" else ""),
+            _register(context, mul if use == "ALU" else ""),
+            fetch,
+        )
+    registers = [_register(context, alu), _register(context, mul)]
+    values = [
+        _lane_values(context, name, y.view, part)
+        for name, number in zip((alu, mul), registers, strict=True)
+        if name and number is None
+    ]
+    if not values:
+        return Unit(stage, registers[0], registers[1])
+    use = "BOTH" if len(values) == 2 else "MUL" if registers[0] is not None or not alu else "ALU"
+    return Unit(stage, registers[0], registers[1], _constant_fetch(context, values, use, tile))
+
+
+def _register(context: Context, name: str) -> int | None:
+    """An operand that stands in a register."""
+    value = context.graph.constant(name)
+    return int(value.reshape(())) if value is not None and value.size == 1 and value.ndim == 3 else None
+
+
+def _lane_values(context: Context, name: str, view: View, part: tuple[int, int]) -> Array:
+    """A constant operand (C, 1, 1) or (C, H, W) in lanes of the pass."""
+    value = context.graph.constants[name]
+    channels = len(view.lanes)
+    shape = (channels, *value.shape[1:])
+    filled = np.zeros((view.extent, *value.shape[1:]), np.int16)
+    filled[list(view.lanes)] = np.broadcast_to(value, shape)
+    return filled[part[0] : part[0] + part[1]]
+
+
+def _constant_fetch(context: Context, values: list[Array], use: str, tile: RowTile | None) -> Fetch:
+    per_element = values[0].shape[1:] != (1, 1)
+    whole = np.broadcast_shapes(*(each.shape for each in values))
+    rows = slice(tile.row, tile.row + tile.rows) if tile is not None and per_element else slice(None)
+    cut = [np.broadcast_to(each, whole)[:, rows] for each in values]
+    lanes, height, width = cut[0].shape
+    operand = Operand.per_element(context.machine, (lanes, height, width), len(values), 2)
+    form = "element-wise" if per_element else "batch normalization"
+    address = context.constants.add(form, operand_format.pack(operand, *cut))
+    strides = (operand.line_stride, operand.surface_stride) if per_element else (0, 0)
+    return Fetch(use, 2, address, per_element, *strides)
+
+
+def _map_fetch(
+    context: Context, name: str, use: str, y: Placed, part: tuple[int, int], tile: RowTile | None
+) -> Fetch:
+    """A map in memory as operand: one byte an element, or one an channel where it has one pixel."""
+    other = context.placed[name]
+    if other.view.lanes != y.view.lanes:
+        raise UnsupportedOperator(
+            "E202",
+            "its channels do not lie as those of the other operand: concatenation left gaps",
+            tensor=name,
+            limit=f"channels in multiples of {context.machine.atom_bytes} where maps are joined",
+            remedy="put a convolution between the concatenation and this operator",
+        )
+    per_element = (other.view.height, other.view.width) == (y.view.height, y.view.width)
+    row = tile.row if tile is not None and per_element else 0
+    surface = other.surface(first_surface=part[0] // context.machine.atom_bytes, row=row)
+    strides = (surface.line_stride, surface.surface_stride) if per_element else (0, 0)
+    return Fetch(use, 1, surface.address, per_element, *strides)
