@@ -8,6 +8,7 @@ import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration import Spread
+from npuc.quantize.given import steps_of
 from npuc.quantize.scales import Ratio, Ties
 from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.quantize.weights import MOST_SHIFT, average_taps
@@ -23,11 +24,13 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
     """The nodes that run on int8: those the target accepts, and data movement from such to such.
 
     A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs
-    on int8 behind or before any of these.
+    on int8 behind or before any of these. What the model itself dequantises is int8 already.
     """
     after: set[str] = set()
     forward: list[Node] = []
     for node in graph.nodes:
+        if node.op == "DequantizeLinear" and steps_of(graph, node) is not None:
+            after.update(node.outputs)
         computed = [name for name in node.inputs if name not in graph.constants]
         moves = node.op in (*MOVEMENT, *CONVERSIONS) and any(name in after for name in computed)
         if moves or accepts(node):

@@ -11,6 +11,7 @@ from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.given import given_steps, reaches
 from npuc.quantize.improvement import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.ladder import LEVELS
+from npuc.quantize.made_up import made_up
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -56,4 +57,6 @@ def network(
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
     network = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, best_table, given))
+    if samples.synthetic and given:
+        samples = made_up(graph) or samples
     return best_weights(network, Recipe(lambda each: integer(each, machine), best_table), samples, level)

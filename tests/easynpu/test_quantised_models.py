@@ -15,6 +15,7 @@ from npuc import data, driver, program
 from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.quantize.given import integers_of
+from npuc.reference import session
 from npuc.target import Options, target
 from npuc.verification import Tolerance, verify
 
@@ -50,6 +51,22 @@ def test_a_trained_quantised_model_is_bit_exact_and_close_to_onnxruntime(
     ]
     assert len(single) > 8
     assert min(single) > 15
+
+
+@pytest.mark.parametrize("name", ["tiny_kws_int8qdq", "tiny_vww_int8qdq", "tiny_sww_int8"])
+def test_a_trained_quantised_model_computes_what_onnxruntime_does_without_calibration_data(
+    name: str, shared: Path
+) -> None:
+    path, (x, shape) = shared / "models" / f"{name}.onnx", TRAINED[name]
+    compiled, _ = driver.compile_model(path, EASYNPU, Options(), {x: shape})
+    runs = [session(model) for model in (path.read_bytes(), compiled.evidence["reference.onnx"])]
+    inputs = np.random.default_rng(7).integers(-128, 128, (40, *shape), np.int8)
+    theirs, ours = (
+        np.stack([run.run(None, {x: each})[0].ravel() for each in inputs]).astype(np.float64) for run in runs
+    )
+    error = np.square(ours - theirs).sum()
+    assert 10 * np.log10(np.square(theirs + 128).sum() / error) > 25  # all three end with steps from -128 on
+    assert (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean() > 0.97
 
 
 class _Samples(CalibrationDataReader):

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.ir import Graph, Node
+from npuc.ir import Graph, Node, TensorType
+from npuc.ops import build
 from npuc.quantize.given import Steps, given_steps, integers_of, reaches, steps_of
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from tests.passes.networks import network, node
@@ -51,6 +52,22 @@ def test_where_two_roundings_meet_each_side_keeps_its_own() -> None:
 def test_a_tensor_beside_a_rescale_has_the_reach_of_the_other_side() -> None:
     scaled = [node("Rescale", "a", "b"), node("Rescale", "c", "d")]
     assert reaches(scaled, {"a": Steps(0.5), "d": Steps(1.0, -128)}) == {"b": 64.0, "c": 255.0}
+
+
+def test_what_the_model_dequantises_is_moved_as_integers() -> None:
+    nodes = [
+        Node("DequantizeLinear", ("x", "scale", "zero"), ("d",), {"axis": 0}),
+        node("Reshape", "d", "r", shape=(1, 1, 6, 2)),
+        node("Conv", "r w", "y"),
+    ]
+    constants = {
+        "scale": np.array(0.5, np.float32),
+        "zero": np.array(83, np.int8),
+        "w": np.ones((1, 1, 1, 1), np.float32),
+    }
+    graph = build("g", nodes, {"x": TensorType((1, 12), "int8")}, ["y"], constants)
+    assert [each.op for each in integer_nodes(graph, lambda each: each.op == "Conv")] == ["Reshape", "Conv"]
+    assert {name: _given(graph)[name] for name in "dr"} == dict.fromkeys("dr", Steps(0.5, 83))
 
 
 SEEDS = st.integers(0, 10_000)
