@@ -39,6 +39,7 @@ class Place:
     line_stride: int
     surface_stride: int
     lanes: tuple[tuple[int, int], ...]
+    precision: str = "int8"
 
     @property
     def lane_numbers(self) -> list[int]:
@@ -48,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True)
 class TensorMove:
-    """An int8 tensor and its place."""
+    """A tensor and its place; of fp16 the host has float32 and converts on the way."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -66,12 +67,13 @@ class TensorMove:
         channels, height, width = self.map_shape
         lanes = self.place.lane_numbers if sum(count for _, count in self.place.lanes) <= LARGEST else []
         valid = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
+        if self.place.precision not in machine.precisions:
+            raise _damaged(f"{machine.name} has no {self.place.precision}")
         if not valid or len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
             raise _damaged(f"{self}")
         place = self.place
-        return Cube(
-            width, height, max(lanes) + 1, "int8", machine.atom_bytes, place.line_stride, place.surface_stride
-        )
+        strides = place.line_stride, place.surface_stride
+        return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
 
 
 @dataclass(frozen=True)

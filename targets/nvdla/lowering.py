@@ -16,6 +16,7 @@ from npuc.quantize.draft import Quantised
 from npuc.targets.nvdla.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.integer import IDENTITY, IDLE
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
@@ -133,9 +134,8 @@ def _on_device(graph: Graph) -> set[int]:
     found: set[int] = set()
     held: set[str] = set()
     for node in graph.nodes:
-        moves = is_view(graph, node) and graph.tensors[node.output].dtype == "int8"
-        computed = node.op in COMPUTED and graph.tensors[node.output].dtype == "int8"
-        if computed or (moves and any(name in held for name in node.inputs)):
+        computed = node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
+        if computed or (is_view(graph, node) and any(name in held for name in node.inputs)):
             found.add(id(node))
             held.update(node.outputs)
     return found
@@ -256,7 +256,8 @@ class _Program:
         placed = self.placed[name]
         held = placed.view.buffer
         lanes = _runs(placed.view)
-        where = Place(placed.base + placed.view.offset, held.line_stride, held.surface_stride, lanes)
+        address = placed.base + placed.view.offset
+        where = Place(address, held.line_stride, held.surface_stride, lanes, held.precision)
         return TensorMove(name, self.graph.shape(name), where)
 
 

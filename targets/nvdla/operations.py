@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from npuc.targets.nvdla.integer import IDENTITY, Stage
+from npuc.targets.nvdla.machine import BYTES
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Surface:
     channels: int
     line_stride: int
     surface_stride: int
+    precision: str = "int8"
+
+    def atoms(self, atom_bytes: int) -> int:
+        """Atoms of a pixel: the surfaces of the cube."""
+        return -(-self.channels * BYTES[self.precision] // atom_bytes)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Fetch:
     per_element: bool = False
     line_stride: int = 0
     surface_stride: int = 0
+    computed: bool = False
+    """It is a map that another operation writes, not a constant."""
 
 
 @dataclass(frozen=True)

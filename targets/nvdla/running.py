@@ -16,6 +16,7 @@ from npuc.target import Observer
 from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove, decode, register_map_of
 from npuc.targets.nvdla.commands import Command
 from npuc.targets.nvdla.formats import feature
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
 from npuc.targets.nvdla.model import Memory, Nvdla
 
 
@@ -53,7 +54,7 @@ class Runner:
                 step.run(tensors)
                 if seen is not None:
                     for name in step.outputs:
-                        if tensors[name].dtype == np.int8:
+                        if str(tensors[name].dtype) in ("int8", "int16"):
                             seen.setdefault(name, []).append(tensors[name])
         missing = [each.name for each in self.outputs if each.name not in tensors]
         if missing:
@@ -92,17 +93,18 @@ class Runner:
         """A host tensor (1, 1, C, H, W) into memory; lanes between channels become 0."""
         found = tensors.get(move.tensor)
         cube = move.cube(self.contents.machine)
-        if found is None or found.dtype != np.int8 or found[0].shape != move.shape:
+        if found is None or found.dtype != HOST_DTYPES[cube.precision] or found[0].shape != move.shape:
             raise ArtefactError("E502", "manifest.json is damaged: no such tensor to load", tensor=move.tensor)
-        filled = np.zeros((cube.channels, cube.height, cube.width), np.int8)
-        filled[move.place.lane_numbers] = found.reshape(move.map_shape)
+        values = received(found.reshape(move.map_shape), cube.precision)
+        filled = np.zeros((cube.channels, cube.height, cube.width), values.dtype)
+        filled[move.place.lane_numbers] = values
         feature.store(cube, filled, self._view(move, cube, memory))
 
     def _store(self, move: TensorMove, memory: Memory) -> Array:
         """The tensor in memory (1, *shape)."""
         cube = move.cube(self.contents.machine)
-        values = feature.unpack(cube, self._view(move, cube, memory))
-        return np.ascontiguousarray(values[move.place.lane_numbers]).reshape(1, *move.shape)
+        values = feature.unpack(cube, self._view(move, cube, memory))[move.place.lane_numbers]
+        return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)
 
     def _view(self, move: TensorMove, cube: feature.Cube, memory: Memory) -> Array:
         found = memory.view(move.place.address, cube.bytes)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
-from npuc.targets.nvdla.formats.feature import Cube
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.formats.precision import precision_of
+from npuc.targets.nvdla.machine import BYTES, Machine
 
 Lanes = tuple[int, ...]
 """The lane of every channel, ascending, counted from the first surface of the view."""
@@ -24,6 +24,11 @@ def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def tensor_precision(graph: Graph, name: str) -> str:
+    """In which precision NVDLA has a tensor."""
+    return precision_of(graph.tensors[name].dtype)
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A feature cube of whole atoms in memory, packed; bytes from its start."""
@@ -33,6 +38,12 @@ class Buffer:
     height: int
     surfaces: int
     atom_bytes: int
+    precision: str = "int8"
+
+    @property
+    def atom_elements(self) -> int:
+        """Lanes of a surface."""
+        return self.atom_bytes // BYTES[self.precision]
 
     @property
     def line_stride(self) -> int:
@@ -64,14 +75,6 @@ class View:
     def extent(self) -> int:
         """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
         return self.lanes[-1] + 1
-
-    @property
-    def cube(self) -> Cube:
-        """The window as a feature cube of `extent` channels."""
-        held = self.buffer
-        return Cube(
-            self.width, self.height, self.extent, "int8", held.atom_bytes, held.line_stride, held.surface_stride
-        )
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of a place in the window."""
@@ -184,29 +187,29 @@ def place(
         if node.op == "Concat":
             whole = views.get(node.output) or _own(graph, node.output, lanes, machine)
             views[node.output] = whole
-            views |= {name: _window(graph, name, whole, at, lanes, machine) for name, at in parts(graph, node)}
+            views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
     for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
         views.setdefault(name, _own(graph, name, lanes, machine))
     for node in moves:
         if node.op != "Concat":
             whole = views[node.inputs[0]]
-            views |= {name: _window(graph, name, whole, at, lanes, machine) for name, at in parts(graph, node)}
+            views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
     return Surfaces(views)
 
 
 def _own(graph: Graph, name: str, lanes: Mapping[str, Lanes], machine: Machine) -> View:
     """A tensor in a buffer of its own."""
     _, height, width = map_shape(graph.shape(name))
-    surfaces = lanes[name][-1] // machine.atom_bytes + 1
-    return View(Buffer(name, width, height, surfaces, machine.atom_bytes), 0, width, height, lanes[name])
+    precision = tensor_precision(graph, name)
+    surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
+    buffer = Buffer(name, width, height, surfaces, machine.atom_bytes, precision)
+    return View(buffer, 0, width, height, lanes[name])
 
 
-def _window(
-    graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], machine: Machine
-) -> View:
+def _window(graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes]) -> View:
     channel, row, column = at
     _, height, width = map_shape(graph.shape(name))
-    surface = whole.lanes[channel] // machine.atom_bytes
+    surface = whole.lanes[channel] // whole.buffer.atom_elements
     return View(whole.buffer, whole.window(surface, row, column), width, height, lanes[name])
 
 
@@ -214,9 +217,9 @@ def _lanes(
     graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
 ) -> dict[str, Lanes]:
     """The lanes of every tensor, in order of computation."""
-    atom = machine.atom_bytes
     found: dict[str, Lanes] = {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
     for node in nodes:
+        atom = machine.atom_elements(tensor_precision(graph, node.output))
         if not is_view(graph, node):
             found |= dict.fromkeys(node.outputs, computed(node, found))
         elif node.op == "Concat" and node.integer("axis") % len(graph.shape(node.output)) == 1:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from npuc.errors import DoesNotFit
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine import BYTES, Machine
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,12 @@ class Geometry:
     stride_y: int
     dilation_y: int
     top: int
+    precision: str = "int8"
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes of a kernel in int8."""
-        return self.kernel_height * self.kernel_width * self.channels
+        """Bytes of a kernel."""
+        return self.kernel_height * self.kernel_width * self.channels * BYTES[self.precision]
 
     @property
     def reach(self) -> int:
@@ -63,7 +64,7 @@ class RowTile:
     lines: int
 
 
-def entries_per_slice(machine: Machine, width: int, channels: int, precision: str = "int8") -> int:
+def entries_per_slice(machine: Machine, width: int, channels: int, precision: str) -> int:
     """CBUF entries of a line of a feature cube."""
     atoms = -(-channels // machine.atom_elements(precision))
     together = machine.cbuf_entry_bytes // machine.atom_bytes
@@ -73,8 +74,8 @@ def entries_per_slice(machine: Machine, width: int, channels: int, precision: st
 
 def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
     """Banks that the input of so many rows of output takes."""
-    entries = entries_per_slice(machine, geometry.width, geometry.channels) * geometry.most_lines(rows)
-    return -(-entries // machine.cbuf_entries)
+    entries = entries_per_slice(machine, geometry.width, geometry.channels, geometry.precision)
+    return -(-entries * geometry.most_lines(rows) // machine.cbuf_entries)
 
 
 def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
@@ -86,7 +87,7 @@ def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
 
 def kernels_together(machine: Machine, geometry: Geometry) -> int:
     """The most kernels of a group that fit beside one row of output, a power of two; 0 if not even one does."""
-    together = machine.kernel_group("int8")
+    together = machine.kernel_group(geometry.precision)
     room = machine.cbuf_banks - data_banks(machine, geometry, 1)
     while together and weight_banks(machine, geometry, together) > room:
         together //= 2

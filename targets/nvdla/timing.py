@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.operations import Convolution, Elementwise, Kernels, Operation, Pooling, Surface
 
 LEAST_PER_PIXEL = 11.0
@@ -74,20 +74,20 @@ def _together(first: Convolution, second: Convolution, machine: Machine) -> bool
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
     """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
-    groups = ceil(kernels.count / machine.atomic_k)
+    groups = ceil(kernels.count / machine.kernel_group(out.precision))
     taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
-    work = groups * (out.width * out.height * max(taps, least_per_pixel(machine)) + PER_GROUP)
+    work = groups * (out.width * out.height * max(taps, least_per_pixel(machine, out.precision)) + PER_GROUP)
     return max(work, kernels.bytes / machine.dram_bytes_per_cycle)
 
 
 def fetch_cycles(source: Surface, machine: Machine) -> float:
     """Clocks to bring a whole input into the CBUF."""
-    return elements(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
+    return cube_bytes(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
 
 
-def least_per_pixel(machine: Machine) -> float:
+def least_per_pixel(machine: Machine, precision: str) -> float:
     """Clocks that SDP takes for the results of a kernel group at one pixel: a wider SDP takes more at once."""
-    return LEAST_PER_PIXEL * machine.atomic_k / 8 / machine.sdp_elements
+    return LEAST_PER_PIXEL * machine.kernel_group(precision) / 8 / machine.sdp_elements
 
 
 def ideal_cycles(operation: Operation, machine: Machine) -> float:
@@ -95,18 +95,19 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
     if not isinstance(operation, Convolution):
         return 0.0
     kernels, out = operation.kernels, operation.destination
-    return kernels.count * kernels.kernel_bytes * out.width * out.height / machine.macs_per_cycle
+    products = kernels.count * kernels.height * kernels.width * kernels.channels * out.width * out.height
+    return products / (machine.atomic_c * machine.kernel_group(out.precision))
 
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:
-    """Bytes between memory and NVDLA: input, weights, operands of one byte and result."""
-    moved = elements(operation.source, machine) + elements(operation.destination, machine)
+    """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
+    moved = cube_bytes(operation.source, machine) + cube_bytes(operation.destination, machine)
     if isinstance(operation, Convolution):
         moved += operation.kernels.bytes
     if not isinstance(operation, Pooling):
         units = (operation.sdp.x1, operation.sdp.x2)
         maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
-        moved += maps * elements(operation.destination, machine)
+        moved += maps * cube_bytes(operation.destination, machine)
     return moved
 
 
@@ -115,12 +116,12 @@ def bound(operation: Operation, machine: Machine) -> str:
     if not isinstance(operation, Convolution):
         return "elements"
     kernels, out = operation.kernels, operation.destination
-    groups = ceil(kernels.count / machine.atomic_k)
+    groups = ceil(kernels.count / machine.kernel_group(out.precision))
     taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
     pixels = groups * out.width * out.height
     spent = {
         "MACs": pixels * float(taps),
-        "results": pixels * least_per_pixel(machine),
+        "results": pixels * least_per_pixel(machine, out.precision),
         "weights": kernels.bytes / machine.dram_bytes_per_cycle,
         "input": fetch_cycles(operation.source, machine),
     }
@@ -128,6 +129,10 @@ def bound(operation: Operation, machine: Machine) -> str:
 
 
 def elements(surface: Surface, machine: Machine) -> int:
-    """Elements of a cube in int8, those that fill the last atom included."""
-    lanes = ceil(surface.channels / machine.atom_bytes) * machine.atom_bytes
-    return lanes * surface.width * surface.height
+    """Elements of a cube, those that fill the last atom included."""
+    return cube_bytes(surface, machine) // BYTES[surface.precision]
+
+
+def cube_bytes(surface: Surface, machine: Machine) -> int:
+    """Bytes of a cube's atoms."""
+    return surface.atoms(machine.atom_bytes) * machine.atom_bytes * surface.width * surface.height

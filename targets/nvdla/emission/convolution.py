@@ -10,7 +10,8 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     """Everything before SDP."""
     source, kernels, window = operation.source, operation.kernels, operation.window
     result, banks = operation.destination, operation.banks
-    precisions = {"IN_PRECISION": "INT8", "PROC_PRECISION": "INT8"}
+    precision = source.precision.upper()
+    precisions = {"IN_PRECISION": precision, "PROC_PRECISION": precision}
     width, height = source.width - 1, source.height - 1
     bank = {"DATA_BANK": banks.data - 1, "WEIGHT_BANK": banks.weights - 1}
     out = {"DATAOUT_WIDTH": result.width - 1, "DATAOUT_HEIGHT": result.height - 1}
@@ -41,7 +42,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     writer.set("CSC.D_BANK", **bank)
     writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=0)
     for block in ("CMAC_A", "CMAC_B", "CACC"):
-        writer.set(f"{block}.D_MISC_CFG", CONV_MODE="DIRECT", PROC_PRECISION="INT8")
+        writer.set(f"{block}.D_MISC_CFG", CONV_MODE="DIRECT", PROC_PRECISION=precision)
     writer.set("CACC.D_DATAOUT_SIZE_0", **out)
     writer.set("CACC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=result.channels - 1)
     writer.raw("CACC.D_DATAOUT_ADDR", result.address)

@@ -43,7 +43,7 @@ def _place(surface: Surface, atom_bytes: int) -> Pattern:
         surface.width * atom_bytes,
         surface.height,
         surface.line_stride,
-        -(-surface.channels // atom_bytes),
+        surface.atoms(atom_bytes),
         surface.surface_stride,
     )
 
@@ -55,8 +55,9 @@ def reads(operation: Operation, atom_bytes: int) -> list[Pattern]:
         return found
     result = operation.destination
     for fetch in (operation.sdp.x1.fetch, operation.sdp.x2.fetch):
-        if fetch is not None and fetch.component_bytes == 1:
+        if fetch is not None and fetch.computed:
             size = (result.width, result.height) if fetch.per_element else (1, 1)
             strides = (fetch.line_stride, fetch.surface_stride) if fetch.per_element else (atom_bytes, atom_bytes)
-            found.append(_place(Surface(fetch.address, *size, result.channels, *strides), atom_bytes))
+            cube = Surface(fetch.address, *size, result.channels, *strides, operation.source.precision)
+            found.append(_place(cube, atom_bytes))
     return found

@@ -45,4 +45,4 @@ def _cube_in(writer: Writer, block: str, source: Surface) -> None:
     writer.address(block, "D_SRC_BASE_ADDR", source.address)
     writer.raw(f"{block}.D_SRC_LINE_STRIDE", source.line_stride)
     writer.raw(f"{block}.D_SRC_SURFACE_STRIDE", source.surface_stride)
-    writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA="INT8")
+    writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA=source.precision.upper())

@@ -26,7 +26,12 @@ def write_sdp(writer: Writer, sdp: Sdp, source: Surface | None, result: Surface)
         writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE="MC")
     for letter, unit, fetch in (("B", "BS", sdp.x1.fetch), ("N", "BN", sdp.x2.fetch), ("E", "EW", None)):
         _fetch(writer, letter, unit, fetch)
-    precisions = {f"{each}_PRECISION": "INT8" for each in ("IN", "PROC", "OUT")}
+    precision = (source or result).precision.upper()
+    precisions = {
+        "IN_PRECISION": precision,
+        "PROC_PRECISION": precision,
+        "OUT_PRECISION": result.precision.upper(),
+    }
     writer.set("SDP_RDMA.D_FEATURE_MODE_CFG", FLYING_MODE=flying, **precisions)
     writer.address("SDP", "D_DST_BASE_ADDR", result.address)
     writer.raw("SDP.D_DST_LINE_STRIDE", result.line_stride)
@@ -36,7 +41,7 @@ def write_sdp(writer: Writer, sdp: Sdp, source: Surface | None, result: Surface)
     _table(writer, sdp.table)
     writer.set("SDP.D_FEATURE_MODE_CFG", FLYING_MODE=flying, OUTPUT_DST="MEM")
     writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE="MC")
-    writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION="INT8", OUT_PRECISION="INT8")
+    writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION=precision, OUT_PRECISION=result.precision.upper())
     offset, scale, shift = sdp.converter
     writer.raw("SDP.D_CVT_OFFSET", offset)
     writer.set("SDP.D_CVT_SCALE", CVT_SCALE=scale & 0xFFFF)

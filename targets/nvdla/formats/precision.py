@@ -17,6 +17,12 @@ from npuc.ir import Array
 DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float16"}
 """The element type of a precision, as numpy names it."""
 
+FP16_MOST = 65504.0
+"""The largest fp16: what saturation gives (FP16 Supporting)."""
+
+HOST_DTYPES: Mapping[str, str] = {"int8": "int8", "int16": "int16", "fp16": "float32"}
+"""The element type of a precision's tensors in the graph and on the host, which converts at NVDLA's border."""
+
 Table = Mapping[tuple[str, str], str]
 """(input, output) -> the precision inside the pipeline; a pair that is absent is an invalid case."""
 
@@ -88,6 +94,21 @@ def operand_precision(source: str, result: str) -> str:
     return "int8" if {source, result} == {"int8", "int16"} else source
 
 
+def precision_of(dtype: str) -> str:
+    """The precision in which NVDLA has tensors of an element type of the graph.
+
+    >>> precision_of("float32")
+    'fp16'
+    """
+    return next(precision for precision, each in HOST_DTYPES.items() if each == dtype)
+
+
+def received(values: Array, precision: str) -> Array:
+    """A host tensor's values as NVDLA gets them: fp16 rounded to nearest, within +/-65504 (no infinities)."""
+    limited = np.clip(values, -FP16_MOST, FP16_MOST) if precision == "fp16" else values
+    return limited.astype(DTYPES[precision])
+
+
 def half_away(values: Array, shift: int) -> Array:
     """Integers divided by 2^shift, rounded half away from zero, as every right shift of NVDLA rounds."""
     wide = values.astype(np.int64)
@@ -102,6 +123,6 @@ def converted(values: Array, offset: int, scale: int, truncate: int, precision: 
     """
     scaled = half_away((values.astype(np.int64) - offset) * scale, truncate)
     if precision == "fp16":
-        return scaled.clip(-65504, 65504).astype(np.float16)
+        return scaled.clip(-FP16_MOST, FP16_MOST).astype(np.float16)
     limits = np.iinfo(precision)
     return scaled.clip(limits.min, limits.max).astype(precision)

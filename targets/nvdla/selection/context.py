@@ -51,6 +51,7 @@ class Placed:
             view.extent if lanes is None else lanes,
             held.line_stride,
             held.surface_stride,
+            held.precision,
         )
 
 

@@ -36,7 +36,7 @@ def select_convolutions(context: Context, node: Node, tiles: int) -> Iterator[Co
     for part in _parts(context, node, x, y):
         shape = replace(geometry(context.graph, node, part.lanes), kernels=part.count)
         lanes = slice(part.lane, part.lane + part.lanes)
-        kernels = _kernels(context, dense[part.first : part.first + part.count, lanes])
+        kernels = _kernels(context, shape, dense[part.first : part.first + part.count, lanes])
         for tile in _tiles(context, node, shape, tiles):
             result = part.result(y, tile)
             window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, kernels, tile)
@@ -53,7 +53,7 @@ def _tiles(context: Context, node: Node, shape: Geometry, tiles: int) -> list[Ro
 
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
     """The cheapest division of the result's lanes into passes."""
-    atom, extent = context.machine.atom_bytes, y.view.extent
+    atom, extent = y.view.buffer.atom_elements, y.view.extent
     if node.integer("group", 1) == 1:
         whole = geometry(context.graph, node, x.view.extent)
         together = expect_kernels(context.machine, whole, node.name, node.op)
@@ -70,8 +70,9 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
 
 
 def _fits(context: Context, node: Node, part: Part) -> bool:
+    machine = context.machine
     shape = replace(geometry(context.graph, node, part.lanes), kernels=part.count)
-    return kernels_together(context.machine, shape) >= min(context.machine.atom_bytes, part.count)
+    return kernels_together(machine, shape) >= min(machine.atom_elements(shape.precision), part.count)
 
 
 def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed) -> float:
@@ -84,17 +85,17 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
     return computed + sum(timing.fetch_cycles(part.source(x, tile), context.machine) for tile in tiles)
 
 
-def _kernels(context: Context, dense: Array) -> Kernels:
+def _kernels(context: Context, shape: Geometry, dense: Array) -> Kernels:
     count, channels, height, width = dense.shape
-    order = weight_format.direct(context.machine, (count, channels, height, width))
+    order = weight_format.direct(context.machine, (count, channels, height, width), shape.precision)
     data = weight_format.pack(context.machine, order, np.ascontiguousarray(dense))
     address = context.constants.add("weight", data)
-    return Kernels(address, len(data), count, height, width, channels, channels * height * width)
+    return Kernels(address, len(data), count, height, width, channels, shape.kernel_bytes)
 
 
 def _banks(context: Context, shape: Geometry, kernels: Kernels, tile: RowTile) -> Banks:
     """Data gets what it needs, weights what is left and of use."""
-    entries = entries_per_slice(context.machine, shape.width, shape.channels)
+    entries = entries_per_slice(context.machine, shape.width, shape.channels, shape.precision)
     data = -(-entries * tile.lines // context.machine.cbuf_entries)
     wanted = -(-kernels.bytes // context.machine.bank_bytes)
     return Banks(entries, data, min(context.machine.cbuf_banks - data, max(wanted, 1)))

@@ -16,7 +16,7 @@ from npuc.targets.nvdla.operations import (
     Window,
 )
 from npuc.targets.nvdla.selection.context import Placed
-from npuc.targets.nvdla.surfaces import Lanes, View, contiguous, map_shape, spaced
+from npuc.targets.nvdla.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
 from npuc.targets.nvdla.tiling import (
     Geometry,
     RowTile,
@@ -32,7 +32,7 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     out_height, out_width = graph.shape(node.output)[2:]
     return Geometry(
         width, height, lanes, out_height, out_width, kernels, kernel_height, kernel_width,
-        window.strides[0], window.dilations[0], window.begins[0],
+        window.strides[0], window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
     )  # fmt: skip
 
 
@@ -51,8 +51,9 @@ def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[st
             return known[name]
     if node.integer("group", 1) > 1:
         return contiguous(kernels)
-    together = expect_kernels(machine, geometry(graph, node, x[-1] + 1), node.name, node.op)
-    return contiguous(kernels) if together >= machine.atom_bytes else spaced(kernels, together, machine.atom_bytes)
+    shape = geometry(graph, node, x[-1] + 1)
+    together, atom = expect_kernels(machine, shape, node.name, node.op), machine.atom_elements(shape.precision)
+    return contiguous(kernels) if together >= atom else spaced(kernels, together, atom)
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,12 @@ class Part:
 
     def source(self, x: Placed, tile: RowTile) -> Surface:
         """The input that the pass reads."""
-        surface = self.lane // x.view.buffer.atom_bytes
+        surface = self.lane // x.view.buffer.atom_elements
         return x.surface(lanes=self.lanes, first_surface=surface, row=tile.line, rows=tile.lines)
 
     def result(self, y: Placed, tile: RowTile) -> Surface:
         """The part of the result that the pass writes."""
-        surface = self.first // y.view.buffer.atom_bytes
+        surface = self.first // y.view.buffer.atom_elements
         return y.surface(lanes=self.count, first_surface=surface, row=tile.row, rows=tile.rows)
 
 
@@ -97,7 +98,7 @@ def dense_weights(graph: Graph, node: Node, x: View, y: View) -> Array:
     """Weights (lanes of y, lanes of x, R, S): zeros outside groups and where lanes hold no channel."""
     w = graph.constants[node.inputs[1]]
     groups = node.integer("group", 1)
-    dense = np.zeros((y.extent, x.extent, *w.shape[2:]), np.int8)
+    dense = np.zeros((y.extent, x.extent, *w.shape[2:]), w.dtype)
     per_group, kernels = w.shape[1], len(w) // groups
     lanes_in, lanes_out = np.array(x.lanes), np.array(y.lanes)
     for group in range(groups):

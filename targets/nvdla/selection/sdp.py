@@ -9,6 +9,7 @@ from npuc.ir import Array, Node
 from npuc.targets.nvdla.formats import operands as operand_format
 from npuc.targets.nvdla.formats.operands import Operand
 from npuc.targets.nvdla.integer import Stage, converter, operands, stages
+from npuc.targets.nvdla.machine import BYTES
 from npuc.targets.nvdla.operations import (
     Fetch,
     Sdp,
@@ -60,13 +61,17 @@ def _unit(
     if not values:
         return Unit(stage, registers[0], registers[1])
     use = "BOTH" if len(values) == 2 else "MUL" if registers[0] is not None or not alu else "ALU"
-    return Unit(stage, registers[0], registers[1], _constant_fetch(context, values, use, tile))
+    return Unit(
+        stage, registers[0], registers[1], _constant_fetch(context, values, use, y.view.buffer.precision, tile)
+    )
 
 
 def _register(context: Context, name: str) -> int | None:
-    """An operand that stands in a register."""
+    """The 16 bits of an operand that stands in a register."""
     value = context.graph.constant(name)
-    return int(value.reshape(())) if value is not None and value.size == 1 and value.ndim == 3 else None
+    if value is None or value.size != 1 or value.ndim != 3:
+        return None
+    return int(value.view(np.int16).reshape(()))
 
 
 def _lane_values(context: Context, name: str, view: View, part: tuple[int, int]) -> Array:
@@ -74,18 +79,20 @@ def _lane_values(context: Context, name: str, view: View, part: tuple[int, int])
     value = context.graph.constants[name]
     channels = len(view.lanes)
     shape = (channels, *value.shape[1:])
-    filled = np.zeros((view.extent, *value.shape[1:]), np.int16)
+    filled = np.zeros((view.extent, *value.shape[1:]), value.dtype)
     filled[list(view.lanes)] = np.broadcast_to(value, shape)
     return filled[part[0] : part[0] + part[1]]
 
 
-def _constant_fetch(context: Context, values: list[Array], use: str, tile: RowTile | None) -> Fetch:
+def _constant_fetch(
+    context: Context, values: list[Array], use: str, precision: str, tile: RowTile | None
+) -> Fetch:
     per_element = values[0].shape[1:] != (1, 1)
     whole = np.broadcast_shapes(*(each.shape for each in values))
     rows = slice(tile.row, tile.row + tile.rows) if tile is not None and per_element else slice(None)
     cut = [np.broadcast_to(each, whole)[:, rows] for each in values]
     lanes, height, width = cut[0].shape
-    operand = Operand.per_element(context.machine, (lanes, height, width), len(values), 2)
+    operand = Operand.per_element(context.machine, (lanes, height, width), len(values), 2, precision)
     form = "element-wise" if per_element else "batch normalization"
     address = context.constants.add(form, operand_format.pack(operand, *cut))
     strides = (operand.line_stride, operand.surface_stride) if per_element else (0, 0)
@@ -95,18 +102,19 @@ def _constant_fetch(context: Context, values: list[Array], use: str, tile: RowTi
 def _map_fetch(
     context: Context, name: str, use: str, y: Placed, part: tuple[int, int], tile: RowTile | None
 ) -> Fetch:
-    """A map in memory as operand: one byte an element, or one an channel where it has one pixel."""
+    """A map in memory as operand: per element, or per channel where it has one pixel."""
     other = context.placed[name]
+    held = other.view.buffer
     if other.view.lanes != y.view.lanes:
         raise UnsupportedOperator(
             "E202",
             "its channels do not lie as those of the other operand: concatenation left gaps",
             tensor=name,
-            limit=f"channels in multiples of {context.machine.atom_bytes} where maps are joined",
+            limit=f"channels in multiples of {held.atom_elements} where maps are joined",
             remedy="put a convolution between the concatenation and this operator",
         )
     per_element = (other.view.height, other.view.width) == (y.view.height, y.view.width)
     row = tile.row if tile is not None and per_element else 0
-    surface = other.surface(first_surface=part[0] // context.machine.atom_bytes, row=row)
+    surface = other.surface(first_surface=part[0] // held.atom_elements, row=row)
     strides = (surface.line_stride, surface.surface_stride) if per_element else (0, 0)
-    return Fetch(use, 1, surface.address, per_element, *strides)
+    return Fetch(use, BYTES[held.precision], surface.address, per_element, *strides, computed=True)
