@@ -119,6 +119,8 @@ class Axis:
     low: Array
     """(tensors, tiles of all counts)"""
     high: Array
+    ranges: Mapping[str, tuple[Array, Array]]
+    """The same in elements, by tensor."""
 
     @cached_property
     def starts(self) -> Array:
@@ -144,16 +146,26 @@ class Axis:
 
 
 class Range:
-    """Consecutive nodes with every grid that may fit them; which ones do is found when it is asked."""
+    """Consecutive nodes with every grid that may fit them; which ones do is found when it is asked.
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> None:
+    tail: a range with the same end that begins later, whose tiles need the same of what both compute.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        machine: Machine,
+        shares: Mapping[str, Share],
+        tail: Range | None = None,
+    ) -> None:
         self.graph = graph
         self.nodes = tuple(nodes)
         self.machine = machine
         self.tensors = _tensors(graph, nodes)
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
-        self.axes = self._axes()
+        self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
@@ -212,13 +224,33 @@ class Range:
         found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
         return found, operands
 
-    def _axes(self) -> tuple[Axis, ...]:
+    def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
         """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
         shapes = {map_shape(self.graph.shape(name))[1:] for name in self.outputs}
         unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
         if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
             return ()
-        return tuple(_axis(self.graph, self.nodes, self.outputs, self.tensors, axis) for axis in range(3))
+        return tuple(self._axis(axis, tail) for axis in range(3))
+
+    def _axis(self, axis: int, tail: Range | None) -> Axis:
+        """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
+        unit = 1 if axis else LANES
+        extents = {name: map_shape(self.graph.shape(name))[axis] for name in self.outputs}
+        counts = self._counts(axis, min(-(-extent // unit) for extent in extents.values()))
+        known = tail.axes[axis] if tail is not None and tail.axes else None
+        if known is not None and known.counts == counts:
+            before = self.nodes[: -len(tail.nodes)] if tail is not None else ()
+            ranges = ranges_for(self.graph, before, known.ranges, axis)
+        else:
+            ranges = ranges_for(self.graph, self.nodes, _tiled(extents, counts, unit), axis)
+        nothing = np.zeros((2, sum(counts)), np.int64)
+        low, high = np.stack([ranges.get(name, nothing) for name in self.tensors], axis=1)
+        return Axis(counts, low // unit, -(-high // unit), ranges)
+
+    def _counts(self, axis: int, least: int) -> tuple[int, ...]:
+        """Useful numbers of tiles of an axis of so many units."""
+        most = min(least, MOST_TILES if axis else least) if _divides(self.graph, self.nodes, axis) else 1
+        return tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
 
     def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
         """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
@@ -286,25 +318,13 @@ def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], mach
     return int((_alive(nodes, tensors, outputs, fused_behind(graph, nodes, machine), graph) @ words).max())
 
 
-def _axis(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], tensors: Sequence[str], axis: int) -> Axis:
-    """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
-    unit = 1 if axis else LANES
-    extents = {name: map_shape(graph.shape(name))[axis] for name in outputs}
-    least = min(-(-extent // unit) for extent in extents.values())
-    most = least if _divides(graph, nodes, axis) else 1
-    counts = tuple(
-        n
-        for n in range(1, min(most, MOST_TILES if axis else most) + 1)
-        if n == 1 or -(-least // n) < -(-least // (n - 1))
-    )
-    wanted: dict[str, tuple[Array, Array]] = {}
+def _tiled(extents: Mapping[str, int], counts: Sequence[int], unit: int) -> dict[str, tuple[Array, Array]]:
+    """The tiles of outputs with these extents, for every number of tiles one after the other."""
+    found: dict[str, tuple[Array, Array]] = {}
     for name, extent in extents.items():
         bounds = unit * np.array([cut for n in counts for cut in cuts(-(-extent // unit), n)])
-        wanted[name] = bounds[:, 0], np.minimum(bounds[:, 1], extent)
-    ranges = ranges_for(graph, nodes, wanted, axis)
-    nothing = np.zeros((2, sum(counts)), np.int64)
-    low, high = np.stack([ranges.get(name, nothing) for name in tensors], axis=1)
-    return Axis(counts, low // unit, -(-high // unit))
+        found[name] = bounds[:, 0], np.minimum(bounds[:, 1], extent)
+    return found
 
 
 def _divides(graph: Graph, nodes: Sequence[Node], axis: int) -> bool:

@@ -74,11 +74,11 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
         "cycles": RARELY,
     }
     for points in (units(graph, nodes, machine), range(len(nodes) + 1)):
-        ranges = {
-            (start, end): Range(graph, nodes[start:end], machine, shares)
-            for position, end in enumerate(points)
-            for start in points[max(0, position - MOST_UNITS) : position]
-        }
+        ranges: dict[tuple[int, int], Range] = {}
+        for position, end in enumerate(points):
+            tail: Range | None = None
+            for start in reversed(points[max(0, position - MOST_UNITS) : position]):
+                tail = ranges[start, end] = Range(graph, nodes[start:end], machine, shares, tail)
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)
         fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
