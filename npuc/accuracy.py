@@ -19,12 +19,12 @@ from npuc.driver import run_program
 from npuc.errors import DataError
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
+from npuc.metrics import agreement, ranks, task
 from npuc.program import Program, load_evidence
 from npuc.reference import session
 from npuc.target import Target
 from npuc.verification import check_model
 
-CLASSES_FOR_TOP5 = 6
 NORMAL_95 = 1.959964
 """Of a normal variable's values 95 % are within so many deviations."""
 
@@ -86,6 +86,8 @@ def accuracy(
     found["simulator"] = simulated.reshape(len(samples), -1)
     exact = found["fp32"]
     assert exact is not None
+    if exact.shape[1] < 2:
+        raise DataError("E402", "the output has one element: there are no classes to count", tensor=output)
     rows = {name: None if each is None else _row(each, exact, labels) for name, each in found.items()}
     return {"status": "ok", "samples": len(samples), "classes": exact.shape[1], **rows}
 
@@ -105,16 +107,12 @@ def _by_onnxruntime(model: Any, samples: Samples, output: str) -> Array:
 
 def _row(found: Array, exact: Array, labels: Array) -> dict[str, Any]:
     """What is said of one computation."""
-    right, reference = found.argmax(axis=1) == labels, exact.argmax(axis=1) == labels
+    right, reference = (ranks(values, labels) == 0 for values in (found, exact))
     difference, low, high = paired_difference(reference, right)
-    top5 = None
-    if found.shape[1] >= CLASSES_FOR_TOP5:
-        top5 = float((np.argsort(-found, axis=1, kind="stable")[:, :5] == labels[:, None]).any(axis=1).mean())
     return {
-        "top1": float(right.mean()),
+        **task(found, labels),
         "interval": list(interval(int(right.sum()), len(right))),
-        "top5": top5,
-        "agreement": float((found.argmax(axis=1) == exact.argmax(axis=1)).mean()),
+        "agreement": agreement(exact, found),
         "difference": difference,
         "difference_interval": [low, high],
     }

@@ -134,7 +134,7 @@ def verify(
 
     Without inputs: synthetic samples. Raises ArtefactError (E501) if the program is another model's.
     """
-    from npuc.verification import Tolerance
+    from npuc.metrics import Tolerance
     from npuc.verification import verify as verified
 
     types = driver.program_inputs(program.program)

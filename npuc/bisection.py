@@ -1,27 +1,30 @@
 """Where a program first goes wrong: layer, element, tile and instruction, with a small model that shows it.
 
-"Wrong" is a difference between the simulator and the integer network; where there is none, the layer at which the
-error against fp32 jumps.
+"Wrong" is a difference between the simulator and the integer network; in floating point, one between the simulator
+on this program and on the model compiled afresh, or one from onnxruntime that rounding does not explain. Where
+there is none, it is the layer at which the error against fp32 jumps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from npuc import data
-from npuc.driver import BATCH
+from npuc.driver import BATCH, recompiled
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
+from npuc.isolation import Isolated
 from npuc.program import Program, save_files
-from npuc.reference import session
-from npuc.target import Origin, Target
+from npuc.reference import session, with_outputs
+from npuc.target import FLOATING, Origin, Runner, Target
 
 Report = Mapping[str, Any]
 
@@ -36,56 +39,139 @@ class Difference:
     tensor: str
     sample: int
     element: tuple[int, ...]
-    expected: int
-    found: int
+    expected: int | float
+    found: int | float
     differing: int
     """Elements of this tensor that differ in this sample."""
     origin: Origin | None
     """The instruction that computed the element, where one did."""
 
 
-def first_difference(
-    program: Program, target: Target, reference: bytes, graph: Report, samples: data.Samples
-) -> Difference | None:
-    """The first difference between the simulator and the integer network, or None.
+class _Judged(NamedTuple):
+    """A layer of a sample: its right values, and which of those found are wrong."""
 
-    reference, graph: reference.onnx and graph.json. Layers come first, then samples: what a wrong layer spoils
-    behind itself does not hide it.
-    """
-    expected = session(reference)
-    run = target.runner(program)
-    best: tuple[int, int, Array, Array] | None = None
-    for number, batch in enumerate(samples.batches(BATCH)):
-        simulated: dict[str, Array] = {}
-        run(batch.inputs, simulated.__setitem__)
-        names = [layer["tensor"] for layer in graph["layers"] if layer["tensor"] in simulated]
+    tensor: str
+    sample: int
+    right: Array
+    wrong: Array
+
+
+Shown = Mapping[str, Array]
+"""What the simulator shows: (samples, *shape) by tensor."""
+_Judge = Callable[[data.Samples, Shown], Iterator[_Judged]]
+
+
+def _by_reference(reference: bytes) -> _Judge:
+    """The integer network: every bit counts."""
+    run = session(reference)
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        names = [each.name for each in run.get_outputs() if each.name in shown]
         for sample, feed in enumerate(batch.feeds()):
-            exact = dict(zip(names, expected.run(names, feed), strict=True)) if names else {}
-            for order, layer in enumerate(graph["layers"][: best[0] if best else None]):
-                name = layer["tensor"]
-                if name in exact and (exact[name] != simulated[name][sample]).any():
-                    best = order, BATCH * number + sample, exact[name], simulated[name][sample]
-                    break
-    return None if best is None else _difference(program, target, graph["layers"][best[0]], *best[1:])
+            for name, right in zip(names, run.run(names, feed) if names else (), strict=True):
+                yield _Judged(name, sample, right, right != shown[name][sample])
+
+    return judge
+
+
+def _by_compiling(fresh: Program, target: Target) -> _Judge:
+    """The program as it should be, on the same simulator: every bit counts."""
+    run = target.runner(fresh)
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        for name, values in _simulated(run, batch, outputs=True).items():
+            for sample, (right, found) in enumerate(zip(values, shown[name], strict=True)):
+                yield _Judged(name, sample, right, ~((right == found) | (np.isnan(right) & np.isnan(found))))
+
+    return judge
+
+
+def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
+    """The float network, every layer alone: what rounding does not explain counts."""
+    shapes = {name: each["shape"] for name, each in graph["tensors"].items()}
+    prepared: list[Isolated] = []
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        if not prepared:
+            prepared.append(Isolated(reference, shapes, shown.keys() & shapes.keys(), precision))
+        for sample, feed in enumerate(batch.feeds()):
+            found = {name: values[sample] for name, values in shown.items()}
+            for name, alone in prepared[0]({**feed, **found}).items():
+                yield _Judged(name, sample, alone.exact, alone.wrong(found[name]))
+
+    return judge
+
+
+def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
+    """What the simulator shows of a batch; of floating-point programs the outputs are layers too."""
+    shown: dict[str, Array] = {}
+    given = run(batch.inputs, shown.__setitem__)
+    return shown | given if outputs else shown
+
+
+def first_difference(
+    model: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: data.Samples
+) -> Difference | None:
+    """The first difference between the simulator and what its layers should be, or None.
+
+    evidence: reference.onnx and graph.json. Layers come first, then samples: what a wrong layer spoils behind
+    itself does not hide it. A floating-point program has no bits to agree with but those of the model compiled
+    afresh; what both have wrong is more than rounding away from onnxruntime.
+    """
+    graph, reference = json.loads(evidence["graph.json"]), evidence["reference.onnx"]
+    if program.precision not in FLOATING:
+        return _first(program, target, graph, samples, _by_reference(reference))
+    fresh = recompiled(model, program, target)
+    found = None if fresh is None else _first(program, target, graph, samples, _by_compiling(fresh, target))
+    return found or _first(program, target, graph, samples, _by_layer(reference, graph, program.precision))
+
+
+def _first(
+    program: Program, target: Target, graph: Report, samples: data.Samples, judge: _Judge
+) -> Difference | None:
+    """The first layer that the judge finds wrong, in its first sample."""
+    run = target.runner(program)
+    orders = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
+    best: tuple[int, int] = (len(orders), 0)
+    found: tuple[_Judged, Shown] | None = None
+    for number, batch in enumerate(samples.batches(BATCH)):
+        shown = _simulated(run, batch, outputs=program.precision in FLOATING)
+        for each in judge(batch, shown):
+            place = orders.get(each.tensor, len(orders)), BATCH * number + each.sample
+            if place < best and each.wrong.any():
+                best, found = place, (each, shown)
+    return None if found is None else _difference(program, target, graph, best, *found)
 
 
 def _difference(
-    program: Program, target: Target, layer: Report, sample: int, expected: Array, found: Array
+    program: Program, target: Target, graph: Report, place: tuple[int, int], judged: _Judged, shown: Shown
 ) -> Difference:
-    wrong = np.argwhere(expected != found)
+    layer, wrong = graph["layers"][place[0]], np.argwhere(judged.wrong)
     element = tuple(int(index) for index in wrong[0])
     return Difference(
         layer["name"],
         layer["op"],
-        tuple(layer["nodes"]),
+        _nodes(graph, layer, shown),
         layer["tensor"],
-        sample,
+        place[1],
         element,
-        int(expected[element]),
-        int(found[element]),
+        judged.right[element].item(),
+        shown[judged.tensor][judged.sample][element].item(),
         len(wrong),
         target.origin(program, layer["tensor"], element),
     )
+
+
+def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
+    """The ONNX nodes of a layer, and of those before it that were not shown: the fault may be theirs."""
+    producers = {each["tensor"]: each for each in graph["layers"]}
+    found, waiting = list[str](layer["nodes"]), list[str](layer["inputs"])
+    while waiting:
+        name = waiting.pop()
+        if name in producers and name not in shown:
+            found += producers[name]["nodes"]
+            waiting += producers[name]["inputs"]
+    return tuple(dict.fromkeys(found))
 
 
 def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
@@ -169,8 +255,6 @@ def _part(model: Any, graph: Report, tensor: str) -> Any:
 
 def _inputs(model: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, Array]:
     """The values of these tensors of the fp32 model for a sample."""
-    from npuc.verification import with_outputs
-
     missing = [name for name in names if name not in feed]
     found = {name: feed[name] for name in names if name in feed}
     if missing:

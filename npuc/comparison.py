@@ -65,7 +65,9 @@ def compare(
         "status": "error" if refused else "ok",
         "model": subject.model.name,
         "samples": None if samples is None else len(samples),
-        "fp32_top1": None if samples is None or exact is None else metrics.top1(exact, samples.labels),
+        "fp32_top1": None
+        if samples is None or exact is None
+        else metrics.task(next(iter(exact.values())), samples.labels)["top1"],
         "rows": rows,
         "errors": [problem for row in rows for problem in row["errors"]] if refused else [],
     }

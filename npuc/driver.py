@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from npuc.data import load as load_samples
 from npuc.errors import NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
+from npuc.machine_files import as_toml
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
-from npuc.program import Program, canonical_json, sha256
+from npuc.program import Program, as_loaded, canonical_json, sha256
 from npuc.quantize.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
 from npuc.target import Options, Quantising, Runner, Stepper, Target
@@ -94,6 +96,23 @@ def compile_model(
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
     return _with_rewrites(replace(program, manifest={**program.manifest, "model": origin}), steps), samples
+
+
+def recompiled(model: Path, program: Program, target: Target) -> Program | None:
+    """A program compiled afresh from its model for its machine: what its files should be.
+
+    None where that gives other instructions, as it was compiled with other options or by another npuc.
+    """
+    shapes = {port.name: port.shape for port in program.inputs}
+    with TemporaryDirectory() as folder:
+        machine = Path(folder) / "machine.toml"
+        machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
+        options = Options(str(machine), precision=program.precision)
+        try:
+            fresh = as_loaded(compile_model(model, target, options, shapes)[0])
+        except NpucError:
+            return None
+    return fresh if fresh.manifest.get("instructions") == program.manifest.get("instructions") else None
 
 
 def quantise_model(

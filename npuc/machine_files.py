@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,11 @@ M = TypeVar("M")
 TYPES = {"int": int, "bool": bool, "str": str}
 MOST = 1 << 24
 """The largest number of a machine: addresses have 24 bits at most."""
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """The lines of a machine file with these values."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
 def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ModelError
@@ -37,3 +38,19 @@ def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
         )
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+
+
+def present(model: Any, names: Sequence[str]) -> list[str]:
+    """Those of the names that a node of the ONNX model writes."""
+    written = {name for node in model.graph.node for name in node.output}
+    return [name for name in names if name in written]
+
+
+def with_outputs(model: Any, names: Sequence[str]) -> Any:
+    """The model with exactly these outputs; onnxruntime infers their types."""
+    from onnx import ValueInfoProto
+
+    known = {each.name: each for each in model.graph.output}
+    del model.graph.output[:]
+    model.graph.output.extend(known.get(name, ValueInfoProto(name=name)) for name in names)
+    return model

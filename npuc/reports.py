@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.text import as_json, count, csv_table, short, table
 
 if TYPE_CHECKING:
-    from npuc.verification import Tolerance
+    from npuc.metrics import Tolerance
 
 Report = Mapping[str, Any]
 
@@ -171,6 +171,7 @@ def verified(report: Report, tolerance: Tolerance) -> str:
     ]
     if report["argmax_agreement"] is not None:
         lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {_plural(report['samples'], 'sample')}")
+    lines += _task(report["task"])
     if report["bit_exact"] is not None:
         exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
         lines.append(f"simulator and integer reference {exact}")
@@ -180,6 +181,18 @@ def verified(report: Report, tolerance: Tolerance) -> str:
     lines += _bisected(report["bisect"]) if "bisect" in report else []
     lines.append("verified" if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
     return "\n".join(lines)
+
+
+def _task(counted: Report | None) -> list[str]:
+    """The shares of samples whose label is the first, or among the first five, a line per computation."""
+    if counted is None:
+        return []
+    lines: list[str] = []
+    for name, share in counted.items():
+        if share is not None:
+            top5 = "" if share["top5"] is None else f", top-5 {100 * share['top5']:.2f} %"
+            lines.append(f"{name:<9}  top-1 {100 * share['top1']:.2f} %{top5}")
+    return lines
 
 
 def _bisected(found: Report) -> list[str]:

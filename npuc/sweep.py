@@ -13,6 +13,7 @@ from typing import Any
 
 from npuc.comparison import Candidate, Subject, compiled
 from npuc.errors import ArtefactError, NpucError
+from npuc.machine_files import as_toml
 from npuc.target import Options, target
 
 Row = Mapping[str, Any]
@@ -94,10 +95,9 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 def compiled_point(task: Task) -> dict[str, Any]:
     """The row of a point; its machine goes through a file as any user's does."""
-    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in task.machine.items())
     with TemporaryDirectory() as folder:
         path = Path(folder) / "machine.toml"
-        path.write_text(lines, encoding="utf-8")
+        path.write_text(as_toml(task.machine), encoding="utf-8")
         _, row = compiled(task.subject, Candidate(task.target, str(path)), task.options)
     return {**row, "machine": task.machine["name"], "parameters": dict(task.parameters)}
 

@@ -22,6 +22,7 @@ TOP = {
     "npuc.accuracy",
     "npuc.verification",
     "npuc.verification_float",
+    "npuc.verification_integer",
     "npuc.reports",
     "npuc.metrics",
     "npuc.comparison",

@@ -64,7 +64,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
     """
     from npuc import data as samples_of
     from npuc import driver
-    from npuc.verification import Difference
+    from npuc.metrics import Difference
 
     first, second = (
         driver.run_program(program, target, samples_of.load(data, driver.program_inputs(program)))

@@ -76,11 +76,12 @@ def _evidence(
 
     from npuc import data as samples_of
     from npuc import driver
+    from npuc.metrics import Tolerance
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
     from npuc.program import load_evidence
     from npuc.target import FLOATING
-    from npuc.verification import Tolerance, verify
+    from npuc.verification import verify
 
     inputs = driver.program_inputs(program)
     samples = samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)

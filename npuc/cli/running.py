@@ -12,9 +12,9 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 
 if TYPE_CHECKING:
     from npuc.data import Samples
+    from npuc.metrics import Tolerance
     from npuc.program import Program
     from npuc.target import Target
-    from npuc.verification import Tolerance
 
 
 @click.command()
@@ -129,7 +129,7 @@ def verify(
 
 
 def _tolerance(program: Program, sqnr_db: float | None, cosine: float | None) -> Tolerance:
-    from npuc.verification import Tolerance
+    from npuc.metrics import Tolerance
 
     usual = Tolerance.of(program.precision)
     return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
@@ -154,7 +154,7 @@ def _bisected(
 
     evidence = load_evidence(artefact, program, allow_modified=allow_modified)
     graph = json.loads(evidence["graph.json"])
-    difference = bisection.first_difference(program, target, evidence["reference.onnx"], graph, samples)
+    difference = bisection.first_difference(model, program, target, evidence, samples)
     found = asdict(difference) if difference else bisection.largest_jump(report, graph)
     if found is None:
         return {"kind": "none", "folder": None, "files": []}

@@ -126,6 +126,8 @@ class Region:
     bdc: tuple[Call, ...]
     step: int
     """The step that it belongs to."""
+    owners: tuple[Step, ...] = ()
+    """Of every call on the GDMA, the step that it is for: loads and moves run beside other steps."""
 
 
 @dataclass(frozen=True)

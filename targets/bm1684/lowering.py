@@ -49,6 +49,8 @@ class Lowering:
         self._wholes: dict[str, View] = {}
         self._last = _last_readers(graph)
         self.node = Node("", (), ("",))
+        self.sources: tuple[str, ...] = ()
+        """The ONNX nodes of the current node, and of those that it computes as well."""
         self.regions = {name: f"input{i}" for i, name in enumerate(graph.inputs)}
         self.outputs = {name: f"output{i}" for i, name in enumerate(graph.outputs)}
         for name, region in self.regions.items():
@@ -74,8 +76,7 @@ class Lowering:
         """Appends a step of the current node."""
         engines = {call.on_gdma for call in calls}
         assert len(engines) == 1, calls
-        node = self.node
-        self.steps.append(Step(calls, node.output, node.sources or ((node.name,) if node.name else ()), node.op))
+        self.steps.append(Step(calls, self.node.output, self.sources, self.node.op))
 
     # constants
 
@@ -334,6 +335,8 @@ class Lowering:
             if node.output in skip:
                 continue
             self.node, self._position = node, position
+            within = [self.graph.producers[name] for name in node.inputs if name in skip]
+            self.sources = tuple(dict.fromkeys(name for each in (*within, node) for name in _sources(each)))
             rules[node.op](self, node)
         for name, region in self.outputs.items():
             view = self._views.get(name)
@@ -353,6 +356,10 @@ class Lowering:
 
 
 SEE_OPERATORS = "npuc operators --target bm1684"
+
+
+def _sources(node: Node) -> tuple[str, ...]:
+    return node.sources or ((node.name,) if node.name else ())
 
 
 def _last_readers(graph: Graph) -> dict[str, float]:

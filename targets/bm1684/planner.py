@@ -72,11 +72,12 @@ class _Plan:
             self._force(needed, index)
             calls = tuple(call.placed(self.addresses) for call in turn.step.calls)
             if turn.step.on_gdma:
-                self.regions.append(Region(calls, (), index))
+                self.regions.append(Region(calls, (), index, (turn.step,) * len(calls)))
                 continue
             moves = tuple(call.placed(self.addresses) for call in turn.moves)
-            budget = self._sum(calls) - self._sum(moves)
-            self.regions.append(Region((*moves, *self._beside(index, budget, turn)), calls, index))
+            loads = self._beside(index, self._sum(calls) - self._sum(moves), turn)
+            owners = (*(each for each in turn.beside for _ in each.calls), *(step for _, step in loads))
+            self.regions.append(Region((*moves, *(call for call, _ in loads)), calls, index, owners))
         peak = max((each.end for each in self.taken), default=0)
         steps = tuple(turn.step for turn in self.turns)
         return Kernel(tuple(self.regions), steps, peak, tuple(self.taken))
@@ -86,18 +87,24 @@ class _Plan:
 
     def _force(self, needed: set[str], index: int) -> None:
         """A region of its own for loads that this step waits for."""
-        calls: list[Call] = []
+        calls: list[tuple[Call, Step]] = []
         while needed & ({*self.waiting, self.filling} if self.rest else {*self.waiting}):
             if not self.rest and not self._begin(index, None):
                 raise self._too_large(self.turns[index].step, None)
             load, done = self.rest.pop(0)
-            calls += load.call(done, load.columns)
+            calls += self._loading(load, done, load.columns)
         if calls:
-            self.regions.append(Region(tuple(call.placed(self.addresses) for call in calls), (), index))
+            placed, owners = zip(*calls, strict=True)
+            self.regions.append(Region(placed, (), index, owners))
 
-    def _beside(self, index: int, budget: int, turn: Turn) -> list[Call]:
+    def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
+        """The calls of a load, placed, with the step that waits for the buffer that is being filled."""
+        step = self.turns[self.uses[self.filling][0]].step
+        return [(call.placed(self.addresses), step) for call in load.call(first, last)]
+
+    def _beside(self, index: int, budget: int, turn: Turn) -> list[tuple[Call, Step]]:
         """Loads that take at most `budget` cycles while this turn runs, and all that the next one waits for."""
-        calls: list[Call] = []
+        calls: list[tuple[Call, Step]] = []
         while self.rest or self._begin(index, turn):
             load, done = self.rest.pop(0)
             urgent = self.uses[self.filling][0] == index + 1
@@ -106,8 +113,8 @@ class _Plan:
                 self.rest.insert(0, (load, until))
             if until == done:
                 break
-            found = [call.placed(self.addresses) for call in load.call(done, until)]
-            budget -= self._sum(found)
+            found = self._loading(load, done, until)
+            budget -= self._sum([call for call, _ in found])
             calls += found
         return calls
 

@@ -38,8 +38,8 @@ def instructions(kernel: Kernel, machine: Machine) -> list[Instruction]:
     """Every call in order."""
     found: list[Instruction] = []
     for number, region in enumerate(kernel.regions):
-        step = kernel.steps[region.step]
-        for call in (*region.gdma, *region.bdc):
+        own = (kernel.steps[region.step] for _ in region.bdc)
+        for call, step in zip((*region.gdma, *region.bdc), (*region.owners, *own), strict=True):
             engine = "gdma" if call.on_gdma else "bdc"
             price = pricing.cycles(call, machine)
             found.append(Instruction(len(found), call_text(call), engine, number, step.sources, step.node, price))

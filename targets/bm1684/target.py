@@ -13,13 +13,14 @@ from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.target import Options, Origin, last_writer
+from npuc.target import Options, Origin
 from npuc.targets.bm1684 import emission, launcher, planner, report, rules, slicing, support
 from npuc.targets.bm1684 import machine as machines
 from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
 from npuc.targets.bm1684.kernel import Kernel
 from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.origins import origin
 from npuc.targets.bm1684.passes import PASSES
 from npuc.targets.bm1684.running import Runner
 from npuc.targets.bm1684.timeline import timeline
@@ -81,9 +82,9 @@ class Bm1684:
         found = Contents.instructions(program.manifest)
         return [_listed(each) for each in found]
 
-    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:  # noqa: ARG002
-        """The last call for the tensor."""
-        return last_writer(self.listing(program), tensor)
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        """The call that does the work."""
+        return origin(program, tensor, element)
 
     def held(self, program: Program, name: str) -> Iterable[Held]:
         """What each part of an image is for."""

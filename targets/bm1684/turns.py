@@ -18,7 +18,12 @@ class Turn:
     """A step, and the moves beside it in their order."""
 
     step: Step
-    moves: tuple[Call, ...] = ()
+    beside: tuple[Step, ...] = ()
+
+    @property
+    def moves(self) -> tuple[Call, ...]:
+        """The calls of the moves."""
+        return tuple(call for each in self.beside for call in each.calls)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -33,12 +38,12 @@ def in_turns(steps: Sequence[Step]) -> list[Turn]:
     for step in steps:
         if not step.on_gdma:
             turns += _alone(_split(waiting, step))
-            turns.append(Turn(step, tuple(call for each in waiting for call in each.calls)))
+            turns.append(Turn(step, tuple(waiting)))
             waiting = []
         elif _all(step, "L2S"):
             waiting.append(step)
         elif turns and _may_precede(step, turns[-1], waiting):
-            turns[-1] = replace(turns[-1], moves=(*turns[-1].moves, *step.calls))
+            turns[-1] = replace(turns[-1], beside=(*turns[-1].beside, step))
         else:
             turns += _alone([*waiting, step])
             waiting = []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from npuc.models import MODELS
@@ -119,3 +120,35 @@ def test_exact_outputs_have_no_decibels(write: WriteModel, tmp_path: Path) -> No
         0.0,
         True,
     )
+
+
+def _top(values: np.ndarray, labels: np.ndarray, count: int) -> float:
+    """The share of samples whose label is among the largest `count` values."""
+    return float(np.mean([label in np.argsort(-each)[:count] for each, label in zip(values, labels, strict=True)]))
+
+
+def test_labels_give_the_share_of_right_answers_of_every_computation(digits: Digits, tmp_path: Path) -> None:
+    with np.load(digits.test) as file:
+        images, labels = file["x"][:40], file["y"][:40].copy()
+    labels[::4] = (labels[::4] + 1) % 10  # as if a quarter of the answers were wrong
+    np.savez(tmp_path / "some.npz", x=images, y=labels)
+    command = ("verify", digits.model, digits.program, "--data", tmp_path / "some.npz")
+    task = npuc(*command, "--json").json["task"]
+    session = onnxruntime.InferenceSession(str(digits.model))
+    port = session.get_inputs()[0]
+    exact = [session.run(None, {port.name: each.reshape(port.shape)})[0][0] for each in images.astype(np.float32)]
+    npuc("run", digits.program, "--data", tmp_path / "some.npz", "-o", tmp_path / "y.npz").done()
+    simulated = np.load(tmp_path / "y.npz")["n11_Gemm"]
+    for name, values in (("fp32", np.stack(exact)), ("simulator", simulated), ("integer", simulated)):
+        assert task[name] == {"top1": _top(values, labels, 1), "top5": _top(values, labels, 5)}
+    assert 0.6 < task["fp32"]["top1"] <= 0.75 < 1
+    text = npuc(*command).done()
+    assert f"simulator  top-1 {100 * task['simulator']['top1']:.2f} %, top-5" in text
+
+
+def test_without_labels_nothing_is_said_of_the_task(digits: Digits, tmp_path: Path) -> None:
+    with np.load(digits.few) as file:
+        np.savez(tmp_path / "x.npz", x=file["x"])
+    command = ("verify", digits.model, digits.program, "--data", tmp_path / "x.npz")
+    assert npuc(*command, "--json").json["task"] is None
+    assert "top-1" not in npuc(*command).done()

@@ -13,11 +13,12 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from npuc import data, driver, program
 from npuc.errors import NpucError
+from npuc.metrics import Tolerance
 from npuc.models import MODELS
 from npuc.quantize.given import integers_of
 from npuc.reference import session
 from npuc.target import Options, target
-from npuc.verification import Tolerance, verify
+from npuc.verification import verify
 
 EASYNPU = target("easynpu")
 TRAINED = {

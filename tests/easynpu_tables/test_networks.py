@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from npuc.data import synthetic
 from npuc.driver import compile_model, input_types, optimised
 from npuc.ir import Array
+from npuc.metrics import Tolerance
 from npuc.program import Program, load, save
 from npuc.target import Options, target
-from npuc.verification import Tolerance, verify
+from npuc.verification import verify
 
 EASYNPU = target("easynpu")
 GOOD = Tolerance(sqnr_db=28, cosine=0.999)

@@ -1,0 +1,228 @@
+"""Verification of integer programs, batch after batch: fp32, the integer network, and the simulator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.errors import ModelError
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.metrics import Difference, Tolerance
+from npuc.program import Program
+from npuc.quantize.ties import MOVEMENT
+from npuc.records import read
+from npuc.reference import present, session, with_outputs
+from npuc.target import Target
+from npuc.verification import Outputs, damaged
+
+
+@dataclass
+class _Tally:
+    """What is gathered of the layers over the batches."""
+
+    entire: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    single: dict[str, Difference] = field(default_factory=dict[str, Difference])
+    differing: dict[str, int] = field(default_factory=dict[str, int])
+    strayed: int = 0
+    """Output elements that the host steps cannot have got from the integer network's values."""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An int8 tensor in graph.json."""
+
+    float: str
+    scale: float
+    shape: tuple[int, ...]
+    zero_point: int = 0
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer in graph.json."""
+
+    op: str
+    tensor: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """graph.json."""
+
+    tensors: Mapping[str, _Tensor]
+    layers: tuple[_Layer, ...]
+
+
+def _described(content: bytes) -> Mapping[str, Any]:
+    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise damaged("graph.json", "it is not JSON") from None
+    checked = read(_Described, found, "graph", "graph.json")
+    for layer in checked.layers:
+        if layer.tensor not in checked.tensors:
+            raise damaged("graph.json", f"it lacks the tensor '{layer.tensor}'")
+    for name, tensor in checked.tensors.items():
+        if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
+            raise damaged("graph.json", f"'{name}' has {len(tensor.factors)} factors")
+    return found
+
+
+class IntegerCheck:
+    """The three computations, ready to run batch after batch."""
+
+    def __init__(self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target) -> None:
+        import onnx
+
+        reference, self.described = evidence["reference.onnx"], _described(evidence["graph.json"])
+        self.tensors: Mapping[str, Any] = self.described["tensors"]
+        self.outputs = [port.name for port in program.outputs]
+        self.said, self.tally = Outputs(self.outputs), _Tally()
+        self.run = target.runner(program)
+        fp32 = read_model(model)
+        floats = [entry["float"] for entry in self.tensors.values()]
+        self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
+        self.fp32 = session(with_outputs(fp32, self.floats), optimise=True)
+        try:
+            self.reference = session(reference)
+            self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors))
+        except ModelError as error:
+            raise damaged("reference.onnx", error.problems[0].reason) from None
+        missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
+        if missing:
+            raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
+        self.single_inputs = {each.name for each in self.single.get_inputs()}
+        self.inputs = {each.name for each in self.fp32.get_inputs()}
+
+    def batch(self, samples: Samples) -> None:
+        """Runs the batch three ways and adds what differs."""
+        simulated: dict[str, Array] = {}
+        outputs = self.run(samples.inputs, simulated.__setitem__)
+        self.said.label(samples)
+        for index, feed in enumerate(samples.feeds()):
+            exact = _values(self.fp32, self.floats, feed)
+            integer = _values(self.reference, list(dict.fromkeys([*self.tensors, *self.outputs])), feed)
+            self._compare_outputs(exact, integer, {name: values[index] for name, values in outputs.items()})
+            self._compare_layers(feed, exact, integer, {n: v[index] for n, v in simulated.items()})
+
+    def report(self, tolerance: Tolerance) -> dict[str, Any]:
+        """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
+        layers = self.described["layers"]
+        bit_exact = not self.tally.strayed and all(_agrees(layer, self.tally) for layer in layers)
+        said = self.said.report(tolerance, sound=bit_exact)
+        rows = [_layer_report(layer, self.tally, self.described) for layer in layers]
+        return {**said, "bit_exact": bit_exact, "layers": rows}
+
+    def _compare_outputs(
+        self, exact: Mapping[str, Array], integer: Mapping[str, Array], found: Mapping[str, Array]
+    ) -> None:
+        """Against fp32, and against the integer network but for the rounding of the host steps behind it."""
+        self.said.add(exact, found, integer[self.outputs[0]])
+        for name in self.outputs:
+            room = 1e-5 * np.abs(integer[name]).max(initial=0)
+            near = np.isclose(found[name], integer[name], rtol=1e-4, atol=room, equal_nan=True)
+            self.tally.strayed += int(near.size - near.sum())
+
+    def _compare_layers(
+        self,
+        feed: Mapping[str, Array],
+        exact: Mapping[str, Array],
+        integer: Mapping[str, Array],
+        simulated: Mapping[str, Array],
+    ) -> None:
+        tally = self.tally
+        known = {**exact, **feed}
+        alone = self._alone(known, integer)
+        for name, entry in self.tensors.items():
+            scale, zero = _scale(entry), entry.get("zero_point", 0)
+            if name in simulated:
+                wrong = int((simulated[name] != integer[name]).sum())
+                tally.differing[name] = tally.differing.get(name, 0) + wrong
+            if entry["float"] in known:
+                value = known[entry["float"]]
+                tally.entire.setdefault(name, Difference()).add(value, (integer[name] - np.float64(zero)) * scale)
+                if name in alone:
+                    tally.single.setdefault(name, Difference()).add(
+                        value, (alone[name] - np.float64(zero)) * scale
+                    )
+
+    def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
+        """Each layer's int8 result on the exact fp32 values of its inputs, quantised; where those are known."""
+        from npuc.host import quantise
+
+        feeds: dict[str, Array] = {}
+        for name in self.single_inputs:
+            entry = self.tensors.get(name.removesuffix(EXACT))
+            if entry is None:
+                feeds[name] = known[name]
+            elif entry["float"] in known:
+                value = known[entry["float"]].reshape(entry["shape"])
+                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0))
+            else:
+                feeds[name] = integer[name.removesuffix(EXACT)]
+        return _values(self.single, list(self.tensors), feeds)
+
+
+def _scale(entry: Mapping[str, Any]) -> Any:
+    """The scale of a tensor in graph.json: one number, or one per channel (axis 1) where they were equalised."""
+    if not entry.get("factors"):
+        return entry["scale"]
+    column = np.reshape(entry["factors"], (-1, *(1,) * (len(entry["shape"]) - 2)))
+    return (np.float32(entry["scale"]) * column).astype(np.float32)
+
+
+def _values(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """These tensors of a session; onnxruntime takes no names for all."""
+    return dict(zip(names, session.run(names, feeds), strict=True)) if names else {}
+
+
+EXACT = "/exact"
+
+
+def _cut(model: Any, tensors: Mapping[str, Any]) -> Any:
+    """The integer network with every edge cut: each layer reads int8 inputs of the model, `tensor/exact`."""
+    from onnx import TensorProto, helper
+
+    found: dict[str, Any] = {}
+    for node in model.graph.node:
+        for position, name in enumerate(node.input):
+            if name in tensors:
+                node.input[position] = f"{name}{EXACT}"
+                shape = tensors[name]["shape"]
+                found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", TensorProto.INT8, shape)
+    model.graph.input.extend(found.values())
+    return model
+
+
+def _agrees(layer: Mapping[str, Any], tally: _Tally) -> bool:
+    """Whether every element agrees; a movement that no word computes shows in the layers that read it."""
+    differing = tally.differing.get(layer["tensor"])
+    return differing == 0 if differing is not None else layer["op"] in MOVEMENT
+
+
+def _layer_report(layer: Mapping[str, Any], tally: _Tally, described: Mapping[str, Any]) -> dict[str, Any]:
+    name = layer["tensor"]
+    entry = described["tensors"][name]
+    entire, single = tally.entire.get(name), tally.single.get(name)
+    compared = name in tally.differing
+    return {
+        "name": entry["float"],
+        "op": layer["op"],
+        "nodes": layer["nodes"],
+        "scale": entry["scale"],
+        "bit_exact": tally.differing[name] == 0 if compared else None,
+        "differing_elements": tally.differing[name] if compared else None,
+        **(entire.as_json() if entire else dict.fromkeys(("sqnr_db", "cosine", "max_abs_error", "exact"))),
+        "entire": entire.as_json() if entire else None,
+        "single": single.as_json() if single else None,
+    }
