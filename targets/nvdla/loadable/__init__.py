@@ -8,6 +8,7 @@ from npuc.targets.nvdla.commands import Command, Wait, Write
 from npuc.targets.nvdla.loadable import flatbuffer, schema
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.firmware import RegisterWrite
+from npuc.targets.nvdla.loadable.scheduling import Runner
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.registers import register_map
 
@@ -55,4 +56,4 @@ def _steps(
     loadable: schema.Loadable, task: schema.Task, machine: Machine, base: Callable[[int], int], *, in_order: bool
 ) -> list[RegisterWrite | Wait]:
     address = tasks.addresses(loadable, task, base)
-    return tasks.Runner(tasks.read(loadable, task), machine, address, in_order=in_order).steps()
+    return Runner(tasks.read(loadable, task), machine, address, in_order=in_order).steps()

@@ -13,6 +13,7 @@ Pair(left=1, right=(2, -1))
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -46,7 +47,8 @@ def unused(count: int) -> Any:
     return numbers("B", count)
 
 
-def _places(cls: type[Any]) -> list[tuple[str, Place]]:
+def places(cls: type[Any]) -> list[tuple[str, Place]]:
+    """The fields of a structure in order, each with how it is stored."""
     return [(each.name, each.metadata.get("place") or _nested(each)) for each in fields(cls)]
 
 
@@ -63,7 +65,7 @@ def _format(place: Place) -> str:
 def size(cls: type[Any]) -> int:
     """Bytes of a structure."""
     return sum(
-        size(place.structure) if place.structure else struct.calcsize(_format(place)) for _, place in _places(cls)
+        size(place.structure) if place.structure else struct.calcsize(_format(place)) for _, place in places(cls)
     )
 
 
@@ -73,7 +75,7 @@ def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
         reason = f"{cls.__name__} at byte {offset} of {len(data)}"
         raise ArtefactError("E502", reason, limit=f"{size(cls)} bytes")
     found: dict[str, Any] = {}
-    for name, place in _places(cls):
+    for name, place in places(cls):
         if place.structure:
             found[name] = unpack(place.structure, data, offset)
             offset += size(place.structure)
@@ -87,7 +89,7 @@ def unpack(cls: type[S], data: bytes, offset: int = 0) -> S:
 def pack(value: Any) -> bytes:
     """The bytes of a structure. Raises EncodingError (E301) for a number that its field cannot hold."""
     parts: list[bytes] = []
-    for name, place in _places(type(value)):
+    for name, place in places(type(value)):
         held = getattr(value, name)
         if place.structure:
             parts.append(pack(held))
@@ -98,3 +100,23 @@ def pack(value: Any) -> bytes:
             limit = f"{_format(place)[1:]} (struct)"
             raise EncodingError("E301", f"{name} = {held}", op=type(value).__name__, limit=limit) from None
     return b"".join(parts)
+
+
+def assembled(cls: type[S], values: Mapping[str, int | tuple[int, ...]]) -> S:
+    """A structure of the numbers at dotted names ("source.width"), the others as by default.
+
+    Raises EncodingError (E301) for a name that is no field, or not of this structure.
+    """
+    known = dict(places(cls))
+    inner: dict[str, dict[str, int | tuple[int, ...]]] = {}
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if name not in known or bool(rest) != bool(known[name].structure):
+            raise EncodingError("E301", f"no number {path}", op=cls.__name__, limit=", ".join(known))
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            found[name] = value
+    found |= {name: assembled(known[name].structure or cls, parts) for name, parts in inner.items()}
+    return cls(**found)

@@ -1,0 +1,118 @@
+"""What every operation has: the task's description, its place in the dependency graph, cubes, windows.
+
+Source: The loadable (facts), Structures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from npuc.targets.nvdla.loadable.structures import number, numbers, unused
+
+BDMA, CONV, SDP, PDP, CDP, RUBIK = range(6)
+ENGINES = ("BDMA", "CONV", "SDP", "PDP", "CDP", "RUBIK")
+NONE = -1
+"""No operation, no address, no table."""
+COMPLETED, PROGRAMMED, ENABLED = 1, 2, 3
+"""Events of an operation that another one may depend on."""
+DRAM, SRAM, HARDWARE = 0, 1, 2
+"""Where a cube lies; HARDWARE: in the pipe between two engines."""
+OPERATION_BYTES, SURFACE_BYTES = 116, 644
+"""Strides of the operation and surface lists."""
+FEATURE_FORMAT = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The task: where its lists are, and the first operation of each engine."""
+
+    operations: int = number("h", NONE)
+    """Indices into the task's address list."""
+    surfaces: int = number("h", NONE)
+    dependencies: int = number("h", NONE)
+    luts: int = number("h", NONE)
+    rois: int = number("h", NONE)
+    roi_surface: int = number("h", NONE)
+    stats: int = number("h", NONE)
+    reserved: int = number("h")
+    heads: tuple[int, ...] = numbers("h", 6)
+    """The first operation by engine, or -1."""
+    roi_count: int = number("H", 1)
+    operation_count: int = number("H")
+    lut_count: int = number("H")
+    address_count: int = number("H")
+    input_layer: int = number("h")
+    dynamic_roi: int = number("B")
+    reserved_end: int = number("B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consumer:
+    """An operation that waits for an event of another."""
+
+    index: int = number("h", NONE)
+    event: int = number("B", COMPLETED)
+    reserved: int = number("B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What every operation has: its place in the dependency graph."""
+
+    index: int = number("h")
+    roi: int = number("b")
+    engine: int = number("B")
+    dependency_count: int = number("B")
+    reserved: tuple[int, ...] = unused(3)
+    bdma: Consumer = field(default_factory=Consumer)
+    conv: Consumer = field(default_factory=Consumer)
+    sdp: Consumer = field(default_factory=Consumer)
+    pdp: Consumer = field(default_factory=Consumer)
+    cdp: Consumer = field(default_factory=Consumer)
+    rubik: Consumer = field(default_factory=Consumer)
+    fused_parent: Consumer = field(default_factory=Consumer)
+    """The operation whose result this one takes through the pipe, which it enables."""
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """By engine."""
+        return self.bdma, self.conv, self.sdp, self.pdp, self.cdp, self.rubik
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cube:
+    """A data cube: its address by index and offset, extents in elements, strides in bytes."""
+
+    type: int = number("H")
+    address: int = number("h")
+    offset: int = number("I")
+    size: int = number("I")
+    width: int = number("H")
+    height: int = number("H")
+    channels: int = number("H")
+    reserved: int = number("H")
+    line_stride: int = number("I")
+    surface_stride: int = number("I")
+    plane_stride: int = number("I")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converter:
+    """(x - offset) * scale >> truncate."""
+
+    scale: int = number("h")
+    truncate: int = number("B")
+    enable: int = number("B")
+    offset: int = number("i")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """How a kernel moves: strides in elements, and padding."""
+
+    stride_x: int = number("B", 1)
+    stride_y: int = number("B", 1)
+    pad_left: int = number("B")
+    pad_right: int = number("B")
+    pad_top: int = number("B")
+    pad_bottom: int = number("B")

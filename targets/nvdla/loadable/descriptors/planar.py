@@ -1,0 +1,77 @@
+"""Operations of PDP and CDP, and look-up tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from npuc.targets.nvdla.loadable.descriptors.common import NONE, Converter, Cube, Window
+from npuc.targets.nvdla.loadable.structures import number, numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pdp:
+    """An operation of PDP; partial widths first, middle, last."""
+
+    partial_in: tuple[int, ...] = numbers("H", 3)
+    partial_out: tuple[int, ...] = numbers("H", 3)
+    splits: int = number("B", 1)
+    method: int = number("B")
+    """0 average, 1 maximum, 2 minimum."""
+    kernel_width: int = number("B")
+    """Minus one."""
+    kernel_height: int = number("B")
+    """Minus one."""
+    window: Window = field(default_factory=Window)
+    precision: int = number("B")
+    reserved: int = number("B")
+    pad_values: tuple[int, ...] = numbers("i", 7)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surfaces:
+    """What PDP, CDP or RUBIK reads and writes."""
+
+    source: Cube = field(default_factory=Cube)
+    result: Cube = field(default_factory=Cube)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cdp:
+    """An operation of CDP."""
+
+    in_precision: int = number("B")
+    out_precision: int = number("B")
+    lut: int = number("h", NONE)
+    in_converter: Converter = field(default_factory=Converter)
+    out_converter: Converter = field(default_factory=Converter)
+    local_size: int = number("B")
+    """3, 5, 7 or 9."""
+    bypass_sum: int = number("B")
+    bypass_product: int = number("B")
+    reserved: int = number("B")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lut:
+    """The tables LE and LO and their registers. An offset is the exponent's or the binary digits of a step."""
+
+    le: tuple[int, ...] = numbers("h", 65)
+    lo: tuple[int, ...] = numbers("h", 257)
+    le_offset: int = number("b")
+    reserved_le: int = number("B")
+    lo_offset: int = number("b")
+    reserved_lo: int = number("B")
+    le_start: int = number("Q")
+    le_end: int = number("Q")
+    lo_start: int = number("Q")
+    lo_end: int = number("Q")
+    le_below: tuple[int, ...] = numbers("h", 2)
+    """Scale and shift of the slope; of fp16 the bits of its scale."""
+    le_beyond: tuple[int, ...] = numbers("h", 2)
+    lo_below: tuple[int, ...] = numbers("h", 2)
+    lo_beyond: tuple[int, ...] = numbers("h", 2)
+    hybrid_priority: int = number("B")
+    underflow_priority: int = number("B")
+    overflow_priority: int = number("B")
+    method: int = number("B")
+    """Of LE: 0 exponential, 1 linear."""

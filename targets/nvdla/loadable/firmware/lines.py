@@ -1,0 +1,167 @@
+"""Register writes as text: a line has a register, and where in the descriptors the values of its fields stand.
+
+    CSC.D_RELEASE RLS_SLICES=op.release-1
+    CDMA.D_WEIGHT_ADDR_LOW *=low(surfaces.weight)
+
+`*` is the whole register; `-1` says that the register holds one less; `low` and `high` are the halves of a cube's
+address; `:name` is a value that the engine's module derives, which needs no reading back. The same lines give the
+writes that the firmware makes of descriptors, and the descriptors from registers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.loadable.descriptors import NONE, Cube
+from npuc.targets.nvdla.model.arithmetic import signed
+from npuc.targets.nvdla.model.register_file import Group
+from npuc.targets.nvdla.registers import RegisterMap
+
+RegisterWrite = tuple[str, int]
+"""A register's block and name, and its value."""
+Writes = Iterator[RegisterWrite]
+WORD = 0xFFFFFFFF
+HALF = re.compile(r"(low|high)\((.+)\)")
+PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A field and where its value stands."""
+
+    field: str
+    source: str
+    """A dotted name from `op` or `surfaces`, a derived value (:name), or empty for half an address."""
+    less: int = 0
+    half: str = ""
+    cube: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A register and its fields; fields that are not named are 0."""
+
+    register: str
+    terms: tuple[Term, ...]
+
+    @property
+    def block(self) -> str:
+        """The register's block."""
+        return self.register.partition(".")[0]
+
+
+def lines(text: str) -> tuple[Line, ...]:
+    """The lines of a table."""
+    rows = (row.split() for row in text.strip().splitlines())
+    return tuple(Line(register, tuple(_term(*each.split("=")) for each in terms)) for register, *terms in rows)
+
+
+def _term(name: str, source: str) -> Term:
+    half, plain = HALF.fullmatch(source), PLAIN.fullmatch(source)
+    if half:
+        return Term(name, "", half=half[1], cube=half[2])
+    return Term(name, plain[1], less=int(bool(plain[2]))) if plain else Term(name, source)
+
+
+Derived = Mapping[str, Callable[["Firmware", Any, Any], int]]
+"""Values that follow from the operation and its surfaces, by name."""
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """What the firmware knows beside the descriptors."""
+
+    registers: RegisterMap
+    atom_bytes: int
+    address: Callable[[int], int]
+    """The address of an entry of the task's address list."""
+
+    def fields(self, title: str, **values: int | str) -> RegisterWrite:
+        """A register with these fields, the others 0."""
+        register = self.registers[title]
+        everything = {each.name: 0 for each in register.fields}
+        return title, register.value(**{**everything, **values})
+
+    def at(self, cube: Cube) -> int:
+        """A cube's address; 0 where it has none."""
+        return 0 if cube.address == NONE else self.address(cube.address) + cube.offset
+
+    def writes(self, table: Sequence[Line], op: Any, surfaces: Any, derived: Derived | None = None) -> Writes:
+        """The writes of a table's lines."""
+        for line in table:
+            found = {each.field: self._value(each, op, surfaces, derived or {}) for each in line.terms}
+            if "*" in found:
+                yield line.register, found["*"] & WORD
+            else:
+                places = self.registers[line.register].places
+                masked = {name: value & ((1 << places[name].width) - 1) if value < 0 else value
+                          for name, value in found.items()}  # fmt: skip
+                yield self.fields(line.register, **masked)
+
+    def _value(self, term: Term, op: Any, surfaces: Any, derived: Derived) -> int:
+        if term.source.startswith(":"):
+            return derived[term.source[1:]](self, op, surfaces)
+        if term.half:
+            address = self.at(_found(term.cube, op, surfaces))
+            return address >> 32 if term.half == "high" else address
+        return _found(term.source, op, surfaces) - term.less
+
+
+def _found(path: str, op: Any, surfaces: Any) -> Any:
+    root, _, rest = path.partition(".")
+    return attrgetter(rest)(op if root == "op" else surfaces)
+
+
+@dataclass
+class ReadBack:
+    """Descriptors in the making, from the registers of an operation's blocks."""
+
+    groups: Mapping[str, Group]
+    values: dict[str, int] = field(default_factory=dict[str, int])
+    """Numbers by dotted name."""
+    addresses: dict[str, int] = field(default_factory=dict[str, int])
+    """The address of every cube, by its dotted name."""
+
+    def read(self, table: Sequence[Line]) -> None:
+        """Takes what a table's lines hold.
+
+        Raises ArtefactError (E506) where two registers that the firmware sets alike differ.
+        """
+        for line in table:
+            for term in line.terms:
+                if term.half:
+                    self._half(line, term)
+                elif not term.source.startswith(":"):
+                    self._number(line, term)
+
+    def of(self, root: str) -> dict[str, int]:
+        """The numbers of the operation (`op`) or its surfaces (`surfaces`)."""
+        return {path[len(root) + 1 :]: value for path, value in self.values.items() if path.startswith(f"{root}.")}
+
+    def _half(self, line: Line, term: Term) -> None:
+        value = self._raw(line)
+        address = self.addresses.get(term.cube, 0)
+        self.addresses[term.cube] = address | (value << 32 if term.half == "high" else value)
+
+    def _number(self, line: Line, term: Term) -> None:
+        group = self.groups[line.block]
+        name = line.register.partition(".")[2]
+        value = (self._raw(line) if term.field == "*" else group[f"{name}.{term.field}"]) + term.less
+        known = self.values.setdefault(term.source, value)
+        if known != value:
+            reason = f"{line.register} says {value} where another register says {known} ({term.source})"
+            limit = "the stock firmware sets both from one number"
+            raise ArtefactError("E506", reason, limit=limit, remedy="export as nvdla-trace or c")
+
+    def _raw(self, line: Line) -> int:
+        return self.groups[line.block].values[line.register.partition(".")[2]]
+
+    def signed(self, path: str, bits: int) -> None:
+        """The number is in two's complement of so many bits."""
+        if path in self.values:
+            self.values[path] = signed(self.values[path] & ((1 << bits) - 1), bits)

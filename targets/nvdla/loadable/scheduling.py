@@ -1,0 +1,209 @@
+"""How the firmware runs a task's operations: a register program with its waiting points.
+
+The firmware programs operations into the two register groups of each engine and enables them as their dependencies
+are resolved: by completion, by programming, or by the enabling of another operation. The tables of an engine are
+not in groups: an operation with others than those in use is programmed when the one before has ended. Source: The
+loadable (facts), Rules the firmware follows; checked line by line against its own logs of three loadables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.commands import Wait
+from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.firmware import Firmware, RegisterWrite, has_rdma, programmed
+from npuc.targets.nvdla.loadable.task import Task
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.registers import register_map
+
+BLOCKS: Mapping[int, tuple[str, ...]] = {
+    of.CONV: ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA"),
+    of.SDP: ("SDP", "SDP_RDMA"),
+    of.PDP: ("PDP", "PDP_RDMA"),
+    of.CDP: ("CDP", "CDP_RDMA"),
+}
+"""In the order in which their pointers are set; the second of two is the RDMA."""
+PAIR = 2
+
+
+@dataclass
+class _Group:
+    """A register group that holds an operation."""
+
+    index: int
+    group: int
+    rdma: int
+    active: bool = False
+    pending: bool = False
+    """Whether it waits for the engine's tables before it is programmed."""
+    lut: int = of.NONE
+
+
+@dataclass
+class _Engine:
+    """What the firmware keeps of an engine."""
+
+    groups: dict[int, _Group] = field(default_factory=dict[int, _Group])
+    rdma_busy: set[int] = field(default_factory=set[int])
+    consumer: int = 0
+    rdma_consumer: int = 0
+    last: int = of.NONE
+    """The operation that was prepared last."""
+
+
+class Runner:
+    """The firmware on a task.
+
+    Whatever is enabled has ended when the next events are handled; in order: unless it takes its input from
+    another operation, which is not enabled yet. (The logs that this is compared with are not in order.)
+    """
+
+    def __init__(
+        self, task: Task, machine: Machine, address: Callable[[int], int], *, in_order: bool = False
+    ) -> None:
+        self._task = task
+        self._in_order = in_order
+        self._enabled: set[int] = set()
+        self._firmware = Firmware(register_map(machine.registers), machine.atom_bytes, address)
+        self._waiting = [each.dependency_count for each in task.common]
+        self._engines = {each: _Engine() for each in BLOCKS}
+        self._steps: list[RegisterWrite | Wait] = []
+        self._programming = of.NONE
+
+    def steps(self) -> list[RegisterWrite | Wait]:
+        """All register writes, and the interrupts that are handled between them.
+
+        Raises ArtefactError (E502) for a task that never ends.
+        """
+        for engine in BLOCKS:
+            head = self._task.network.heads[engine]
+            if head != of.NONE:
+                self._submit(engine, head)
+                self._submit_next(engine)
+        done = 0
+        while done < len(self._task.common):
+            ended = [each.index for engine in BLOCKS for each in self._active(engine)]
+            if not ended:
+                raise ArtefactError(
+                    "E502", f"{done} of {len(self._task.common)} operations end", limit="all of them"
+                )
+            for index in ended:
+                done += 1
+                self._complete(index, last=done == len(self._task.common))
+        return self._steps
+
+    def _active(self, engine: int) -> Iterator[_Group]:
+        groups = self._engines[engine].groups
+        return (groups[each] for each in sorted(groups) if groups[each].active and self._ends(groups[each].index))
+
+    def _ends(self, index: int) -> bool:
+        parent = self._task.common[index].fused_parent.index
+        if not self._in_order or parent == of.NONE:
+            return True
+        return parent in self._enabled and self._ends(parent)
+
+    def _submit(self, engine: int, index: int) -> None:
+        """Takes a free group and programs the operation into it."""
+        state = self._engines[engine]
+        if len(state.groups) == PAIR:
+            return
+        group = 1 - next(iter(state.groups)) if state.groups else state.consumer
+        rdma = 1 - next(iter(state.rdma_busy)) if state.rdma_busy else state.rdma_consumer
+        state.groups[group] = _Group(index, group, rdma)
+        state.last = index
+        if self._needs_rdma(index):
+            state.rdma_busy.add(rdma)
+        state.groups[group].lut = getattr(self._task.operations[index], "lut", of.NONE)
+        if self._tables_are_free(state, state.groups[group]):
+            self._set_up(engine, state.groups[group])
+        else:
+            state.groups[group].pending = True
+
+    def _tables_are_free(self, state: _Engine, group: _Group) -> bool:
+        """Whether the engine's tables may be written: no other group holds tables of its own."""
+        others = (each.lut for each in state.groups.values() if each is not group)
+        return group.lut == of.NONE or all(each in (of.NONE, group.lut) for each in others)
+
+    def _set_up(self, engine: int, group: _Group) -> None:
+        """Programs the operation of a group, and enables it if it waits for nothing."""
+        group.pending = False
+        self._programming = group.index
+        self._set_producer(engine, group)
+        self._steps += self._program(group.index)
+        self._notify(group.index, of.PROGRAMMED)
+        self._programming = of.NONE
+        if self._waiting[group.index] == 0:
+            self._enable(group.index)
+
+    def _submit_next(self, engine: int) -> None:
+        """The next operation of the same engine, if a group is free."""
+        last = self._engines[engine].last
+        if last != of.NONE:
+            index = self._task.common[last].consumers[engine].index
+            if index != of.NONE:
+                self._submit(engine, index)
+
+    def _needs_rdma(self, index: int) -> bool:
+        return has_rdma(self._task.operations[index], self._task.surfaces[index])
+
+    def _set_producer(self, engine: int, group: _Group) -> None:
+        for block in BLOCKS[engine]:
+            self._steps.append((f"{block}.S_POINTER", group.rdma if block.endswith("_RDMA") else group.group))
+
+    def _program(self, index: int) -> Iterator[RegisterWrite]:
+        state = self._engines[self._task.common[index].engine]
+        lut = next(each.lut for each in state.groups.values() if each.index == index)
+        table = self._task.luts[lut] if 0 <= lut < len(self._task.luts) else None
+        yield from programmed(self._firmware, self._task.operations[index], self._task.surfaces[index], table)
+
+    def _notify(self, index: int, event: int) -> None:
+        """Resolves the dependencies on an event of an operation."""
+        common = self._task.common[index]
+        for consumer in (*common.consumers, common.fused_parent):
+            if consumer.index == of.NONE or consumer.event != event:
+                continue
+            if not 0 <= consumer.index < len(self._waiting) or self._waiting[consumer.index] == 0:
+                reason = f"operation {index} names the consumer {consumer.index}, which waits for nothing more"
+                raise ArtefactError("E502", reason, limit="dependency_count is the number of incoming edges")
+            self._waiting[consumer.index] -= 1
+            if self._waiting[consumer.index] == 0:
+                self._enable(consumer.index)
+
+    def _enable(self, index: int) -> None:
+        """Enables an operation that is programmed and waits for nothing."""
+        engine = self._task.common[index].engine
+        groups = self._engines[engine].groups.values()
+        held = [each for each in groups if each.index == index and not (each.active or each.pending)]
+        if not held or index == self._programming:
+            return
+        self._set_producer(engine, held[0])
+        blocks = BLOCKS[engine]
+        if len(blocks) == PAIR:
+            blocks = (*([blocks[1]] if self._needs_rdma(index) else []), blocks[0])
+        if engine == of.CDP:
+            blocks = ("CDP_RDMA", "CDP")
+        self._steps += [(f"{block}.D_OP_ENABLE", 1) for block in blocks]
+        held[0].active = True
+        self._enabled.add(index)
+        self._notify(index, of.ENABLED)
+
+    def _complete(self, index: int, *, last: bool) -> None:
+        """Frees the group of an operation that has ended, and goes on with what waited for it."""
+        engine = self._task.common[index].engine
+        state = self._engines[engine]
+        group = next(each for each in state.groups.values() if each.index == index)
+        self._steps.append(Wait(BLOCKS[engine][0], group.group))
+        del state.groups[group.group]
+        state.consumer = 1 - group.group
+        if self._needs_rdma(index):
+            state.rdma_busy.discard(group.rdma)
+            state.rdma_consumer = 1 - group.rdma
+        self._notify(index, of.COMPLETED)
+        for each in state.groups.values():
+            if each.pending:
+                self._set_up(engine, each)
+        if not last:
+            self._submit_next(engine)
