@@ -8,6 +8,7 @@ from typing import Any
 from npuc.errors import Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
+from npuc.quantize.given import steps_of
 from npuc.quantize.tables import CONVERSIONS
 from npuc.quantize.ties import MOVEMENT
 
@@ -40,6 +41,39 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
     return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
 
 
+PRODUCTS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
+OTHERS = (
+    *("QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
+    *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearConcat"),
+)
+
+
+def quantised_forms(convolution: str) -> dict[str, tuple[str, str]]:
+    """What ONNX's operators on integers become, and when. convolution: as what a target runs one."""
+    return {
+        **dict.fromkeys(PRODUCTS, (convolution, "The weights are constants, and so are scales and zero points.")),
+        **dict.fromkeys(OTHERS, ("as without QLinear", "Scales and zero points are constants.")),
+    }
+
+
+def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
+    """Why a network's own QuantizeLinear or DequantizeLinear cannot be taken as given, or None if it can."""
+    if node.op not in BORDER or steps_of(graph, node) is not None:
+        return None
+    integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
+    sizes = [graph.tensors[name].size for name in node.inputs[1:]]
+    reason = f"to {max(sizes)} scales" if max(sizes) > 1 else f"to {graph.tensors[integers].dtype}"
+    return Problem(
+        "E202",
+        f"an activation is quantised {reason}",
+        node=node.sources[0] if node.sources else node.name,
+        op=node.op,
+        tensor=integers,
+        limit="one scale and zero point for a tensor, constant, int8 or uint8",
+        remedy="quantise activations per tensor to 8 bits; weights may have a scale for every channel",
+    )
+
+
 Refusal = Callable[[Node], Problem | None]
 """What is wrong with a node, or None."""
 
@@ -49,20 +83,19 @@ def problems(
     on_array: set[int],
     host: Mapping[str, str],
     refusal: Refusal,
-    conversion_refusal: Refusal | None = None,
     *,
     strict: bool,
 ) -> list[Problem]:
     """Every node that neither the array nor the host may run, each with its constraint.
 
     on_array: the nodes that the array runs, by identity. host: the operators that the host may run, and why it
-    must. refusal: for operators that are not among them; conversion_refusal: for any node beside the array.
+    must. refusal: for operators that are not among them.
     """
     found: list[Problem] = []
     for node in graph.nodes:
         if id(node) in on_array or (node.op in MOVEMENT and not strict) or node.op in CONVERSIONS:
             continue
-        wrong = [None if conversion_refusal is None else conversion_refusal(node)]
+        wrong = [conversion_refusal(graph, node)]
         if node.op not in host:
             wrong.append(refusal(node))
         elif strict and not only_converts(graph, node, on_array):

@@ -121,7 +121,7 @@ class Draft:
     def _onnx_tensor(self, tensor: str) -> str:
         """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
         producer = self.float.producers.get(tensor)
-        for reader in self.float.readers[tensor]:
+        for reader in self.float.readers.get(tensor, ()):
             if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
                 return reader.output
         return tensor

@@ -50,12 +50,8 @@ def _requantise(emit: Emitter, acc: str, shift: Array, relu: bool, output: str, 
 
 
 def _conv(node: Node, emit: Emitter) -> None:
-    x = node.inputs[0]
     w, bias, shift = (emit.graph.constants[name] for name in node.inputs[1:4])
-    attrs = window_attrs(node, w)
-    if node.integer("padding"):
-        del attrs["pads"]
-        x = _padded(emit, x, node.integers("pads"), node.integer("padding"))
+    x, attrs = windowed(node, emit, w)
     relu, column = bool(node.integer("relu")), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
@@ -75,11 +71,16 @@ def window_attrs(node: Node, w: Array) -> dict[str, Attr]:
     return {**present, "kernel_shape": w.shape[2:], "group": node.integer("group", 1)}
 
 
-def _padded(emit: Emitter, x: str, pads: Sequence[int], value: int) -> str:
-    """x surrounded by an integer."""
+def windowed(node: Node, emit: Emitter, w: Array) -> tuple[str, dict[str, Attr]]:
+    """The int8 map under a node's window, with what surrounds it unless that is 0; the attributes of the Conv."""
+    attrs, pads, value = window_attrs(node, w), node.integers("pads"), node.integer("padding")
+    if not value:
+        return node.inputs[0], attrs
+    del attrs["pads"]
     rank = len(pads) // 2
     around = np.array([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64)
-    return step(emit, "Pad", x, emit.constant(around, "pads"), emit.constant(np.int8(value), "value"))
+    value = emit.constant(np.int8(value), "value")
+    return step(emit, "Pad", node.inputs[0], emit.constant(around, "pads"), value), attrs
 
 
 def _sum(node: Node, emit: Emitter) -> None:

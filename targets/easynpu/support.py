@@ -12,10 +12,10 @@ import numpy as np
 
 from npuc.bits import encode
 from npuc.errors import EncodingError, NpucError, Problem
+from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.patterns import along_axis
-from npuc.quantize.given import steps_of
 from npuc.quantize.tables import TABLE_OPS
 from npuc.quantize.ties import MOVEMENT, average_kernel
 from npuc.targets.easynpu.addressing import map_shape
@@ -161,17 +161,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Pad": ("dwconv", "Any mode; zeros before a convolution become its padding."),
     "Gather": ("conv", "The indices are constants; channels become weights, other axes slices."),
     "Expand": ("maxpool", "Copies."),
-    **dict.fromkeys(
-        ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"),
-        ("conv, dwconv", "The weights are constants, and so are scales and zero points."),
-    ),
-    **dict.fromkeys(
-        (
-            *("QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
-            *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearConcat"),
-        ),
-        ("as without QLinear", "Scales and zero points are constants."),
-    ),
+    **quantised_forms("conv, dwconv"),
 }
 """Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
 
@@ -184,24 +174,6 @@ HOST: Mapping[str, str] = {
     "LRN": "the machine has no power function",
     **dict.fromkeys(MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
 }
-
-
-def conversion_refusal(graph: Graph, node: Node) -> Problem | None:
-    """Why a network's own QuantizeLinear or DequantizeLinear cannot be taken as given, or None if it can."""
-    if node.op not in ("QuantizeLinear", "DequantizeLinear") or steps_of(graph, node) is not None:
-        return None
-    integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
-    sizes = [graph.tensors[name].size for name in node.inputs[1:]]
-    reason = f"to {max(sizes)} scales" if max(sizes) > 1 else f"to {graph.tensors[integers].dtype}"
-    return Problem(
-        "E202",
-        f"an activation is quantised {reason}",
-        node=node.sources[0] if node.sources else node.name,
-        op=node.op,
-        tensor=integers,
-        limit="one scale and zero point for a tensor, constant, int8 or uint8",
-        remedy="quantise activations per tensor to 8 bits; weights may have a scale for every channel",
-    )
 
 
 def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:

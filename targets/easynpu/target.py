@@ -63,7 +63,6 @@ class EasyNpu:
             on_array,
             support.HOST,
             lambda node: support.refusal(graph, node, machine),
-            lambda node: support.conversion_refusal(graph, node),
             strict=options.strict,
         )
 

@@ -58,25 +58,32 @@ BIAS_ERROR = 1 / 16
 """What rounding the bias to 16 bits may cost at most, in steps of the result."""
 
 
-def quantise_weights(w: Array, bias: Array | None, x_scale: float, unit: float) -> Weights:
+def quantise_weights(w: Array, bias: Array | None, x_scale: float, unit: float, x_zero: int = 0) -> Weights:
     """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
 
-    w: (Co, ...) float; bias: (Co,) float. The multiplier of a channel is chosen first, so that its rounding
-    changes the scale of the weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It
-    is large enough for the largest weight, and for the bias to fit 16 bits behind a left shift that costs at most
-    BIAS_ERROR: nothing saturates.
+    w: (Co, ...) float; bias: (Co,) float; x_zero: the integer that stands for 0, which the bias takes exactly but
+    for its rounding. The multiplier of a channel is chosen first, so that its rounding changes the scale of the
+    weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough for the
+    largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR: nothing
+    saturates.
     """
-    flat = w.reshape(len(w), -1).astype(np.float64)
+    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / unit)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
-    wanted = np.abs(flat).max(axis=1) / 127 * (x_scale / unit)
+    wanted = np.abs(flat).max(axis=1) / 127
     largest = float(max(wanted.max(), 2.0**-40))
     bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR / largest)), 0, 16))
-    wanted = np.maximum(wanted, np.abs(offset) / (MOST_MULTIPLIER * 2.0**bias_shift))
-    _, shift = factor(float(max(wanted.max(), 2.0**-40)))
-    multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
-    steps = multiplier * 2.0**-shift
-    scaled = np.rint(flat * (x_scale / unit) / steps[:, None]).clip(-127, 127)
-    rounded = np.rint(offset / steps / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
+    most = MOST_MULTIPLIER * 2.0**bias_shift
+    wanted = np.maximum(wanted, np.abs(offset) / most)
+    while True:
+        _, shift = factor(float(max(wanted.max(), 2.0**-40)))
+        multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
+        steps = multiplier * 2.0**-shift
+        scaled = np.rint(flat / steps[:, None]).clip(-127, 127)
+        total = offset / steps - x_zero * scaled.sum(axis=1)
+        if not x_zero or (np.abs(total) <= most).all():
+            break
+        wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)
+    rounded = np.rint(total / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     return Weights(
         scaled.astype(np.int8).reshape(w.shape),
         rounded.astype(np.int16),

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.export_onnx import EXPORTERS, Emitter
 from npuc.ir import Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
-from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INT8, step, wide_sums, window_attrs
+from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INT8, step, wide_sums, windowed
 from npuc.targets.nvdla.integer import ALU, INT32, RECIPROCAL_BITS, Stage, converter, operands, stages
 
 INT64 = 7
@@ -20,14 +20,14 @@ INT64 = 7
 
 def _conv(node: Node, emit: Emitter) -> None:
     w = emit.graph.constants[node.inputs[1]]
-    attrs = window_attrs(node, w)
+    x, attrs = windowed(node, emit, w)
     bound = int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
     if bound < EXACT_FLOAT32:
-        values = step(emit, "Cast", node.inputs[0], to=FLOAT)
+        values = step(emit, "Cast", x, to=FLOAT)
         acc = step(emit, "Conv", values, emit.constant(w.astype(np.float32), "w"), **attrs)
         acc = step(emit, "Cast", acc, to=DOUBLE)
     else:
-        acc = wide_sums(emit, node.inputs[0], w, attrs)
+        acc = wide_sums(emit, x, w, attrs)
     _through(node, emit, acc, bound)
 
 
@@ -97,8 +97,8 @@ def _clipped(emit: Emitter, x: str, low: int, high: int) -> str:
 def _average(node: Node, emit: Emitter) -> None:
     channels = emit.graph.shape(node.inputs[0])[1]
     taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.float32)
-    attrs = window_attrs(node.with_attrs(group=channels), taps)
-    values = step(emit, "Cast", node.inputs[0], to=FLOAT)
+    x, attrs = windowed(node.with_attrs(group=channels), emit, taps)
+    values = step(emit, "Cast", x, to=FLOAT)
     total = step(emit, "Cast", step(emit, "Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
     for reciprocal in node.integers("reciprocals"):
         factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")

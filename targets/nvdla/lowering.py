@@ -98,15 +98,17 @@ def copied(quantised: Quantised) -> Quantised:
     new: dict[int, list[str]] = {}
     copies: list[Node] = []
     scales, floats = dict(quantised.scales), dict(quantised.floats)
+    zeros, factors = dict(quantised.zeros), dict(quantised.factors)
     for concat, name in needed:
         inputs = new.setdefault(id(concat), list(concat.inputs))
         copy = f"{name}/copy{len(copies)}"
         inputs[len(inputs) - 1 - inputs[::-1].index(name)] = copy
         attrs = {"x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
         copies.append(Node("NvElementwise", (name,), (copy,), attrs, copy, concat.sources))
-        scales[copy], floats[copy] = scales[name], floats[name]
+        for known in (scales, floats, zeros, factors):
+            known |= {copy: known[name]} if name in known else {}
     changed = [replace(node, inputs=tuple(new.get(id(node), node.inputs))) for node in graph.nodes]
-    return Quantised(rebuild(graph, [*changed, *copies]), scales, floats)
+    return Quantised(rebuild(graph, [*changed, *copies]), scales, floats, zeros, factors)
 
 
 def _phases(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:

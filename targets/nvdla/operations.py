@@ -82,7 +82,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Window:
-    """How the kernel moves: strides, dilations (1 = none) and padding."""
+    """How the kernel moves: strides, dilations (1 = none) and padding, and the integer that lies there."""
 
     stride_y: int
     stride_x: int
@@ -92,6 +92,7 @@ class Window:
     left: int
     bottom: int
     right: int
+    value: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from npuc.errors import Problem
+from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.quantize.tables import is_relu
@@ -177,10 +178,13 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "ReduceMin": ("PDP", "Any axes."),
     "Pad": ("CONV + SDP", "Any mode; zeros before a convolution become its padding."),
     "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
+    **quantised_forms("CONV + SDP"),
 }
 """Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
 
 HOST: Mapping[str, str] = {
+    "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
+    "DequantizeLinear": "it converts an input of the network; of weights it gives values",
     "Softmax": "NVDLA has no division; its own runtime emulates it too",
     "LogSoftmax": "NVDLA has no logarithm",
     "ArgMax": "NVDLA has no index arithmetic",

@@ -15,7 +15,7 @@ from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.calibration import spreads, uniform
+from npuc.quantize.calibration import spreads
 from npuc.quantize.given import given_steps
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import domains
@@ -70,7 +70,7 @@ class Nvdla:
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence.
 
-        Of scales that a quantised model brings along the range is taken; zero points are 0.
+        A model that brings its scales and zero points along keeps them.
         """
         del hook
         import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
@@ -80,11 +80,8 @@ class Nvdla:
         given = given_steps(graph, tensors, equal_ties(graph, nodes))
         free = [name for name in tensors if name not in given]
         found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
-        found |= {name: uniform(steps.reach) for name, steps in given.items()}
-        found = {name: found[name] for name in tensors}
-        lowered = lowering.lower(
-            quantise(graph, nodes, found, options.method or LEVELS[options.level].method), machine
-        )
+        method = options.method or LEVELS[options.level].method
+        lowered = lowering.lower(quantise(graph, nodes, found, method, given), machine)
         manifest, files = report.manifest(lowered, machine)
         return Program({**manifest, "target": self.name, **signature(graph)}, files, evidence(lowered.quantised))
 

@@ -38,7 +38,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     dilations = {"X_DILATION_EXT": window.dilation_x - 1, "Y_DILATION_EXT": window.dilation_y - 1}
     writer.set("CSC.D_DILATION_EXT", **dilations)
     writer.set("CSC.D_ZERO_PADDING", PAD_LEFT=window.left, PAD_TOP=window.top)
-    writer.set("CSC.D_ZERO_PADDING_VALUE", PAD_VALUE=0)
+    writer.set("CSC.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
     writer.set("CSC.D_BANK", **bank)
     writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=0)
     for block in ("CMAC_A", "CMAC_B", "CACC"):
@@ -84,5 +84,5 @@ def _cdma(writer: Writer, operation: Convolution, precisions: dict[str, str], ba
     strides = {"CONV_X_STRIDE": window.stride_x - 1, "CONV_Y_STRIDE": window.stride_y - 1}
     writer.set("CDMA.D_CONV_STRIDE", **strides)
     padding(writer, "CDMA.D_ZERO_PADDING", window)
-    writer.set("CDMA.D_ZERO_PADDING_VALUE", PAD_VALUE=0)
+    writer.set("CDMA.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
     writer.set("CDMA.D_BANK", **bank)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from npuc.targets.nvdla.emission.writer import Writer, padding
 from npuc.targets.nvdla.operations import Pooling, Surface
 
+PAD_VALUE_BITS = (1 << 19) - 1
+"""PDP's padding values, of so many padded columns in a row, are signed and have 19 bits."""
+
 
 def write_pooling(writer: Writer, operation: Pooling) -> None:
     """PDP on a map in memory."""
@@ -31,7 +34,8 @@ def write_pooling(writer: Writer, operation: Pooling) -> None:
         writer.set(f"PDP.D_RECIP_KERNEL_{name}", **{f"RECIP_KERNEL_{name}": value})
     padding(writer, "PDP.D_POOLING_PADDING_CFG", window)
     for count in range(1, 8):
-        writer.set(f"PDP.D_POOLING_PADDING_VALUE_{count}_CFG", **{f"PAD_VALUE_{count}X": 0})
+        value = count * window.value & PAD_VALUE_BITS
+        writer.set(f"PDP.D_POOLING_PADDING_VALUE_{count}_CFG", **{f"PAD_VALUE_{count}X": value})
     writer.address("PDP", "D_DST_BASE_ADDR", result.address)
     writer.raw("PDP.D_DST_LINE_STRIDE", result.line_stride)
     writer.raw("PDP.D_DST_SURFACE_STRIDE", result.surface_stride)

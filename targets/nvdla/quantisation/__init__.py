@@ -1,9 +1,9 @@
 """From the float graph to NVDLA's integer graph: which nodes make one pass through SDP, and its numbers.
 
 Every tensor has a scale of its own, a free real number: multipliers of 16 bits with a shift take up any ratio.
-Only what moves or selects elements ties its tensors. A convolution takes in what its one reader does: the
-activation, an addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the
-last scale.
+Only what moves or selects elements ties its tensors. Scales and zero points that a model brings are kept, and so
+are the integers of its weights. A convolution takes in what its one reader does: the activation, an addition of
+another map, slopes. Between the stages values keep FRACTION fractional bits of the last scale.
 """
 
 from __future__ import annotations
@@ -13,18 +13,27 @@ from collections.abc import Mapping, Sequence
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Quantised
+from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.scales import choose_scales
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
 from npuc.targets.nvdla.quantisation.ties import equal_ties, ties
 
 
-def quantise(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], method: str = "mse") -> Quantised:
+def quantise(
+    graph: Graph,
+    nodes: Sequence[Node],
+    spreads: Mapping[str, Spread],
+    method: str = "mse",
+    given: Mapping[str, Steps] = NOTHING_GIVEN,
+) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
-    nodes: what support.refusal accepts.
+    nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
     """
-    scales = choose_scales(spreads, ties(graph, nodes, spreads), method)
-    return Builder(graph, nodes, scales).built()
+    free = {name: spread for name, spread in spreads.items() if name not in given}
+    scales = choose_scales(free, ties(graph, nodes, free), method)
+    chosen = {name: Steps(scale) for name, scale in scales.items()}
+    return Builder(graph, nodes, {**chosen, **given}, given.keys()).built()
 
 
 __all__ = ["MOST_POOL", "equal_ties", "quantise"]

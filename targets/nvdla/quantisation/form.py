@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from npuc.targets.nvdla.fixed_point import (
     MOST_CONVERTER_SHIFT,
     factor,
 )
-from npuc.targets.nvdla.integer import IDENTITY, IDLE, Stage
+from npuc.targets.nvdla.integer import ALU, IDENTITY, IDLE, Stage
 
+SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 FEW = (1, 1, 1)
 """The shape of an operand that stands in a register."""
 
@@ -28,6 +29,8 @@ class Form:
     operands: dict[str, Array | str] = field(default_factory=dict[str, "Array | str"])
     """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
     converter: tuple[int, int, int] = IDENTITY
+    excess: float = 0.0
+    """By how much the converter's input exceeds what it stands for: the zero points of operands."""
 
     def convert(self, ratio: float) -> Form:
         """The output converter multiplies by a ratio."""
@@ -36,6 +39,19 @@ class Form:
             scale, shift = scale // 2, shift - 1
         self.converter = (0, scale, shift)
         return self
+
+    def centred(self, zero: int) -> Form:
+        """The form whose map is an operand with this zero point: the first adder subtracts it."""
+        if zero:
+            self.x1 = replace(self.x1, alu=SUM)
+            self.operands["x1_alu"] = few(-zero)
+        return self
+
+    def converted(self, zero: int) -> tuple[int, int, int]:
+        """The converter of a result with this zero point; no input of it needs more than 32 bits."""
+        _, scale, shift = self.converter
+        offset = round(self.excess - (zero * 2.0**shift / scale if scale else 0.0))
+        return offset, scale, shift
 
 
 def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[str, Attr]:

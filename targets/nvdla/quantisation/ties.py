@@ -13,23 +13,30 @@ from npuc.quantize.ties import MOVEMENT, SELECTION, floors, visible
 
 
 def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """Tensors that share a scale: those of what moves, selects or only annotates."""
+    """Tensors that share scale and zero point: those of what moves or selects."""
     del graph
-    moving = (node for node in nodes if node.op in (*MOVEMENT, *SELECTION, *CONVERSIONS))
+    moving = (node for node in nodes if node.op in (*MOVEMENT, *SELECTION))
     return tuple((node.inputs[0], other) for node in moving for other in (*node.inputs[1:], *node.outputs))
 
 
 def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> Ties:
-    """Equal scales, and ceilings so that saturation is an upper limit."""
+    """Equal scales, and ceilings so that saturation is an upper limit, of the tensors with spreads.
+
+    What only annotates shares a scale where none is given: then neither side has other steps.
+    """
     ceilings: dict[str, float] = {}
     for node in nodes:
-        high = 1.0 if node.op == "HardSigmoid" else _upper_limit(node)
-        if high < inf:
+        high = upper_limit(node)
+        if high < inf and node.output in spreads:
             ceilings[node.output] = min(ceilings.get(node.output, inf), high / 127)
-    equal = equal_ties(graph, nodes)
+    annotated = ((node.inputs[0], node.output) for node in nodes if node.op in CONVERSIONS)
+    equal = tuple(pair for pair in (*equal_ties(graph, nodes), *annotated) if spreads.keys() >= {*pair})
     return Ties(equal, (), ceilings, floors=floors(graph, nodes, spreads), unsaturated=visible(graph))
 
 
-def _upper_limit(node: Node) -> float:
+def upper_limit(node: Node) -> float:
+    """The largest result that a node's own definition or its activation allows; infinite without one."""
+    if node.op == "HardSigmoid":
+        return 1.0
     clips = node.op == "Clip" or node.text("activation") == "Clip"
     return node.number("max", inf) if clips else inf

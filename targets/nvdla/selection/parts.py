@@ -115,11 +115,11 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Win
     end = start + (tile.rows - 1) * shape.stride_y + shape.reach
     right = (shape.out_width - 1) * window.strides[1] + window.reach[1] - shape.width - window.begins[1]
     pads = max(-start, 0), window.begins[1], max(end - shape.height, 0), max(right, 0)
-    return hardware_window(window.strides, window.dilations, pads)
+    return hardware_window(window.strides, window.dilations, pads, node.integer("padding"))
 
 
 def hardware_window(
-    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int]
+    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int], value: int
 ) -> Window:
-    """A window as registers describe it; pads: top, left, bottom, right."""
-    return Window(strides[0], strides[1], dilations[0], dilations[1], *pads)
+    """A window as registers describe it; pads: top, left, bottom, right; value: the integer that lies there."""
+    return Window(strides[0], strides[1], dilations[0], dilations[1], *pads, value)

@@ -31,7 +31,7 @@ def select_pooling(context: Context, node: Node) -> Pooling:
         source,
         "AVERAGE" if average else "MAX",
         (kernel[0], kernel[1]),
-        hardware_window(window.strides, (1, 1), pads),
+        hardware_window(window.strides, (1, 1), pads, node.integer("padding")),
         (reciprocals[0], reciprocals[1]),
         y.surface(),
     )

@@ -1,0 +1,229 @@
+"""The pass of each elementwise operator: what SDP's stages and the output converter do on int8.
+
+With zero points an element stands for scale * (integer - zero). The map that goes through SDP loses its zero point
+in X1's adder, an operand's and the result's are the output converter's offset; so values between the stages stand
+for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Node
+from npuc.quantize.draft import Draft
+from npuc.quantize.given import Steps
+from npuc.quantize.tables import CONVERSIONS, is_relu, wanted_values
+from npuc.targets.nvdla.fixed_point import FRACTION, addends, factor, factors
+from npuc.targets.nvdla.integer import Stage
+from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, few, limited, per_channel, relu
+from npuc.targets.nvdla.quantisation.ties import upper_limit
+
+OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
+COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
+
+
+class Elementwise(Draft):
+    """A draft that knows the pass of each elementwise operator."""
+
+    def elementwise(self, node: Node) -> tuple[str, Form]:
+        """The int8 map that goes through SDP, and the pass."""
+        if node.op in ("Max", "Min") and self._zeros(node):
+            return self._compared(node)
+        x, form = self._form(node)
+        if "table" not in form.operands:
+            form.centred(self.zeros[x]).converter = form.converted(self.zeros[node.output])
+        return self.as_int8(x), form
+
+    def _form(self, node: Node) -> tuple[str, Form]:
+        """The float tensor that goes through SDP, and the pass without its and the result's zero points."""
+        x, y = node.inputs[0], self.scales[node.output]
+        ratio = self.scales[x] / y if x in self.scales else 1.0
+        match node.op:
+            case "Add" | "Sub" | "Max" | "Min":
+                return self._pair(node, y)
+            case "Mul":
+                return self._product(node, y)
+            case op if op in CONVERSIONS:
+                return x, self._brought(Form(), ratio)
+            case "Relu" | "Clip" if is_relu(node):
+                if self._plain(node):
+                    return x, Form(Stage(relu=1)).convert(ratio)
+                form = self._brought(Form(), ratio)
+                form.x1 = replace(form.x1, relu=1)
+                return x, form
+            case "Neg":
+                return x, Form().convert(-ratio) if self._plain(node) else self._brought(Form(), -ratio)
+            case "Abs":
+                return x, self._absolute(node, ratio)
+            case "PRelu" | "LeakyRelu":
+                return x, self._brought(self.sloped(node), ratio)
+            case "Clip":
+                low, shift = addends(np.array(node.number("min", -inf) / y * 2.0**FRACTION).reshape(FEW))
+                return x, self._brought(limited(Stage(MAX, shift), low), ratio)
+            case "HardSigmoid":
+                beta, shift = addends(np.array(node.number("beta", 0.5) / y * 2.0**FRACTION).reshape(FEW))
+                form = limited(Stage(SUM, shift, relu=1), beta)
+                return x, self._brought(form, ratio * node.number("alpha", 0.2))
+            case _:
+                return x, self._table(node)
+
+    def sloped(self, node: Node) -> Form:
+        """Slopes of negative values in the second stage, on fractions of the result's steps."""
+        if node.op == "LeakyRelu":
+            slope, shift = factor(node.number("alpha", 0.01))
+            values = few(slope)
+        else:
+            shape = self.float.constants[node.inputs[1]].shape
+            given = self.float.constants[node.inputs[1]].reshape((-1, 1, 1) if len(shape) < 3 else shape[-3:])
+            values, shift = factors(given.astype(np.float64))
+        form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
+        return form.convert(2.0**-FRACTION)
+
+    def added(self, node: Node, operand: str) -> Form:
+        """The second stage that adds a map, in fractions of its steps, to what the first gives."""
+        unit = self.scales[operand] * 2.0**-FRACTION
+        zero = self.zeros[operand]
+        form = Form(x2=Stage(COMPARISONS[node.op], FRACTION, relu=int(relu(node) and not zero)))
+        form.operands["x2_alu"] = operand
+        form.excess = zero * 2.0**FRACTION
+        return form.convert(unit / self.scales[node.output])
+
+    def limits(self, node: Node) -> tuple[int, int]:
+        """The least and the largest integer of a node's result, by its activation or as a Clip from 0."""
+        zero = self.zeros[node.output]
+        top = upper_limit(node) / self.scales[node.output] + zero
+        return zero if relu(node) or is_relu(node) else -128, 127 if top >= 126.5 else round(top)
+
+    def emit(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        output: str,
+        last: Node,
+        form: Form,
+        window: Mapping[str, Attr],
+        sources: tuple[str, ...],
+        suffix: str = "",
+    ) -> None:
+        """Appends a pass; inputs and output: names of integers; last: the float node that it is for."""
+        attrs: dict[str, Attr] = dict(window)
+        attrs |= {"x1": form.x1.as_attr(), "x2": form.x2.as_attr(), "converter": form.converter}
+        extra = tuple(self._operand(output, key, form.operands.get(key)) for key in OPERANDS)
+        name = (last.name or last.output) + suffix
+        self.add(Node(op, (*inputs, *extra), (output,), attrs, name, sources))
+
+    def _operand(self, output: str, key: str, value: Array | str | None) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return self.as_int8(value)
+        return self.constant(f"{output}/{key}", value)
+
+    def _zeros(self, node: Node) -> bool:
+        return any(self.zeros.get(name, 0) for name in (*node.inputs, node.output))
+
+    def _plain(self, node: Node) -> bool:
+        return not any(self.zeros.get(name, 0) for name in (node.inputs[0], node.output))
+
+    def _copy(self, node: Node, tensor: str, steps: Steps) -> str:
+        """The name of a float tensor like this one, whose integers have other steps; a pass gives them."""
+        if steps == self.steps(tensor):
+            return tensor
+        copy = f"{tensor}/for/{node.output}"
+        self.scales[copy], self.zeros[copy] = steps.scale, steps.zero
+        form = self._brought(Form(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
+        form.converter = form.converted(steps.zero)
+        source = self.as_int8(tensor)
+        self.emit("NvElementwise", (source,), self.int8(copy), node, form, {}, node.sources, f"/{tensor}")
+        return copy
+
+    def _compared(self, node: Node) -> tuple[str, Form]:
+        """The larger or the smaller of two tensors with zero points: in the steps of the result, as they are."""
+        covering = [name for name in node.inputs if self._covers(node, name)]
+        x, other = covering[0], node.inputs[1] if node.inputs[0] == covering[0] else node.inputs[0]
+        steps = self.steps(node.output)
+        constant = self.float.constant(other)
+        if constant is None:
+            operand: Array | str = self._copy(node, other, steps)
+        else:
+            operand = (
+                np.rint(per_channel(constant) / steps.scale + steps.zero).clip(-32768, 32767).astype(np.int16)
+            )
+        form = Form(x2=Stage(COMPARISONS[node.op]), operands={"x2_alu": operand})
+        return self.as_int8(self._copy(node, x, steps)), form
+
+    def _brought(self, form: Form, ratio: float) -> Form:
+        """The form behind a first stage that brings x to fractions of the result's steps."""
+        multiplier, shift = factor(ratio * 2.0**FRACTION)
+        form.x1 = Stage(multiply=1, shift=shift)
+        form.operands["x1_mul"] = few(multiplier)
+        return form.convert(2.0**-FRACTION)
+
+    def _absolute(self, node: Node, ratio: float) -> Form:
+        form = Form(Stage(multiply=1, prelu=1), operands={"x1_mul": few(-1)})
+        if self._plain(node):
+            return form.convert(ratio)
+        multiplier, shift = factor(ratio * 2.0**FRACTION)
+        form.x2 = Stage(multiply=1, shift=shift)
+        form.operands["x2_mul"] = few(multiplier)
+        return form.convert(2.0**-FRACTION)
+
+    def _pair(self, node: Node, y: float) -> tuple[str, Form]:
+        """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
+        first, second = node.inputs
+        sign = 1.0
+        if second in self.float.constants or (node.op != "Sub" and first not in self.float.constants):
+            x, other = (first, second) if self._covers(node, first) else (second, first)
+        else:  # a - b as (-b) + a, and constants as operand
+            x, other = second, first
+            sign = -1.0 if node.op == "Sub" else 1.0
+        constant = self.float.constant(other)
+        if constant is None:
+            unit = self.scales[other] * 2.0**-FRACTION
+            form = self.added(node, other)
+        else:
+            unit = y * 2.0**-FRACTION
+            negative = node.op == "Sub" and other == second
+            values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
+            form = Form(x2=Stage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
+            form.convert(unit / y)
+        multiplier, right = factor(sign * self.scales[x] / unit)
+        form.x1 = Stage(multiply=1, shift=right)
+        form.operands["x1_mul"] = few(multiplier)
+        return x, form
+
+    def _covers(self, node: Node, name: str) -> bool:
+        """Whether an operand has the shape of the result, so that it goes through SDP."""
+        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
+
+    def _product(self, node: Node, y: float) -> tuple[str, Form]:
+        """The multiplier's operand must stand for itself: the map without a zero point, else a copy with none.
+
+        Such a copy has half the resolution: of what a gate from 0 to 1 with a zero point of -128 lets through, an
+        eighth bit is lost.
+        """
+        covering = [name for name in node.inputs if self._covers(node, name)]
+        x = next((name for name in covering if self.zeros[name]), covering[0])
+        other = node.inputs[1] if node.inputs[0] == x else node.inputs[0]
+        constant = self.float.constant(other)
+        if constant is None:
+            centre = Steps(self.steps(other).reach / 127) if self.zeros[other] else self.steps(other)
+            other = self._copy(node, other, centre)
+            form = Form(Stage(multiply=1), operands={"x1_mul": other})
+            return x, form.convert(self.scales[x] * self.scales[other] / y)
+        values, shift = factors(per_channel(constant) * (self.scales[x] / y))
+        return x, Form(Stage(multiply=1, shift=shift), operands={"x1_mul": values})
+
+    def _table(self, node: Node) -> Form:
+        """A function of one element, its value for every int8."""
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        with np.errstate(invalid="ignore"):
+            wanted = np.rint(wanted_values(node, x.scale, y.scale, x.zero, y.zero))
+        if np.isnan(wanted).any():
+            wanted = np.nan_to_num(wanted, nan=0.0)
+        values: Array = wanted.clip(-128, 127).astype(np.int16)
+        return Form(operands={"table": values})

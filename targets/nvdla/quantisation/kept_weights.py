@@ -1,0 +1,90 @@
+"""Weights that a model gives as integers: kept as they are, whatever multipliers of 16 bits must then do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.quantize.given import integers_of
+from npuc.targets.nvdla.fixed_point import MOST_MULTIPLIER, addends, factors
+from npuc.targets.nvdla.integer import IDLE, Stage
+from npuc.targets.nvdla.quantisation.form import SUM
+
+TOLERANCE = 1 / 32
+"""What multipliers and biases of one stage may miss at most, in steps of the result."""
+COLUMN = (-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a convolution adds up: integers of its weights, and per channel the bias in steps of the sums.
+
+    w: (Co, ...) int8. bias: (Co,) whole numbers, the input's zero point included. ratio: (Co,), of a step of the
+    sums to a step of the result.
+    """
+
+    w: Array
+    bias: Array
+    ratio: Array
+
+    @property
+    def bound(self) -> Array:
+        """The largest magnitude of sum and bias, (Co,)."""
+        flat = self.w.astype(np.float64).reshape(len(self.w), -1)
+        return 128 * np.abs(flat).sum(axis=1) + np.abs(self.bias)
+
+
+def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums | None:
+    """The sums of float weights (Co, ...) that are multiples of int8 integers; None for other weights.
+
+    bias: (Co,) float. unit: the scale of the result.
+    """
+    found = integers_of(w)
+    if found is None or found[0].min() < -128 or found[0].max() > 127:
+        return None
+    integers, scales = found
+    held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
+    alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
+    step = np.where(integers.any(axis=tuple(range(1, w.ndim))), x_scale * scales, alone)
+    total = integers.astype(np.float64).reshape(len(w), -1).sum(axis=1)
+    return Sums(integers.astype(np.int8), np.rint(held / step) - x_zero * total, step / unit)
+
+
+Operands = dict[str, Array]
+
+
+def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
+    """X1 with bias and multiplier, and by how much it may miss, in steps of the result."""
+    bias, left = addends(sums.bias)
+    multiplier, shift = factors(sums.ratio)
+    wrong_ratio = np.abs(multiplier * 2.0**-shift - sums.ratio) * sums.bound
+    wrong_bias = np.abs(bias * 2.0**left - sums.bias) * sums.ratio
+    operands = {"x1_alu": bias.reshape(COLUMN), "x1_mul": multiplier.reshape(COLUMN)}
+    return Stage(SUM, left, 1, 0, shift), operands, float((wrong_ratio + wrong_bias).max())
+
+
+def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
+    """X1 and X2 that miss nothing but the rounding of a multiplier whose 15 bits all count.
+
+    X1 adds the upper part of the bias and multiplies by a power of two for each channel, which brings the ratios
+    that are left close together; X2 adds the lower part and multiplies. Nothing leaves 32 bits before it does.
+    """
+    upper, left = addends(sums.bias)
+    room = np.floor(np.log2(2.0**31 / (sums.bound + 2.0**left)))
+    wanted = np.floor(np.log2(sums.ratio / sums.ratio.min()))
+    power = np.exp2(np.clip(np.minimum(room, wanted), 0, 14))
+    lower, lower_left = addends((sums.bias - upper * 2.0**left) * power)
+    multiplier, shift = factors(sums.ratio / power)
+    operands = {"x1_alu": upper, "x1_mul": power.astype(np.int16), "x2_alu": lower, "x2_mul": multiplier}
+    columns = {key: value.reshape(COLUMN) for key, value in operands.items()}
+    return Stage(SUM, left, 1), Stage(SUM, lower_left, 1, 0, shift), columns
+
+
+def stages_of(sums: Sums, *, free: bool) -> tuple[Stage, Stage, Operands]:
+    """X1 and X2 of a convolution; both stages where one would miss more than TOLERANCE and X2 is free."""
+    stage, operands, error = one_stage(sums)
+    if error <= TOLERANCE or not free:
+        return stage, IDLE, operands
+    return two_stages(sums)
