@@ -30,18 +30,23 @@ class SplitAveragePool:
     of those; or several such stages for each axis. Exact in real numbers: the mean of means over equal windows. On
     int8 each map between is rounded once more, by which a result moves at most 1 LSB if there are two stages.
     Averages that would take more stages, or leave padding out of the count, stay as they are.
+
+    rounded: the limits for a map that a quantised model rounds, whose average it rounds once.
     """
 
     most_stages: int | None = 2
     """None: as many as it takes."""
     limits: Limits = Limits()
+    rounded: Limits | None = None
     __name__ = "split_average_pool"
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with large averages in stages."""
         nodes: list[Node] = []
         for node in graph.nodes:
-            stages = list(_stages(graph, node, self.limits))
+            source = graph.producers.get(node.inputs[0]) if node.inputs else None
+            once = source is not None and source.op in ("FakeQuantize", "DequantizeLinear")
+            stages = list(_stages(graph, node, self.rounded if once and self.rounded else self.limits))
             few = self.most_stages is None or len(stages) <= self.most_stages
             nodes += stages if stages and few else [node]
         return rebuild(graph, nodes) if len(nodes) > len(graph.nodes) else graph

@@ -36,6 +36,20 @@ def factors(ratios: Array) -> tuple[Array, int]:
     return scaled.astype(np.int16), shift
 
 
+def two_factors(ratio: float, room: float) -> tuple[int, int, int]:
+    """Two multipliers and a right shift: first * second / 2^shift is nearest to the ratio, first at most the room.
+
+    >>> two_factors(1 / 3, 100)
+    (89, 15709, 22)
+    """
+    most = int(np.clip(room, 1, MOST_MULTIPLIER))
+    first = np.arange(max(most // 2, 1), most + 1)
+    _, shift = factor(ratio / first[0], MOST_CONVERTER_SHIFT)
+    wanted = ratio * 2.0**shift / first
+    best = int(np.argmin(np.abs(np.rint(wanted) - wanted) * first))
+    return int(first[best]), int(np.rint(wanted[best])), shift
+
+
 def addends(values: Array) -> tuple[Array, int]:
     """Operands int16 of an adder and the one left shift that they share: the smallest that holds them all."""
     largest = float(np.abs(values).max(initial=0))

@@ -43,7 +43,9 @@ PASSES: tuple[Pass, ...] = (
     gathers_to_slices,
     strided_slices_to_convs,
     split_average_borders,
-    SplitAveragePool(3, Averages(positions=64, extent=32, stride=8)),
+    SplitAveragePool(
+        3, Averages(positions=64, extent=32, stride=8), Averages(positions=32 * 32, extent=32, stride=8)
+    ),
     SplitMaxPool(Maxima(positions=8 * 8, extent=8, stride=8, dilation=1)),
     fuse_again,
     separate_clips,

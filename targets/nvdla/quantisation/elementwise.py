@@ -17,12 +17,14 @@ from npuc.ir import Array, Attr, Node
 from npuc.quantize.draft import Draft
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import CONVERSIONS, is_relu, wanted_values
-from npuc.targets.nvdla.fixed_point import FRACTION, addends, factor, factors
+from npuc.targets.nvdla.fixed_point import FRACTION, MOST_MULTIPLIER, addends, factor, factors, two_factors
 from npuc.targets.nvdla.integer import Stage
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, few, limited, per_channel, relu
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 
 OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
+MOST_OPERAND_SHIFT = 22
+"""An 8-bit operand and its zero point, shifted left by that, leave room in 32 bits for another."""
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
 
 
@@ -183,18 +185,32 @@ class Elementwise(Draft):
             sign = -1.0 if node.op == "Sub" else 1.0
         constant = self.float.constant(other)
         if constant is None:
-            unit = self.scales[other] * 2.0**-FRACTION
-            form = self.added(node, other)
-        else:
-            unit = y * 2.0**-FRACTION
-            negative = node.op == "Sub" and other == second
-            values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
-            form = Form(x2=Stage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
-            form.convert(unit / y)
+            return x, self._two_maps(node, sign * self.scales[x], other)
+        unit = y * 2.0**-FRACTION
+        negative = node.op == "Sub" and other == second
+        values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
+        form = Form(x2=Stage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})
         multiplier, right = factor(sign * self.scales[x] / unit)
         form.x1 = Stage(multiply=1, shift=right)
         form.operands["x1_mul"] = few(multiplier)
-        return x, form
+        return x, form.convert(unit / y)
+
+    def _two_maps(self, node: Node, x_scale: float, other: str) -> Form:
+        """A map of this scale, multiplied without rounding, and another as second operand, shifted as far as that.
+
+        X2 and the converter multiply by the rest of the ratio, which is as exact as 16 bits twice can be.
+        """
+        ratio = x_scale / self.scales[other]
+        left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER / abs(ratio))), 0, MOST_OPERAND_SHIFT))
+        multiplier = round(np.clip(ratio * 2.0**left, -MOST_MULTIPLIER, MOST_MULTIPLIER))
+        reach = 256 * (abs(multiplier) + 2.0**left)
+        unit = self.scales[other] * 2.0**-left
+        first, scale, shift = two_factors(unit / self.scales[node.output], 2.0**31 / reach)
+        second = Stage(COMPARISONS[node.op], left, 1, relu=int(relu(node) and not self.zeros[other]))
+        form = Form(Stage(multiply=1), second, converter=(0, scale, shift))
+        form.operands |= {"x1_mul": few(multiplier), "x2_alu": other, "x2_mul": few(first)}
+        form.excess = float(self.zeros[other] * 2**left * first)
+        return form
 
     def _covers(self, node: Node, name: str) -> bool:
         """Whether an operand has the shape of the result, so that it goes through SDP."""

@@ -12,8 +12,8 @@ from npuc.targets.nvdla.fixed_point import MOST_MULTIPLIER, addends, factors
 from npuc.targets.nvdla.integer import IDLE, Stage
 from npuc.targets.nvdla.quantisation.form import SUM
 
-TOLERANCE = 1 / 32
-"""What multipliers and biases of one stage may miss at most, in steps of the result."""
+TOLERANCE = 2.0**-16
+"""What multipliers and biases of one stage may miss at most, in steps of the result: as much as floats do."""
 COLUMN = (-1, 1, 1)
 
 
@@ -66,20 +66,39 @@ def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
 
 
 def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
-    """X1 and X2 that miss nothing but the rounding of a multiplier whose 15 bits all count.
+    """X1 and X2, whose two multipliers make the ratio as exactly as onnxruntime's floats do.
 
-    X1 adds the upper part of the bias and multiplies by a power of two for each channel, which brings the ratios
-    that are left close together; X2 adds the lower part and multiplies. Nothing leaves 32 bits before it does.
+    X1 adds the upper part of the bias and multiplies by what leaves room in 32 bits; X2 adds the rest of the bias,
+    multiplies and shifts. So nothing is rounded or saturates before the result is.
     """
     upper, left = addends(sums.bias)
-    room = np.floor(np.log2(2.0**31 / (sums.bound + 2.0**left)))
-    wanted = np.floor(np.log2(sums.ratio / sums.ratio.min()))
-    power = np.exp2(np.clip(np.minimum(room, wanted), 0, 14))
-    lower, lower_left = addends((sums.bias - upper * 2.0**left) * power)
-    multiplier, shift = factors(sums.ratio / power)
-    operands = {"x1_alu": upper, "x1_mul": power.astype(np.int16), "x2_alu": lower, "x2_mul": multiplier}
+    room = np.clip(np.floor(2.0**31 / (sums.bound + 2.0**left)), 1, MOST_MULTIPLIER)
+    first, second, shift = _split(sums.ratio, room)
+    lower, lower_left = addends((sums.bias - upper * 2.0**left) * first)
+    operands = {"x1_alu": upper, "x1_mul": first.astype(np.int16), "x2_alu": lower, "x2_mul": second}
     columns = {key: value.reshape(COLUMN) for key, value in operands.items()}
     return Stage(SUM, left, 1), Stage(SUM, lower_left, 1, 0, shift), columns
+
+
+def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
+    """Factors up to the room, multipliers int16 and the shift they share, so that their products give the ratios.
+
+    Large ratios take large factors, so that the multipliers have the same magnitude; of the upper half of what a
+    factor may be, the one with the least error is taken.
+    """
+    largest = np.clip(np.minimum(room, room.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
+    _, shift = factors(ratio / np.maximum(largest // 2, 1))
+    candidates = np.maximum(np.floor(largest[:, None] * (1 - np.arange(CANDIDATES) / (2 * CANDIDATES))), 1)
+    wanted = ratio[:, None] * 2.0**shift / candidates
+    rounded = np.rint(wanted).clip(0, MOST_MULTIPLIER)
+    error = np.abs(rounded - wanted) * candidates
+    best = np.argmin(error, axis=1)[:, None]
+    first, second = (np.take_along_axis(each, best, axis=1)[:, 0] for each in (candidates, rounded))
+    return first, second.astype(np.int16), shift
+
+
+CANDIDATES = 4096
+"""Factors that are tried for a channel."""
 
 
 def stages_of(sums: Sums, *, free: bool) -> tuple[Stage, Stage, Operands]:
