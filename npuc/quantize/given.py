@@ -14,6 +14,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.scales import components
+from npuc.quantize.tables import is_relu
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     equal: tensors that share their steps whatever they are; so do those that a movement makes of one, wherever it
     runs. What is said of a tensor where it is read comes
     before what is said where it is made; of several the first in the graph holds, and the others take a
-    conversion (a FakeQuantize between different steps).
+    conversion (a FakeQuantize between different steps). A limit at 0 or a negative of what has steps
+    needs no others.
     """
     moved = [(node.inputs[0], name) for node in graph.nodes if node.op in MOVED for name in node.outputs]
     class_of = components(dict.fromkeys((*tensors, *(name for pair in moved for name in pair))), (*equal, *moved))
@@ -66,10 +68,21 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     for node, steps in said:
         if node.op != "QuantizeLinear" and node.output in class_of:
             found.setdefault(class_of[node.output], steps)
+    for node in graph.nodes:
+        steps = _handed_on(node, found.get(class_of.get(node.inputs[0], "")))
+        if steps is not None and node.output in class_of:
+            found.setdefault(class_of[node.output], steps)
     for node, steps in said:
         if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
             found.setdefault(class_of[node.inputs[0]], steps)
     return {name: found[class_of[name]] for name in tensors if class_of[name] in found}
+
+
+def _handed_on(node: Node, steps: Steps | None) -> Steps | None:
+    """The steps in which a node's result is exact, if its input has these: -1 - q is the negative of q."""
+    if steps is None or is_relu(node):
+        return steps
+    return Steps(steps.scale, -1 - steps.zero if steps.zero else 0) if node.op == "Neg" else None
 
 
 def reaches(nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from npuc.quantize.calibration import spreads
 from npuc.quantize.given import given_steps
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import domains
-from npuc.quantize.ties import integer_nodes, tensors_of
+from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, report, support
 from npuc.targets.nvdla import machine as machines
@@ -27,7 +27,7 @@ from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
-from npuc.targets.nvdla.quantisation import equal_ties, quantise
+from npuc.targets.nvdla.quantisation import quantise
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.timeline import Timeline

@@ -16,7 +16,7 @@ from npuc.quantize.draft import Quantised
 from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.scales import choose_scales
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
-from npuc.targets.nvdla.quantisation.ties import equal_ties, ties
+from npuc.targets.nvdla.quantisation.ties import ties
 
 
 def quantise(
@@ -36,4 +36,4 @@ def quantise(
     return Builder(graph, nodes, {**chosen, **given}, given.keys()).built()
 
 
-__all__ = ["MOST_POOL", "equal_ties", "quantise"]
+__all__ = ["MOST_POOL", "quantise"]
