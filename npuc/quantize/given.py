@@ -30,10 +30,6 @@ class Steps:
         return self.scale * max(128 + self.zero, 127 - self.zero)
 
 
-MOVED = ("Reshape", "Transpose", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
-"""Operators whose results have elements of their one input."""
-
-
 def steps_of(graph: Graph, node: Node) -> Steps | None:
     """What a FakeQuantize node, or a conversion to or from 8 bits, says of its tensor; None for other nodes.
 
@@ -55,14 +51,12 @@ def steps_of(graph: Graph, node: Node) -> Steps | None:
 def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str, str]]) -> dict[str, Steps]:
     """The steps of those of the tensors that the model gives any.
 
-    equal: tensors that share their steps whatever they are; so do those that a movement makes of one, wherever it
-    runs. What is said of a tensor where it is read comes
+    equal: tensors that share their steps whatever they are. What is said of a tensor where it is read comes
     before what is said where it is made; of several the first in the graph holds, and the others take a
-    conversion (a FakeQuantize between different steps). A limit at 0 or a negative of what has steps
-    needs no others.
+    conversion (a FakeQuantize between different steps). A limit at 0 or a negative of what has steps needs no
+    others.
     """
-    moved = [(node.inputs[0], name) for node in graph.nodes if node.op in MOVED for name in node.outputs]
-    class_of = components(dict.fromkeys((*tensors, *(name for pair in moved for name in pair))), (*equal, *moved))
+    class_of = components(tensors, equal)
     found: dict[str, Steps] = {}
     said = [(node, steps) for node in graph.nodes if (steps := steps_of(graph, node)) is not None]
     for node, steps in said:
@@ -75,7 +69,7 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     for node, steps in said:
         if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
             found.setdefault(class_of[node.inputs[0]], steps)
-    return {name: found[class_of[name]] for name in tensors if class_of[name] in found}
+    return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:
