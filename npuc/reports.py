@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.text import as_json, count, csv_table, short, table
+from npuc.text import as_json, costs, count, csv_table, short, table
 
 if TYPE_CHECKING:
     from npuc.metrics import Tolerance
@@ -138,6 +138,7 @@ COLUMNS = (
         lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
     ),
     Column("weight words", "weight_words"),
+    Column("weights as", "weight_form"),
     Column("table LSB", "table_error_lsb"),
 )
 
@@ -316,7 +317,10 @@ def _costs(layer: Report) -> list[str]:
         *runner_up, cycles = layer["tile_runner_up"]
         lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles")
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
-    told += ("tile_fewest_cycles",)
+    told += ("tile_fewest_cycles", "weight_form", "alternatives")
+    if "weight_form" in known:
+        lines.append(f"weights as {layer['weight_form']}, the cheapest of (each alone)")
+        lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
     return [
         *lines,
         *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if key not in told),

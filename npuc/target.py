@@ -41,6 +41,8 @@ class Options:
     """What tiled plans minimise: "time" (computation and transfer), "traffic" or "cycles"."""
     allow: tuple[str, ...] = ()
     """Inexact rewrites that may be used, by the names that the target gives them."""
+    weights: str | None = None
+    """The form of weights, one of the target's weight_forms; None: the best of them."""
     level: str = "1"
     """What is done for accuracy, a rung of quantize.ladder."""
     notify: Callable[[Sequence[Step]], None] | None = None
@@ -118,6 +120,8 @@ class Target(Protocol):
     """What `runner` can simulate on: npuc's own model, the vendor's."""
     inexact: tuple[str, ...]
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
+    weight_forms: tuple[str, ...]
+    """What --weights may ask for; none where weights have one form."""
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Run after the passes that all targets share."""

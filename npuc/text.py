@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -61,6 +62,15 @@ def _cell(value: object) -> str:
             return f"{value:,}"
         case _:
             return str(value)
+
+
+def costs(alternatives: Iterable[Mapping[str, Any]], key: str) -> list[str]:
+    """A line for each of several ways: what stands under the key, and what it would cost.
+
+    >>> costs([{"form": "direct", "cycles": 1200, "bytes": 64}], "form")
+    ['direct: 1,200 cycles, 64 bytes']
+    """
+    return [f"{each[key]}: {count(each['cycles'])} cycles, {count(each['bytes'])} bytes" for each in alternatives]
 
 
 def count(number: int) -> str:

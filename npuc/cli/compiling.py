@@ -47,6 +47,11 @@ if TYPE_CHECKING:
     default="time",
     help="What tiled plans minimise: computation and transfer, or one of them.",
 )
+@click.option(
+    "--weights",
+    type=Choice(("auto", "direct", "winograd", "sparse")),
+    help="Form of weights (NVDLA) [auto: the fewest cycles, then bytes].",
+)
 @level_option
 @method_option
 @click.option(
@@ -73,6 +78,7 @@ def compile_command(
     isa: str,
     strict: bool,
     objective: str,
+    weights: str | None,
     level: str,
     method: str | None,
     allow: tuple[str, ...],
@@ -102,7 +108,7 @@ def compile_command(
     machine_kind = find(target)
     precision = precision or machine_kind.precisions[0]
     tried: list[Step] = []
-    options = Options(machine, precision, isa, strict, method, objective, allow, level, tried.extend)
+    options = Options(machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend)
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 
@@ -139,6 +145,9 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
     if options.precision not in target.precisions:
         known = ", ".join(target.precisions)
         raise click.UsageError(f"{target.name} computes in {known}; --precision {options.precision} is not for it")
+    if options.weights is not None and options.weights not in target.weight_forms:
+        known = ", ".join(target.weight_forms) or "one form only"
+        raise click.UsageError(f"{target.name} has weights as {known}; --weights {options.weights} is not for it")
     for name in options.allow:
         if name not in target.inexact:
             hint = closest(name, target.inexact)

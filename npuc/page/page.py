@@ -15,7 +15,7 @@ from npuc.page import charts, network
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.target import Target
-from npuc.text import count, short
+from npuc.text import costs, count, short
 from npuc.timeline import Timeline
 
 Report = Mapping[str, Any]
@@ -58,6 +58,7 @@ COLUMNS = (
     Column("bound", "bound by", "what takes the longest", False),
     Column("bytes", "bytes", "moved between memories and the array"),
     Column("weight_words", "weights", "words of weights, biases and shifts"),
+    Column("weight_form", "weights as", "the form of the weights; what others would cost as a hint", False),
     Column("sqnr_db", "entire dB", "signal to noise against fp32, the network quantised up to here"),
     Column("single_db", "single dB", "signal to noise of this layer alone on exact inputs"),
 )
@@ -157,6 +158,8 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
     """A table cell: text, the value that sorting compares, a hint."""
     value = layer.get(column.key)
     hint = ", ".join(layer["nodes"]) if column.key == "name" else ""
+    if column.key == "weight_form" and value is not None:
+        hint = "\n".join(costs(layer["alternatives"], column.key))
     match value:
         case None:
             return {"text": "-", "sort": "-1" if column.numeric else None, "hint": hint, "numeric": column.numeric}

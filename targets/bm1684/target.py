@@ -37,6 +37,7 @@ class Bm1684:
     exports = ("okkernel",)
     chip_models = ("own", "vendor")
     inexact: tuple[str, ...] = ()
+    weight_forms: tuple[str, ...] = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:  # noqa: ARG002  (as Target)
         """What the interface has no calls for becomes what it has."""

@@ -39,6 +39,7 @@ class EasyNpu:
     exports = ("bin", "readmemh", "c")
     chip_models = ("own",)
     inexact = ("split_average_pool",)
+    weight_forms: tuple[str, ...] = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""

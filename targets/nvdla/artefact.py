@@ -20,6 +20,7 @@ from npuc.host import HostStep
 from npuc.records import read
 from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.formats.feature import Cube
+from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.registers import RegisterMap, register_map
 
@@ -33,13 +34,15 @@ LARGEST = 1 << 31
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor's feature cube in memory: bytes, and the lane of every channel as runs (first lane, lanes)."""
+    """A tensor's feature cube or image in memory: bytes, and the lane of every channel as runs (first, lanes)."""
 
     address: int
     line_stride: int
     surface_stride: int
     lanes: tuple[tuple[int, int], ...]
     precision: str = "int8"
+    pixels: str = ""
+    """The format of an image (table 33), whose components are the lanes; empty for a feature cube."""
 
     @property
     def lane_numbers(self) -> list[int]:
@@ -61,6 +64,24 @@ class TensorMove:
         """(C, H, W)."""
         channels, height, width = (*self.shape[1:], 1, 1)[:3]
         return channels, height, width
+
+    def bytes(self, machine: Machine) -> int:
+        """Bytes from the first to the last of the tensor. Raises ArtefactError (E502) as cube and image do."""
+        if self.place.pixels:
+            self.image()
+            return self.map_shape[1] * self.place.line_stride
+        return self.cube(machine).bytes
+
+    def image(self) -> PixelFormat:
+        """The format of an image of one plane. Raises ArtefactError (E502) where the entry makes no sense."""
+        channels, height, width = self.map_shape
+        form, place = FORMATS.get(self.place.pixels), self.place
+        if form is None or min(self.shape) < 1 or channels > form.channels or height * width > LARGEST:
+            raise _damaged(f"{self}")
+        (plane, *others), lanes = form.planes, ((0, channels),)
+        if others or place.lanes != lanes or place.line_stride < width * plane.pixel_bytes:
+            raise _damaged(f"{self}")
+        return form
 
     def cube(self, machine: Machine) -> Cube:
         """The cube of all lanes. Raises ArtefactError (E502) where the entry makes no sense."""

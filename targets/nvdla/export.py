@@ -51,7 +51,7 @@ class _Recorder(Runner):
 
 def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
     """Address and bytes of a tensor's cube."""
-    return move.place.address, move.cube(machine).bytes
+    return move.place.address, move.bytes(machine)
 
 
 def traces(program: Program) -> dict[str, bytes]:
@@ -89,13 +89,14 @@ def _expect_alone(trace: Trace, machine: Machine) -> None:
         )
 
 
-def _map(moves: tuple[TensorMove, ...], machine: Machine) -> list[Mapping[str, str | int | list[int]]]:
+def _map(moves: tuple[TensorMove, ...], machine: Machine) -> list[Mapping[str, str | int | list[int] | None]]:
     return [
         {
             "tensor": move.tensor,
             "shape": list(move.shape),
             "address": move.place.address,
-            "bytes": move.cube(machine).bytes,
+            "bytes": move.bytes(machine),
+            "pixels": move.place.pixels or None,
             "line_stride": move.place.line_stride,
             "surface_stride": move.place.surface_stride,
         }

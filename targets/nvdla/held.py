@@ -13,6 +13,8 @@ from npuc.targets.nvdla.commands import Write
 ADDRESSES = 1 << 32
 ROLES = {
     "CDMA.D_WEIGHT_ADDR_LOW": "weights",
+    "CDMA.D_WMB_ADDR_LOW": "mask of compressed weights (WMB)",
+    "CDMA.D_WGS_ADDR_LOW": "group sizes of compressed weights (WGS)",
     "SDP_RDMA.D_BS_BASE_ADDR_LOW": "operands of X1 (BS)",
     "SDP_RDMA.D_BN_BASE_ADDR_LOW": "operands of X2 (BN)",
     "SDP_RDMA.D_EW_BASE_ADDR_LOW": "operands of Y (EW)",

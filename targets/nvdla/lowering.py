@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -20,9 +20,19 @@ from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.integer import IDENTITY, IDLE
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
-from npuc.targets.nvdla.selection import COMPUTED, Constants, Context, Placed, computed_lanes, select
+from npuc.targets.nvdla.selection import (
+    COMPUTED,
+    Choice,
+    Constants,
+    Context,
+    Placed,
+    choose,
+    computed_lanes,
+    select,
+)
 from npuc.targets.nvdla.support import HOST
 from npuc.targets.nvdla.surfaces import Surfaces, View, is_view, place, with_copies
+from npuc.targets.nvdla.weight_form import DIRECT
 
 BASE = 0x8000_0000
 """Where the program's memory begins, as in NVDLA's own test programs."""
@@ -40,6 +50,8 @@ class Emitted:
     """For each operation how many of the program's have ended before it is enabled."""
     start: int
     count: int
+    choice: Choice | None
+    """Of a convolution's form."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,11 @@ class Lowered:
     """Bytes of memory for feature maps: as allocated, and the lower bound."""
 
 
-def lower(quantised: Quantised, machine: Machine) -> Lowered:
-    """The program of an integer graph. Raises DoesNotFit (E302) where not even one kernel fits the CBUF."""
+def lower(quantised: Quantised, machine: Machine, weights: str = "auto") -> Lowered:
+    """The program of an integer graph; weights: one of weight_form.asked_forms.
+
+    Raises DoesNotFit (E302) where not even one kernel fits the CBUF.
+    """
     quantised = copied(quantised)
     graph = quantised.graph
     phases = list(_phases(graph))
@@ -67,11 +82,13 @@ def lower(quantised: Quantised, machine: Machine) -> Lowered:
     surfaces = place(
         graph, nodes, loaded, machine, lambda node, known: computed_lanes(graph, machine, node, known)
     )
+    choices = choose(_trial(graph, machine, surfaces), nodes, loaded, weights)
+    surfaces = surfaces.with_images(choices.images)
     lifetimes = _lifetimes(graph, phases, surfaces, loaded)
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
     placed = {name: Placed(view, BASE + UNIT * offsets[view.buffer.name]) for name, view in surfaces.views.items()}
-    program = _Program(Context(graph, machine, placed, constants))
+    program = _Program(Context(graph, machine, placed, constants), choices.convolutions)
     for on_device, part in phases:
         program.device(part) if on_device else program.host(part)
     activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
@@ -86,6 +103,12 @@ def lower(quantised: Quantised, machine: Machine) -> Lowered:
         bytes(constants.image),
         activations,
     )
+
+
+def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
+    """What selection needs to say what things cost: addresses do not matter."""
+    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
+    return Context(graph, machine, placed, Constants(machine, 0))
 
 
 def copied(quantised: Quantised) -> Quantised:
@@ -190,8 +213,9 @@ def _lifetimes(
 class _Program:
     """Collects steps and commands, turn by turn."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, choices: Mapping[str, Choice]) -> None:
         self.context = context
+        self.choices = choices
         self.graph = context.graph
         self.placed = context.placed
         self.emitter = Emitter(context.machine)
@@ -241,7 +265,8 @@ class _Program:
 
     def _compute(self, node: Node) -> None:
         """The operations of a node."""
-        operations = select(self.context, node)
+        choice = self.choices.get(node.output)
+        operations = select(self.context, node, form=choice.form if choice else DIRECT)
         begin = len(self.emitter.writer.commands)
         ended: list[int] = []
         for position, operation in enumerate(operations):
@@ -251,7 +276,9 @@ class _Program:
             count = len(self.emitter.writer.commands) - start
             self.produced.append(Produced(start, count, kind(operation), node.sources, result))
         self.emitted.append(
-            Emitted(node, tuple(operations), tuple(ended), begin, len(self.emitter.writer.commands) - begin)
+            Emitted(
+                node, tuple(operations), tuple(ended), begin, len(self.emitter.writer.commands) - begin, choice
+            )
         )
 
     def _move(self, name: str) -> TensorMove:
@@ -259,7 +286,7 @@ class _Program:
         held = placed.view.buffer
         lanes = _runs(placed.view)
         address = placed.base + placed.view.offset
-        where = Place(address, held.line_stride, held.surface_stride, lanes, held.precision)
+        where = Place(address, held.line_stride, held.surface_stride, lanes, held.precision, held.pixels)
         return TensorMove(name, self.graph.shape(name), where)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.integer import IDENTITY, Stage
 from npuc.targets.nvdla.machine import BYTES
+from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,18 @@ class Surface:
     line_stride: int
     surface_stride: int
     precision: str = "int8"
+    pixels: str = ""
+    """The format of an image's pixels (table 33); empty for a feature cube."""
 
     def atoms(self, atom_bytes: int) -> int:
-        """Atoms of a pixel: the surfaces of the cube."""
-        return -(-self.channels * BYTES[self.precision] // atom_bytes)
+        """Atoms of a pixel: the surfaces of the cube; an image is one surface."""
+        return 1 if self.pixels else -(-self.channels * BYTES[self.precision] // atom_bytes)
+
+    def line_bytes(self, atom_bytes: int) -> int:
+        """Bytes that are read of a line of a surface: whole atoms."""
+        if not self.pixels:
+            return self.width * atom_bytes
+        return -(-self.width * FORMATS[self.pixels].planes[0].pixel_bytes // atom_bytes) * atom_bytes
 
 
 @dataclass(frozen=True)
@@ -67,8 +78,18 @@ class Sdp:
 
 
 @dataclass(frozen=True)
+class Mask:
+    """The other surfaces of compressed weights: a bit an element (WMB), and the bytes of every group (WGS)."""
+
+    address: int
+    bytes: int
+    sizes_address: int
+    sizes_bytes: int
+
+
+@dataclass(frozen=True)
 class Kernels:
-    """The weights of a convolution: where they lie, and their geometry."""
+    """The weights of a convolution: where they lie, and their geometry after any extension."""
 
     address: int
     bytes: int
@@ -78,6 +99,14 @@ class Kernels:
     width: int
     channels: int
     kernel_bytes: int
+    """Of a kernel that is not compressed."""
+    form: WeightForm = DIRECT
+    mask: Mask | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is fetched of all surfaces."""
+        return self.bytes + (self.mask.bytes + self.mask.sizes_bytes if self.mask else 0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +131,13 @@ class Banks:
     entries_per_slice: int
     data: int
     weights: int
+    mask: int = 0
+    """The last bank, where weights are compressed."""
+
+    @property
+    def beside_data(self) -> int:
+        """Banks that hold no input."""
+        return self.weights + self.mask
 
 
 @dataclass(frozen=True)
@@ -114,6 +150,13 @@ class Convolution:
     banks: Banks
     sdp: Sdp
     destination: Surface
+
+    @property
+    def data_extents(self) -> tuple[int, int]:
+        """Width and height of the data as CSC sees it: Winograd's is padded, and its strides are channels."""
+        if self.kernels.form.kind != "winograd":
+            return self.source.width, self.source.height
+        return extended_extent(self.destination.width), extended_extent(self.destination.height)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Convolution
+from npuc.targets.nvdla.selection import Alternative
 from npuc.timeline import Activity, Timeline
 
 
@@ -106,7 +107,14 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
         "bound": timing.bound(each.operations[0], machine),
         "instruction": each.start,
         "jobs": len(each.operations),
+        "weight_form": str(each.choice.form) if each.choice else None,
+        "alternatives": [_alternative(form) for form in each.choice.alternatives] if each.choice else None,
     }
+
+
+def _alternative(found: Alternative) -> dict[str, Any]:
+    """A form that a layer's weights could have, and what the layer would cost alone."""
+    return {"weight_form": str(found.form), "cycles": found.cycles, "bytes": found.bytes}
 
 
 ENGINES = {"convolution": "CONV + SDP", "elementwise": "SDP", "pooling": "PDP"}

@@ -15,7 +15,7 @@ from npuc.program import Program
 from npuc.target import Observer
 from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove, decode, register_map_of
 from npuc.targets.nvdla.commands import Command
-from npuc.targets.nvdla.formats import feature
+from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
 from npuc.targets.nvdla.model import Memory, Nvdla
 
@@ -92,22 +92,26 @@ class Runner:
     def _load(self, move: TensorMove, memory: Memory, tensors: Mapping[str, Array]) -> None:
         """A host tensor (1, 1, C, H, W) into memory; lanes between channels become 0."""
         found = tensors.get(move.tensor)
-        cube = move.cube(self.contents.machine)
-        if found is None or found.dtype != HOST_DTYPES[cube.precision] or found[0].shape != move.shape:
+        size, precision = move.bytes(self.contents.machine), move.place.precision
+        if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
             raise ArtefactError("E502", "manifest.json is damaged: no such tensor to load", tensor=move.tensor)
-        values = received(found.reshape(move.map_shape), cube.precision)
+        values = received(found.reshape(move.map_shape), precision)
+        if move.place.pixels:
+            pixels.store(move.image(), values, self._view(move, size, memory), move.place.line_stride)
+            return
+        cube = move.cube(self.contents.machine)
         filled = np.zeros((cube.channels, cube.height, cube.width), values.dtype)
         filled[move.place.lane_numbers] = values
-        feature.store(cube, filled, self._view(move, cube, memory))
+        feature.store(cube, filled, self._view(move, size, memory))
 
     def _store(self, move: TensorMove, memory: Memory) -> Array:
         """The tensor in memory (1, *shape)."""
         cube = move.cube(self.contents.machine)
-        values = feature.unpack(cube, self._view(move, cube, memory))[move.place.lane_numbers]
+        values = feature.unpack(cube, self._view(move, cube.bytes, memory))[move.place.lane_numbers]
         return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)
 
-    def _view(self, move: TensorMove, cube: feature.Cube, memory: Memory) -> Array:
-        found = memory.view(move.place.address, cube.bytes)
+    def _view(self, move: TensorMove, size: int, memory: Memory) -> Array:
+        found = memory.view(move.place.address, size)
         if found is None:
             raise ArtefactError(
                 "E503", f"a tensor at {move.place.address:#x} lies outside memory", tensor=move.tensor

@@ -8,9 +8,11 @@ of one tensor do not fill whole atoms the lanes have gaps, which convolutions sk
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
+from npuc.targets.nvdla.formats.alignment import aligned, alignment
+from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import precision_of
 from npuc.targets.nvdla.machine import BYTES, Machine
 
@@ -31,7 +33,7 @@ def tensor_precision(graph: Graph, name: str) -> str:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A feature cube of whole atoms in memory, packed; bytes from its start."""
+    """A feature cube of whole atoms in memory, packed, or an image; bytes from its start."""
 
     name: str
     width: int
@@ -39,6 +41,8 @@ class Buffer:
     surfaces: int
     atom_bytes: int
     precision: str = "int8"
+    pixels: str = ""
+    """The format of the pixels (table 33), where it is an image; a feature cube has none."""
 
     @property
     def atom_elements(self) -> int:
@@ -48,7 +52,10 @@ class Buffer:
     @property
     def line_stride(self) -> int:
         """Bytes of a line."""
-        return self.width * self.atom_bytes
+        if not self.pixels:
+            return self.width * self.atom_bytes
+        line = self.width * FORMATS[self.pixels].planes[0].pixel_bytes
+        return aligned(line, alignment("pixel", "line", self.atom_bytes))
 
     @property
     def surface_stride(self) -> int:
@@ -75,6 +82,10 @@ class View:
     def extent(self) -> int:
         """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
         return self.lanes[-1] + 1
+
+    def as_image(self, pixels: str) -> View:
+        """The tensor, alone in its buffer, as an image of a format of table 33."""
+        return replace(self, buffer=replace(self.buffer, surfaces=1, pixels=pixels))
 
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of a place in the window."""
@@ -167,6 +178,10 @@ class Surfaces:
     def buffers(self) -> list[Buffer]:
         """Every buffer once, in order of appearance."""
         return list(dict.fromkeys(view.buffer for view in self.views.values()))
+
+    def with_images(self, images: Mapping[str, str]) -> Surfaces:
+        """The same with some tensors as images, in formats of table 33."""
+        return Surfaces({**self.views, **{name: self.views[name].as_image(each) for name, each in images.items()}})
 
 
 ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]

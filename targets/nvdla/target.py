@@ -30,6 +30,7 @@ from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
 from npuc.targets.nvdla.quantisation import quantise
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
+from npuc.targets.nvdla.weight_form import asked_forms, expect_asked
 from npuc.timeline import Timeline
 
 
@@ -45,6 +46,7 @@ class Nvdla:
     def __init__(self, name: str) -> None:
         self.name = name
         self.summary = TARGETS[name][2]
+        self.weight_forms = asked_forms(machines.CONFIGURATIONS[name])
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""
@@ -75,13 +77,15 @@ class Nvdla:
         del hook
         import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
         machine = self._machine(options)
+        expect_asked(machine, options.weights or "auto")
         nodes = self._integer(graph, machine)
         tensors = tensors_of(nodes)
         given = given_steps(graph, tensors, equal_ties(graph, nodes))
         free = [name for name in tensors if name not in given]
         found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
         method = options.method or LEVELS[options.level].method
-        lowered = lowering.lower(quantise(graph, nodes, found, method, given), machine)
+        quantised = quantise(graph, nodes, found, method, given)
+        lowered = lowering.lower(quantised, machine, options.weights or "auto")
         manifest, files = report.manifest(lowered, machine)
         return Program({**manifest, "target": self.name, **signature(graph)}, files, evidence(lowered.quantised))
 

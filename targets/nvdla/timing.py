@@ -69,15 +69,27 @@ def ends(operations: Sequence[tuple[Operation, int]], machine: Machine) -> list[
 def _together(first: Convolution, second: Convolution, machine: Machine) -> bool:
     """Whether the CBUF holds the input of both beside the weights of either."""
     data = first.banks.data + second.banks.data
-    return data + max(first.banks.weights, second.banks.weights) <= machine.cbuf_banks
+    return data + max(first.banks.beside_data, second.banks.beside_data) <= machine.cbuf_banks
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
     """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
     groups = ceil(kernels.count / machine.kernel_group(out.precision))
-    taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
-    work = groups * (out.width * out.height * max(taps, least_per_pixel(machine, out.precision)) + PER_GROUP)
-    return max(work, kernels.bytes / machine.dram_bytes_per_cycle)
+    clocks = max(products_per_pixel(kernels, machine), least_per_pixel(machine, out.precision))
+    work = groups * (out.width * out.height * clocks + PER_GROUP)
+    return max(work, kernels.moved_bytes / machine.dram_bytes_per_cycle)
+
+
+def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
+    """Clocks that the MAC array takes for an output pixel of a kernel group.
+
+    A clock is a block of channels times a tap; of an image a block of a line, or of the lines that post-extension
+    joins. Winograd multiplies 4x4 positions of atomic_c / 16 channels in a clock, for 2x2 pixels.
+    """
+    blocks = ceil(kernels.channels / machine.atomic_c)
+    if kernels.form.kind == "winograd":
+        return ceil(16 * kernels.channels / machine.atomic_c) / 4
+    return blocks * ceil(kernels.height / kernels.form.lines) * kernels.width
 
 
 def fetch_cycles(source: Surface, machine: Machine) -> float:
@@ -103,7 +115,7 @@ def moved_bytes(operation: Operation, machine: Machine) -> int:
     """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
     moved = cube_bytes(operation.source, machine) + cube_bytes(operation.destination, machine)
     if isinstance(operation, Convolution):
-        moved += operation.kernels.bytes
+        moved += operation.kernels.moved_bytes
     if not isinstance(operation, Pooling):
         units = (operation.sdp.x1, operation.sdp.x2)
         maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
@@ -117,12 +129,11 @@ def bound(operation: Operation, machine: Machine) -> str:
         return "elements"
     kernels, out = operation.kernels, operation.destination
     groups = ceil(kernels.count / machine.kernel_group(out.precision))
-    taps = ceil(kernels.channels / machine.atomic_c) * kernels.height * kernels.width
     pixels = groups * out.width * out.height
     spent = {
-        "MACs": pixels * float(taps),
+        "MACs": pixels * products_per_pixel(kernels, machine),
         "results": pixels * least_per_pixel(machine, out.precision),
-        "weights": kernels.bytes / machine.dram_bytes_per_cycle,
+        "weights": kernels.moved_bytes / machine.dram_bytes_per_cycle,
         "input": fetch_cycles(operation.source, machine),
     }
     return max(spent, key=lambda name: spent[name])
@@ -134,5 +145,5 @@ def elements(surface: Surface, machine: Machine) -> int:
 
 
 def cube_bytes(surface: Surface, machine: Machine) -> int:
-    """Bytes of a cube's atoms."""
-    return surface.atoms(machine.atom_bytes) * machine.atom_bytes * surface.width * surface.height
+    """Bytes of a cube's atoms, or of an image's lines."""
+    return surface.atoms(machine.atom_bytes) * surface.line_bytes(machine.atom_bytes) * surface.height

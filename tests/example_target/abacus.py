@@ -39,6 +39,7 @@ class Abacus:
     exports = ("bin",)
     chip_models = ("own",)
     inexact = ()
+    weight_forms = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         return (gemm_to_conv,)

@@ -66,7 +66,8 @@ class Emitter:
             self.writer.set(f"{block}.S_POINTER", PRODUCER=turn)
         match operation:
             case Convolution():
-                write_sdp(self.writer, operation.sdp, None, operation.destination)
+                winograd = operation.kernels.form.kind == "winograd"
+                write_sdp(self.writer, operation.sdp, None, operation.destination, winograd=winograd)
                 write_convolution(self.writer, operation)
             case Elementwise():
                 write_sdp(self.writer, operation.sdp, operation.source, operation.destination)

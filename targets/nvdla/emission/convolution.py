@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.operations import Convolution
+from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
+from npuc.targets.nvdla.operations import Convolution, Kernels, Surface
 
 
 def write_convolution(writer: Writer, operation: Convolution) -> None:
@@ -12,37 +13,42 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     result, banks = operation.destination, operation.banks
     precision = source.precision.upper()
     precisions = {"IN_PRECISION": precision, "PROC_PRECISION": precision}
-    width, height = source.width - 1, source.height - 1
+    width, height = (each - 1 for each in operation.data_extents)
     bank = {"DATA_BANK": banks.data - 1, "WEIGHT_BANK": banks.weights - 1}
+    winograd = kernels.form.kind == "winograd"
+    mode = "WINOGRAD" if winograd else "DIRECT"
     out = {"DATAOUT_WIDTH": result.width - 1, "DATAOUT_HEIGHT": result.height - 1}
     _cdma(writer, operation, precisions, bank)
-    writer.set("CSC.D_MISC_CFG", CONV_MODE="DIRECT", **precisions)
-    writer.set("CSC.D_DATAIN_FORMAT", DATAIN_FORMAT="FEATURE")
+    writer.set("CSC.D_MISC_CFG", CONV_MODE=mode, **precisions)
+    writer.set("CSC.D_DATAIN_FORMAT", DATAIN_FORMAT="PIXEL" if source.pixels else "FEATURE")
     writer.set("CSC.D_DATAIN_SIZE_EXT_0", DATAIN_WIDTH_EXT=width, DATAIN_HEIGHT_EXT=height)
-    writer.set("CSC.D_DATAIN_SIZE_EXT_1", DATAIN_CHANNEL_EXT=source.channels - 1)
+    channels = kernels.channels if winograd else source.channels
+    writer.set("CSC.D_DATAIN_SIZE_EXT_1", DATAIN_CHANNEL_EXT=channels - 1)
     writer.set("CSC.D_BATCH_NUMBER", BATCHES=0)
-    writer.set("CSC.D_POST_Y_EXTENSION", Y_EXTENSION=0)
+    writer.set("CSC.D_POST_Y_EXTENSION", Y_EXTENSION=kernels.form.lines // 2)
     writer.set("CSC.D_ENTRY_PER_SLICE", ENTRIES=banks.entries_per_slice - 1)
-    writer.set("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT="UNCOMPRESSED")
+    writer.set("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT="COMPRESSED" if kernels.mask else "UNCOMPRESSED")
     extents = {"WEIGHT_WIDTH_EXT": kernels.width - 1, "WEIGHT_HEIGHT_EXT": kernels.height - 1}
     writer.set("CSC.D_WEIGHT_SIZE_EXT_0", **extents)
     writer.set("CSC.D_WEIGHT_SIZE_EXT_1", WEIGHT_CHANNEL_EXT=kernels.channels - 1, WEIGHT_KERNEL=kernels.count - 1)
     writer.raw("CSC.D_WEIGHT_BYTES", kernels.bytes)
-    writer.set("CSC.D_WMB_BYTES")
+    writer.raw("CSC.D_WMB_BYTES", kernels.mask.bytes if kernels.mask else 0)
     writer.set("CSC.D_DATAOUT_SIZE_0", **out)
     writer.set("CSC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=result.channels - 1)
     writer.set("CSC.D_ATOMICS", ATOMICS=result.width * result.height - 1)
     writer.set("CSC.D_RELEASE", RLS_SLICES=height)
-    strides = {"CONV_X_STRIDE_EXT": window.stride_x - 1, "CONV_Y_STRIDE_EXT": window.stride_y - 1}
-    writer.set("CSC.D_CONV_STRIDE_EXT", **strides)
+    stride_x, stride_y = (1, 1) if winograd else (window.stride_x, window.stride_y)
+    writer.set("CSC.D_CONV_STRIDE_EXT", CONV_X_STRIDE_EXT=stride_x - 1, CONV_Y_STRIDE_EXT=stride_y - 1)
     dilations = {"X_DILATION_EXT": window.dilation_x - 1, "Y_DILATION_EXT": window.dilation_y - 1}
     writer.set("CSC.D_DILATION_EXT", **dilations)
-    writer.set("CSC.D_ZERO_PADDING", PAD_LEFT=window.left, PAD_TOP=window.top)
+    left, top = (0, 0) if winograd else (window.left, window.top)
+    writer.set("CSC.D_ZERO_PADDING", PAD_LEFT=left, PAD_TOP=top)
     writer.set("CSC.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
     writer.set("CSC.D_BANK", **bank)
-    writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=0)
+    shifted = winograd and precision != "FP16"
+    writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=PRE_ADDITION_SHIFT if shifted else 0)
     for block in ("CMAC_A", "CMAC_B", "CACC"):
-        writer.set(f"{block}.D_MISC_CFG", CONV_MODE="DIRECT", PROC_PRECISION=precision)
+        writer.set(f"{block}.D_MISC_CFG", CONV_MODE=mode, PROC_PRECISION=precision)
     writer.set("CACC.D_DATAOUT_SIZE_0", **out)
     writer.set("CACC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=result.channels - 1)
     writer.raw("CACC.D_DATAOUT_ADDR", result.address)
@@ -54,35 +60,61 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
 
 
 def _cdma(writer: Writer, operation: Convolution, precisions: dict[str, str], bank: dict[str, int]) -> None:
-    source, kernels, window = operation.source, operation.kernels, operation.window
-    width, height = source.width - 1, source.height - 1
-    writer.set("CDMA.D_MISC_CFG", CONV_MODE="DIRECT", **precisions)
-    writer.set("CDMA.D_DATAIN_FORMAT", DATAIN_FORMAT="FEATURE", PIXEL_FORMAT="T_R8")
-    writer.set("CDMA.D_DATAIN_SIZE_0", DATAIN_WIDTH=width, DATAIN_HEIGHT=height)
-    writer.set("CDMA.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channels - 1)
+    source, window = operation.source, operation.window
+    mode = "WINOGRAD" if operation.kernels.form.kind == "winograd" else "DIRECT"
+    writer.set("CDMA.D_MISC_CFG", CONV_MODE=mode, **precisions)
+    _data(writer, source)
+    width, height = (each - 1 for each in operation.data_extents)
     writer.set("CDMA.D_DATAIN_SIZE_EXT_0", DATAIN_WIDTH_EXT=width, DATAIN_HEIGHT_EXT=height)
+    writer.set("CDMA.D_BATCH_NUMBER", BATCHES=0)
+    writer.set("CDMA.D_ENTRY_PER_SLICE", ENTRIES=operation.banks.entries_per_slice - 1)
+    writer.set("CDMA.D_FETCH_GRAIN", GRAINS=0)
+    _weights(writer, operation.kernels)
+    strides = {"CONV_X_STRIDE": window.stride_x - 1, "CONV_Y_STRIDE": window.stride_y - 1}
+    writer.set("CDMA.D_CONV_STRIDE", **strides)
+    padding(writer, "CDMA.D_ZERO_PADDING", window)
+    writer.set("CDMA.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
+    writer.set("CDMA.D_BANK", **bank)
+
+
+def _data(writer: Writer, source: Surface) -> None:
+    """Where the input lies, and how it is converted: pixels of an image are signed and pass as they are.
+
+    NVDLA's own compiler sets up int8 images so.
+    """
+    image = {"PIXEL_MAPPING": "PITCH_LINEAR", "PIXEL_SIGN_OVERRIDE": "SIGNED_INT"} if source.pixels else {}
+    form, pixels = ("PIXEL", source.pixels) if source.pixels else ("FEATURE", "T_R8")
+    writer.set("CDMA.D_DATAIN_FORMAT", DATAIN_FORMAT=form, PIXEL_FORMAT=pixels, **image)
+    writer.set("CDMA.D_DATAIN_SIZE_0", DATAIN_WIDTH=source.width - 1, DATAIN_HEIGHT=source.height - 1)
+    writer.set("CDMA.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channels - 1)
+    if source.pixels:
+        writer.set("CDMA.D_PIXEL_OFFSET", PIXEL_X_OFFSET=0, PIXEL_Y_OFFSET=0)
+        writer.set("CDMA.D_RESERVED_X_CFG", RSV_PER_LINE=0, RSV_PER_UV_LINE=0)
+        writer.set("CDMA.D_RESERVED_Y_CFG", RSV_HEIGHT=0, RSV_Y_INDEX=0)
     writer.set("CDMA.D_DAIN_RAM_TYPE", DATAIN_RAM_TYPE="MCIF")
     writer.raw("CDMA.D_DAIN_ADDR_HIGH_0", source.address >> 32)
     writer.raw("CDMA.D_DAIN_ADDR_LOW_0", source.address)
     writer.raw("CDMA.D_LINE_STRIDE", source.line_stride)
     writer.raw("CDMA.D_SURF_STRIDE", source.surface_stride)
     writer.set("CDMA.D_DAIN_MAP", LINE_PACKED="FALSE", SURF_PACKED="FALSE")
-    writer.set("CDMA.D_BATCH_NUMBER", BATCHES=0)
-    writer.set("CDMA.D_ENTRY_PER_SLICE", ENTRIES=operation.banks.entries_per_slice - 1)
-    writer.set("CDMA.D_FETCH_GRAIN", GRAINS=0)
-    writer.set("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT="UNCOMPRESSED")
+    converted = bool(source.pixels) and source.precision != "fp16"
+    writer.set("CDMA.D_MEAN_FORMAT", MEAN_FORMAT="DISABLE")
+    writer.set("CDMA.D_CVT_CFG", CVT_EN="ENABLE" if converted else "DISABLE", CVT_TRUNCATE=0)
+    writer.set("CDMA.D_CVT_OFFSET", CVT_OFFSET=0)
+    writer.set("CDMA.D_CVT_SCALE", CVT_SCALE=1)
+
+
+def _weights(writer: Writer, kernels: Kernels) -> None:
+    """Where the weights lie, and with compressed ones their mask (WMB) and the sizes of the groups (WGS)."""
+    writer.set("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT="COMPRESSED" if kernels.mask else "UNCOMPRESSED")
     writer.set("CDMA.D_WEIGHT_SIZE_0", BYTE_PER_KERNEL=kernels.kernel_bytes - 1)
     writer.set("CDMA.D_WEIGHT_SIZE_1", WEIGHT_KERNEL=kernels.count - 1)
     writer.set("CDMA.D_WEIGHT_RAM_TYPE", WEIGHT_RAM_TYPE="MCIF")
     writer.raw("CDMA.D_WEIGHT_ADDR_HIGH", kernels.address >> 32)
     writer.raw("CDMA.D_WEIGHT_ADDR_LOW", kernels.address)
     writer.raw("CDMA.D_WEIGHT_BYTES", kernels.bytes)
-    writer.set("CDMA.D_MEAN_FORMAT", MEAN_FORMAT="DISABLE")
-    writer.set("CDMA.D_CVT_CFG", CVT_EN="DISABLE", CVT_TRUNCATE=0)
-    writer.set("CDMA.D_CVT_OFFSET", CVT_OFFSET=0)
-    writer.set("CDMA.D_CVT_SCALE", CVT_SCALE=1)
-    strides = {"CONV_X_STRIDE": window.stride_x - 1, "CONV_Y_STRIDE": window.stride_y - 1}
-    writer.set("CDMA.D_CONV_STRIDE", **strides)
-    padding(writer, "CDMA.D_ZERO_PADDING", window)
-    writer.set("CDMA.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
-    writer.set("CDMA.D_BANK", **bank)
+    if kernels.mask is not None:
+        for name, address in (("WGS", kernels.mask.sizes_address), ("WMB", kernels.mask.address)):
+            writer.raw(f"CDMA.D_{name}_ADDR_HIGH", address >> 32)
+            writer.raw(f"CDMA.D_{name}_ADDR_LOW", address)
+        writer.raw("CDMA.D_WMB_BYTES", kernels.mask.bytes)

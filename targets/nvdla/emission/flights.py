@@ -40,7 +40,7 @@ def _place(surface: Surface, atom_bytes: int) -> Pattern:
     """The bytes of a surface."""
     return Pattern(
         surface.address,
-        surface.width * atom_bytes,
+        surface.line_bytes(atom_bytes),
         surface.height,
         surface.line_stride,
         surface.atoms(atom_bytes),

@@ -12,9 +12,12 @@ TABLE_ENTRIES = 257
 """Of the linear table LO."""
 
 
-def write_sdp(writer: Writer, sdp: Sdp, source: Surface | None, result: Surface) -> None:
+def write_sdp(
+    writer: Writer, sdp: Sdp, source: Surface | None, result: Surface, *, winograd: bool = False
+) -> None:
     """SDP on a map in memory, or behind the convolution pipeline where there is no source."""
     flying = "ON" if source is None else "OFF"
+    mode = {"FLYING_MODE": flying, "WINOGRAD": "ON" if winograd else "OFF"}
     extents = {"WIDTH": result.width - 1, "HEIGHT": result.height - 1, "CHANNEL": result.channels - 1}
     for block in ("SDP_RDMA", "SDP"):
         for extent, value in extents.items():
@@ -32,14 +35,14 @@ def write_sdp(writer: Writer, sdp: Sdp, source: Surface | None, result: Surface)
         "PROC_PRECISION": precision,
         "OUT_PRECISION": result.precision.upper(),
     }
-    writer.set("SDP_RDMA.D_FEATURE_MODE_CFG", FLYING_MODE=flying, **precisions)
+    writer.set("SDP_RDMA.D_FEATURE_MODE_CFG", **mode, **precisions)
     writer.address("SDP", "D_DST_BASE_ADDR", result.address)
     writer.raw("SDP.D_DST_LINE_STRIDE", result.line_stride)
     writer.raw("SDP.D_DST_SURFACE_STRIDE", result.surface_stride)
     for unit, stage in (("BS", sdp.x1), ("BN", sdp.x2)):
         _unit(writer, unit, stage)
     _table(writer, sdp.table)
-    writer.set("SDP.D_FEATURE_MODE_CFG", FLYING_MODE=flying, OUTPUT_DST="MEM")
+    writer.set("SDP.D_FEATURE_MODE_CFG", **mode, OUTPUT_DST="MEM")
     writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE="MC")
     writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION=precision, OUT_PRECISION=result.precision.upper())
     offset, scale, shift = sdp.converter

@@ -134,3 +134,15 @@ def pack(form: PixelFormat, image: Array) -> list[Array]:
             pixels |= (bits.astype(np.uint64) & np.uint64((1 << each.bits) - 1)) << np.uint64(each.low)
         packed.append(pixels[..., None].view(np.uint8)[..., : plane.pixel_bytes].copy())
     return packed
+
+
+def store(form: PixelFormat, values: Array, memory: Array, line_stride: int) -> None:
+    """Writes channels (C, H, W) as an image of one plane: components that there are no channels for become 0.
+
+    memory: the bytes from the first line to the end of the last, whose strides may be longer than the lines.
+    """
+    channels, height, width = values.shape
+    image = np.zeros((height, width, form.channels), values.dtype)
+    image[..., :channels] = values.transpose(1, 2, 0)
+    (plane,) = pack(form, image)
+    memory.reshape(height, line_stride)[:, : width * form.planes[0].pixel_bytes] = plane.reshape(height, -1)

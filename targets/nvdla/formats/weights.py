@@ -29,6 +29,9 @@ OPTIONS = {
 }
 """Table 34: whether a weight type has the sparse compression option, and the post-extension option."""
 
+POST_EXTENSIONS = (1, 2, 4)
+"""Lines of an image that can be joined."""
+
 WINOGRAD_BLOCK = 4
 """Channels of a small cube of Winograd weights."""
 

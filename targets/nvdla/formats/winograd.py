@@ -19,6 +19,19 @@ G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float
 KERNEL = 3
 CUBE = 32
 """Bytes to which the channels of a pixel are filled."""
+TILE = 4
+"""Rows and columns of data and of weights that are multiplied at once; outputs are computed in fours too."""
+PRE_ADDITION_SHIFT = 2
+"""PRA_TRUNCATE of integers: C^T d C adds up to four of the data, and has their bits."""
+
+
+def extended_extent(outputs: int) -> int:
+    """Rows or columns of data, padding included, for so many outputs: both in fours.
+
+    >>> extended_extent(8), extended_extent(7)
+    (12, 12)
+    """
+    return aligned(outputs, TILE) + TILE
 
 
 def extended(w: Array, stride_y: int, stride_x: int) -> Array:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from npuc.ir import Graph
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
+from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import (
     Surface,
@@ -48,10 +49,11 @@ class Placed:
             self.base + view.window(first_surface, row),
             view.width,
             view.height if rows is None else rows,
-            view.extent if lanes is None else lanes,
+            FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
             held.line_stride,
-            held.surface_stride,
+            0 if held.pixels else held.surface_stride,
             held.precision,
+            held.pixels,
         )
 
 

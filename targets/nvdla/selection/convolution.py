@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from npuc.ir import Array, Node
+from npuc.ir import Node
 from npuc.targets.nvdla import timing
-from npuc.targets.nvdla.formats import weights as weight_format
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.winograd import TILE
 from npuc.targets.nvdla.operations import (
     Banks,
     Convolution,
     Kernels,
+    Surface,
 )
 from npuc.targets.nvdla.selection.context import Context, Placed
+from npuc.targets.nvdla.selection.kernels import select_kernels
 from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, tile_window
 from npuc.targets.nvdla.selection.sdp import select_sdp
 from npuc.targets.nvdla.tiling import (
@@ -24,24 +26,47 @@ from npuc.targets.nvdla.tiling import (
     entries_per_slice,
     expect_kernels,
     kernels_together,
+    mask_banks,
     most_rows,
     row_tiles,
 )
+from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 
-def select_convolutions(context: Context, node: Node, tiles: int) -> Iterator[Convolution]:
+def select_convolutions(context: Context, node: Node, tiles: int, form: WeightForm) -> Iterator[Convolution]:
     """The passes of a convolution; tiles: of rows, 0 for as few as the CBUF allows."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     dense = dense_weights(context.graph, node, x.view, y.view)
     for part in _parts(context, node, x, y):
-        shape = replace(geometry(context.graph, node, part.lanes), kernels=part.count)
+        shape = _shape(context, node, part, x, form)
         lanes = slice(part.lane, part.lane + part.lanes)
-        kernels = _kernels(context, shape, dense[part.first : part.first + part.count, lanes])
+        kernels = select_kernels(context, shape, dense[part.first : part.first + part.count, lanes])
         for tile in _tiles(context, node, shape, tiles):
-            result = part.result(y, tile)
             window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, kernels, tile)
             sdp = select_sdp(context, node, y, part.first, part.count, tile)
-            yield Convolution(part.source(x, tile), kernels, window, banks, sdp, result)
+            source = replace(part.source(x, tile), channels=shape.channels)
+            result = _in_tiles(part.result(y, tile)) if form.kind == "winograd" else part.result(y, tile)
+            yield Convolution(source, kernels, window, banks, sdp, result)
+
+
+def _in_tiles(result: Surface) -> Surface:
+    """What Winograd writes: whole tiles."""
+    return replace(result, width=aligned(result.width, TILE), height=aligned(result.height, TILE))
+
+
+def fits(context: Context, node: Node, form: WeightForm) -> bool:
+    """Whether every pass of a convolution has room for whole kernel groups in a form."""
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    return all(_fits(context, _shape(context, node, part, x, form)) for part in _parts(context, node, x, y))
+
+
+def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
+    """A pass as the hardware sees it."""
+    held = x.view.buffer
+    lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
+    if form.kind == "winograd":
+        lanes = aligned(lanes, held.atom_elements)
+    return replace(geometry(context.graph, node, lanes), kernels=part.count, form=form)
 
 
 def _tiles(context: Context, node: Node, shape: Geometry, tiles: int) -> list[RowTile]:
@@ -63,21 +88,22 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
         return [Part(first, count, 0, x.view.extent) for first, count in lanes]
     widths = [extent, *(width for power in range(extent.bit_length()) if (width := atom << power) < extent)]
     options = [parts_of(context.graph, node, (x.view, y.view), width, atom) for width in widths]
-    fitting = [each for each in options if all(_fits(context, node, part) for part in each)] or options[1:2]
+    fitting = [
+        each for each in options if all(_fits(context, _shape(context, node, part, x, DIRECT)) for part in each)
+    ] or options[1:2]
     return min(
         fitting or options, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts)
     )
 
 
-def _fits(context: Context, node: Node, part: Part) -> bool:
+def _fits(context: Context, shape: Geometry) -> bool:
     machine = context.machine
-    shape = replace(geometry(context.graph, node, part.lanes), kernels=part.count)
-    return kernels_together(machine, shape) >= min(machine.atom_elements(shape.precision), part.count)
+    return kernels_together(machine, shape) >= min(machine.kernel_group(shape.precision), shape.kernels)
 
 
 def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed) -> float:
     """Clocks of a pass, in tiles where it must be."""
-    shape = replace(geometry(context.graph, node, part.lanes), kernels=part.count)
+    shape = _shape(context, node, part, x, DIRECT)
     size = part.count * shape.kernel_bytes
     kernels = Kernels(0, size, part.count, shape.kernel_height, shape.kernel_width, part.lanes, shape.kernel_bytes)
     tiles = _tiles(context, node, shape, 0)
@@ -85,17 +111,10 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
     return computed + sum(timing.fetch_cycles(part.source(x, tile), context.machine) for tile in tiles)
 
 
-def _kernels(context: Context, shape: Geometry, dense: Array) -> Kernels:
-    count, channels, height, width = dense.shape
-    order = weight_format.direct(context.machine, (count, channels, height, width), shape.precision)
-    data = weight_format.pack(context.machine, order, np.ascontiguousarray(dense))
-    address = context.constants.add("weight", data)
-    return Kernels(address, len(data), count, height, width, channels, shape.kernel_bytes)
-
-
 def _banks(context: Context, shape: Geometry, kernels: Kernels, tile: RowTile) -> Banks:
     """Data gets what it needs, weights what is left and of use."""
-    entries = entries_per_slice(context.machine, shape.width, shape.channels, shape.precision)
-    data = -(-entries * tile.lines // context.machine.cbuf_entries)
-    wanted = -(-kernels.bytes // context.machine.bank_bytes)
-    return Banks(entries, data, min(context.machine.cbuf_banks - data, max(wanted, 1)))
+    machine, mask = context.machine, mask_banks(shape)
+    entries = entries_per_slice(machine, shape)
+    data = -(-entries * shape.slices(tile.rows, tile.lines) // machine.cbuf_entries)
+    wanted = -(-kernels.bytes // machine.bank_bytes)
+    return Banks(entries, data, min(machine.cbuf_banks - data - mask, max(wanted, 1)), mask)

@@ -33,6 +33,7 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     return Geometry(
         width, height, lanes, out_height, out_width, kernels, kernel_height, kernel_width,
         window.strides[0], window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
+        window.strides[1], window.begins[1], window.reach[1],
     )  # fmt: skip
 
 
@@ -112,9 +113,8 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Win
     """How the kernel moves over a tile: padding at the borders of the map only."""
     window = window_of(node, graph.shape(node.inputs[1])[2:])
     start = tile.row * shape.stride_y - shape.top
-    end = start + (tile.rows - 1) * shape.stride_y + shape.reach
-    right = (shape.out_width - 1) * window.strides[1] + window.reach[1] - shape.width - window.begins[1]
-    pads = max(-start, 0), window.begins[1], max(end - shape.height, 0), max(right, 0)
+    end = start + shape.reached(tile.rows)
+    pads = max(-start, 0), shape.left, max(end - shape.height, 0), shape.right
     return hardware_window(window.strides, window.dilations, pads, node.integer("padding"))
 
 

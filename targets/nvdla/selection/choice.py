@@ -1,0 +1,174 @@
+"""Which form the weights of a convolution take: the fewest modelled cycles, then the fewest bytes.
+
+Every form that a convolution can have is selected as if it were the one, and costed alone. A tensor that the host
+brings can be an image if nothing but convolutions reads it; then all of them read it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.targets.nvdla import timing
+from npuc.targets.nvdla.formats import winograd
+from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
+from npuc.targets.nvdla.selection.context import Constants, Context
+from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
+from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
+from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
+
+PIXELS: Mapping[tuple[str, int], str] = {
+    ("int8", 1): "T_R8",
+    **{("int8", channels): "T_A8B8G8R8" for channels in (2, 3, 4)},
+    **{("fp16", channels): "T_A16B16G16R16_F" for channels in (2, 3, 4)},
+}
+"""The format of an image by precision and channels."""
+
+
+Forms = Callable[[Context, Node], Iterator[WeightForm]]
+"""The forms that a convolution can have, the simplest first."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A form that a convolution could have, and what it would cost alone."""
+
+    form: WeightForm
+    cycles: int
+    bytes: int
+    """Between memory and NVDLA."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The form that a convolution has, and all that it could have."""
+
+    form: WeightForm
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choice of every convolution by the name of its result, and the format of every image by its name."""
+
+    convolutions: Mapping[str, Choice]
+    images: Mapping[str, str]
+
+
+def choose(context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked: str) -> Choices:
+    """The forms of all convolutions among nodes, given where tensors would lie as feature cubes.
+
+    loaded: tensors that the host brings; asked: one of weight_form.asked_forms.
+    """
+    found = {each.output: _alternatives(context, each, _feature_forms) for each in nodes if each.op == "NvConv"}
+    chosen = {name: _best(alternatives, asked) for name, alternatives in found.items()}
+    images: dict[str, str] = {}
+    for name in loaded if asked != "direct" else ():
+        pixels = _pixels(context.graph, name)
+        if not pixels:
+            continue
+        readers = context.graph.readers[name]
+        others = {
+            each.output: _alternatives(_with_image(context, name, pixels), each, _image_forms) for each in readers
+        }
+        as_image = {each: _best(alternatives, asked) for each, alternatives in others.items()}
+        if _total(as_image.values()) < _total(chosen[each] for each in others):
+            images[name] = pixels
+            chosen |= as_image
+        found |= {each: (*found[each], *alternatives) for each, alternatives in others.items()}
+    return Choices({name: Choice(chosen[name].form, found[name]) for name in found}, images)
+
+
+def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
+    """The cheapest of those that are asked for, or of those that are not compressed where none is."""
+    plain = [each for each in alternatives if not each.form.compressed]
+    wanted = {
+        "auto": alternatives,
+        "direct": [each for each in alternatives if each.form == DIRECT],
+        "sparse": [each for each in alternatives if each.form.compressed],
+        "winograd": [each for each in plain if each.form.kind == "winograd"],
+    }[asked]
+    return min(wanted or plain, key=_cost)
+
+
+def _cost(alternative: Alternative) -> tuple[int, int]:
+    """What is compared."""
+    return alternative.cycles, alternative.bytes
+
+
+def _total(chosen: Iterable[Alternative]) -> tuple[int, int]:
+    """The cost of several convolutions."""
+    cycles, bytes_ = zip(*map(_cost, chosen), strict=True)
+    return sum(cycles), sum(bytes_)
+
+
+def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternative, ...]:
+    """What a convolution costs in each of these forms that fits; nothing of it is kept."""
+    found: list[Alternative] = []
+    for form in forms(context, node):
+        if form == DIRECT or fits(context, node, form):
+            trial = replace(context, constants=Constants(context.machine, 0))
+            operations = list(select_convolutions(trial, node, 0, form))
+            end = timing.ends([(each, 0) for each in operations], context.machine)[-1]
+            moved = sum(timing.moved_bytes(each, context.machine) for each in operations)
+            found.append(Alternative(form, ceil(end), moved))
+    return tuple(found)
+
+
+def _feature_forms(context: Context, node: Node) -> Iterator[WeightForm]:
+    """The forms for data that lies as a feature cube."""
+    kinds = ["direct", *(["winograd"] if _as_winograd(context, node) else [])]
+    for compressed in (False, True) if context.machine.compression else (False,):
+        yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
+
+
+def _as_winograd(context: Context, node: Node) -> bool:
+    """Whether Winograd computes a convolution: 3x3 behind channel extension, its result in whole tiles."""
+    graph = context.graph
+    kernel = graph.shape(node.inputs[1])[2:]
+    window = window_of(node, kernel)
+    extended = [-(-size // stride) for size, stride in zip(kernel, window.strides, strict=True)]
+    return (
+        context.machine.winograd
+        and tensor_precision(graph, node.inputs[0]) == "fp16"
+        and node.integer("group", 1) == 1
+        and max(window.dilations) == 1
+        and max(extended) == winograd.KERNEL
+        and all(extent % winograd.TILE == 0 for extent in graph.shape(node.output)[2:])
+    )
+
+
+def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
+    """The forms for an image: post-extension joins lines where so many fit a block of channels."""
+    pixels = context.placed[node.inputs[0]].view.buffer.pixels
+    _, _, height, width = context.graph.shape(node.inputs[1])
+    channels = FORMATS[pixels].channels * width
+    for lines in POST_EXTENSIONS:
+        if lines == 1 or (lines <= height and channels * lines <= context.machine.atomic_c):
+            for compressed in (False, True) if context.machine.compression else (False,):
+                yield WeightForm("image", lines, compressed)
+
+
+def _pixels(graph: Graph, name: str) -> str:
+    """The format in which a tensor can be an image; empty where it cannot."""
+    readers = graph.readers[name]
+    dense = all(
+        each.op == "NvConv"
+        and each.inputs.count(name) == 1
+        and each.inputs[0] == name
+        and each.integer("group", 1) == 1
+        and max(window_of(each, graph.shape(each.inputs[1])[2:]).dilations) == 1
+        for each in readers
+    )
+    channels, _, _ = map_shape(graph.shape(name))
+    return PIXELS.get((tensor_precision(graph, name), channels), "") if readers and dense else ""
+
+
+def _with_image(context: Context, name: str, pixels: str) -> Context:
+    """The context with a tensor as an image."""
+    held = context.placed[name]
+    return replace(context, placed={**context.placed, name: replace(held, view=held.view.as_image(pixels))})

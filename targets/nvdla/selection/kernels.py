@@ -1,0 +1,63 @@
+"""Weights in their form, as surfaces in the image of constants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.nvdla.formats import weights as formats
+from npuc.targets.nvdla.formats import winograd
+from npuc.targets.nvdla.formats.compression import SURFACE, compress
+from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Kernels, Mask
+from npuc.targets.nvdla.selection.context import Context
+from npuc.targets.nvdla.tiling import Geometry
+
+
+def select_kernels(context: Context, shape: Geometry, dense: Array) -> Kernels:
+    """The weights (K, C, R, S) of a pass, put where the hardware fetches them."""
+    order = _order(context.machine, shape)
+    weights = np.ascontiguousarray(_in_form(shape, dense))
+    channels, height, width = shape.kernel_shape
+    if shape.form.compressed:
+        address, size, mask = _compressed(context, order, weights)
+    else:
+        data, mask = formats.pack(context.machine, order, weights), None
+        address, size = context.constants.add("weight", data), len(data)
+    return Kernels(address, size, shape.kernels, height, width, channels, shape.kernel_bytes, shape.form, mask)
+
+
+def _order(machine: Machine, shape: Geometry) -> formats.Order:
+    extents = (shape.kernels, *shape.kernel_shape)
+    match shape.form.kind:
+        case "image":
+            return formats.image(machine, extents, shape.precision, shape.form.lines)
+        case "winograd":
+            return formats.winograd(machine, extents, shape.precision)
+        case _:
+            return formats.direct(machine, extents, shape.precision)
+
+
+def _in_form(shape: Geometry, dense: Array) -> Array:
+    """Weights (K, C, R, S) as the form has them, (K, *kernel_shape)."""
+    match shape.form.kind:
+        case "image":
+            return formats.pre_extended(dense, shape.channels)
+        case "winograd":
+            filled = winograd.filled(dense, shape.precision)
+            extended = winograd.extended(filled, shape.stride_y, shape.stride_x)
+            return winograd.transformed(extended).astype(DTYPES[shape.precision])
+        case _:
+            return dense
+
+
+def _compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:
+    """Address and bytes of what is not zero, and the surfaces that say where it belongs."""
+    found = compress(order, weights)
+    data = found.weights or bytes(SURFACE)  # of weights that are all zero: a surface there must be
+    address, mask, sizes = (
+        context.constants.add(form, each)
+        for form, each in (("weight", data), ("WMB", found.mask), ("WGS", found.sizes))
+    )
+    return address, len(data), Mask(mask, len(found.mask), sizes, len(found.sizes))

@@ -1,0 +1,194 @@
+"""Forms of weights in whole networks: which one is chosen, and that none changes a bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npuc.errors import NpucError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import target
+from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
+
+
+def pruned(share: float, *shape: int) -> Array:
+    """Weights of which this share is zero."""
+    dense = weights(*shape)
+    return dense * (np.random.default_rng(sum(shape)).random(shape) >= share).astype(np.float32)
+
+
+def pruned_network(share: float) -> onnx.ModelProto:
+    """Two convolutions and a fully connected layer, of which this share of the weights is zero."""
+    nodes = [
+        node("Conv", "x u", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b v", "c", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Flatten", "c", "d"),
+        node("Gemm", "d w", "y", transB=1),
+    ]
+    constants = {
+        "u": pruned(share, 64, 48, 3, 3), "v": pruned(share, 80, 64, 3, 3), "w": pruned(share, 100, 80 * 16)
+    }  # fmt: skip
+    return network(nodes, (1, 48, 8, 8), constants)
+
+
+def _forms(report: dict[str, Any]) -> list[str]:
+    return [layer["weight_form"] for layer in report["compiled"]["layers"] if layer["op"] == "convolution"]
+
+
+def test_weights_of_which_80_percent_are_zero_are_compressed_and_move_fewer_bytes(tmp_path: Path) -> None:
+    report = verified(pruned_network(0.8), tmp_path, "nvdla-full", weights="auto")
+    expect_exact(report)
+    assert _forms(report) == ["sparse"] * 3
+    direct = verified(pruned_network(0.8), tmp_path, "nvdla-full", weights="direct")["compiled"]
+    assert report["compiled"]["traffic_bytes"] < 0.5 * direct["traffic_bytes"]
+    assert report["compiled"]["cycles"] < direct["cycles"]
+
+
+def test_dense_weights_stay_as_they_are(tmp_path: Path) -> None:
+    assert _forms(verified(pruned_network(0.0), tmp_path, "nvdla-full")) == ["direct"] * 3
+
+
+def test_the_form_that_is_asked_for_is_used_wherever_it_can_be(tmp_path: Path) -> None:
+    report = verified(pruned_network(0.0), tmp_path, "nvdla-full", weights="sparse")
+    expect_exact(report)
+    assert _forms(report) == ["sparse"] * 3
+
+
+def test_compressed_weights_run_in_row_tiles_and_groups_of_kernels(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
+    model = network(nodes, (1, 160, 56, 56), {"w": pruned(0.8, 100, 160, 3, 3)})
+    report = verified(model, tmp_path, "nvdla-full", samples=1)
+    expect_exact(report)
+    (layer,) = report["compiled"]["layers"]
+    assert layer["weight_form"] == "sparse" and layer["jobs"] > 1
+
+
+def test_depthwise_weights_are_mostly_zeros_and_compressed(tmp_path: Path) -> None:
+    model = network([node("Conv", "x w", "y", group=96)], (1, 96, 10, 10), {"w": weights(96, 1, 3, 3)})
+    report = verified(model, tmp_path, "nvdla-full")
+    expect_exact(report)
+    assert _forms(report) == ["sparse"]
+
+
+def test_weights_that_are_all_zero_have_a_surface_all_the_same(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w b", "y")]
+    constants = {"w": np.zeros((40, 64, 3, 3), np.float32), "b": weights(40, 1)[:, 0]}
+    report = verified(network(nodes, (1, 64, 4, 4), constants), tmp_path, "nvdla-full")
+    expect_exact(report)
+    assert _forms(report) == ["sparse"]
+
+
+@pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full"])
+@pytest.mark.parametrize(
+    ("channels", "size", "stride", "pads"),
+    [(3, 7, 2, [3, 3, 3, 3]), (1, 5, 1, [0, 0, 0, 0]), (4, 3, 1, [1, 1, 1, 1]), (2, 3, 2, [0, 1, 1, 0])],
+)
+def test_the_first_convolution_reads_an_image(
+    channels: int, size: int, stride: int, pads: list[int], name: str, tmp_path: Path
+) -> None:
+    nodes = [node("Conv", "x w", "a", strides=[stride] * 2, pads=pads), node("Relu", "a", "y")]
+    model = network(nodes, (1, channels, 21, 18), {"w": weights(20, channels, size, size)})
+    report = verified(model, tmp_path, name)
+    expect_exact(report)
+    (layer,) = report["compiled"]["layers"]
+    assert layer["weight_form"].startswith("image")
+    direct = next(each for each in layer["alternatives"] if each["weight_form"] == "direct")
+    assert layer["cycles"] < direct["cycles"] and layer["bytes"] < direct["bytes"]
+
+
+def test_an_image_that_the_buffer_does_not_hold_is_cut_into_rows(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
+    report = verified(network(nodes, (1, 3, 240, 200), {"w": weights(8, 3, 3, 3)}), tmp_path, samples=1)
+    expect_exact(report)
+    (layer,) = report["compiled"]["layers"]
+    assert layer["weight_form"] == "image" and layer["jobs"] > 1
+
+
+def test_two_convolutions_read_the_same_image(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x u", "a", pads=[1, 1, 1, 1]),
+        node("Conv", "x v", "b", pads=[2, 2, 2, 2]),
+        node("Add", "a b", "y"),
+    ]
+    model = network(nodes, (1, 3, 9, 9), {"u": weights(16, 3, 3, 3), "v": weights(16, 3, 5, 5)})
+    report = verified(model, tmp_path, "nvdla-full")
+    expect_exact(report)
+    assert all(each.startswith("image") for each in _forms(report))
+
+
+@pytest.mark.parametrize(
+    "other", [node("MaxPool", "x", "b", kernel_shape=[3, 3], pads=[1, 1, 1, 1]), node("Conv", "x g", "b", group=3)]
+)
+def test_a_map_that_something_else_reads_is_no_image(other: onnx.NodeProto, tmp_path: Path) -> None:
+    nodes = [node("Conv", "x u", "a"), other, node("Concat", "a b", "y", axis=1)]
+    constants = {"u": weights(16, 3, 1, 1), "g": weights(3, 1, 1, 1)}
+    report = verified(network(nodes, (1, 3, 9, 9), constants), tmp_path, "nvdla-full")
+    expect_exact(report)
+    assert not any(each.startswith("image") for each in _forms(report))
+
+
+def test_direct_asks_for_no_image_and_no_option(tmp_path: Path) -> None:
+    model = network([node("Conv", "x w", "y")], (1, 3, 12, 12), {"w": pruned(0.9, 32, 3, 5, 5)})
+    assert _forms(verified(model, tmp_path, "nvdla-full", weights="direct")) == ["direct"]
+
+
+def test_a_machine_file_without_compression_refuses_to_compress(tmp_path: Path) -> None:
+    (tmp_path / "plain.toml").write_text("compression = false\n")
+    with pytest.raises(NpucError, match="machine plain has no sparse weights"):
+        compiled(
+            pruned_network(0.8), tmp_path, "nvdla-full", machine=str(tmp_path / "plain.toml"), weights="sparse"
+        )
+
+
+def test_the_image_of_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
+    model = network([node("Conv", "x w", "y")], (1, 3, 12, 12), {"w": weights(8, 3, 5, 5)})
+    _, _, program = compiled(model, tmp_path)
+    segment = next(step for step in program.manifest["steps"] if step["kind"] == "segment")
+    place = segment["loads"][0]["place"]
+    for key, value in (("pixels", "T_R8"), ("pixels", "T_Z"), ("line_stride", 8), ("lanes", [[1, 3]])):
+        before, place[key] = place[key], value
+        with pytest.raises(NpucError, match="damaged"):
+            _run(program)
+        place[key] = before
+    _run(program)
+
+
+def _run(program: Program) -> None:
+    from npuc import data, driver
+
+    samples = data.synthetic(driver.program_inputs(program), 1)
+    driver.run_program(program, target("nvdla-small"), samples)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None:
+    def number(low: int, high: int) -> int:
+        return draw.draw(st.integers(low, high))
+
+    channels, kernels, height, width = number(1, 70), number(1, 70), number(1, 6), number(1, 6)
+    extent = (number(height, 12), number(width, 12))
+    top, left, bottom, right = (number(0, each - 1) for each in (height, width, height, width))
+    strides = [number(1, 3), number(1, 3)]
+    name, asked = draw.draw(
+        st.sampled_from(
+            [("nvdla-full", "auto"), ("nvdla-full", "sparse"), ("nvdla-full", "direct"), ("nvdla-small", "auto")]
+        )
+    )
+    if draw.draw(st.booleans()):
+        channels = 1 + channels % 4
+    share = draw.draw(st.sampled_from([0.0, 0.8]))
+    nodes = [node("Conv", "x w", "y", pads=[top, left, bottom, right], strides=strides)]
+    model = network(nodes, (1, channels, *extent), {"w": pruned(share, kernels, channels, height, width)})
+    with TemporaryDirectory() as folder:
+        report = verified(model, Path(folder), name, samples=2, weights=asked)
+    assert report["bit_exact"] is True
