@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from npuc.api import compile as compile
     from npuc.api import load as load
     from npuc.api import verify as verify
+    from npuc.onnx_backend import backend as backend
     from npuc.session import Session as Session
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ if (_checkout / "pyproject.toml").is_file():
 _HOME = {
     **dict.fromkeys(("Compiled", "check", "compile", "load", "verify"), "npuc.api"),
     "Session": "npuc.session",
+    "backend": "npuc.onnx_backend",
 }
 
 

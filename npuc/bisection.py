@@ -95,7 +95,7 @@ def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
         if not prepared:
             prepared.append(Isolated(reference, shapes, shown.keys() & shapes.keys(), precision))
         for sample, feed in enumerate(batch.feeds()):
-            found = {name: values[sample] for name, values in shown.items()}
+            found = {name: values[sample, ...] for name, values in shown.items()}
             for name, alone in prepared[0]({**feed, **found}).items():
                 yield _Judged(name, sample, alone.exact, alone.wrong(found[name]))
 

@@ -81,7 +81,7 @@ class FloatCheck:
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             exact = dict(zip(self.names, self.fp32.run(self.names, feed), strict=True))
-            found = {name: values[index] for name, values in shown.items()}
+            found = {name: values[index, ...] for name, values in shown.items()}
             self.said.add(exact, found, None)
             self._compare(exact, feed, found)
 

@@ -112,8 +112,8 @@ class IntegerCheck:
         for index, feed in enumerate(samples.feeds()):
             exact = _values(self.fp32, self.floats, feed)
             integer = _values(self.reference, list(dict.fromkeys([*self.tensors, *self.outputs])), feed)
-            self._compare_outputs(exact, integer, {name: values[index] for name, values in outputs.items()})
-            self._compare_layers(feed, exact, integer, {n: v[index] for n, v in simulated.items()})
+            self._compare_outputs(exact, integer, {name: values[index, ...] for name, values in outputs.items()})
+            self._compare_layers(feed, exact, integer, {n: v[index, ...] for n, v in simulated.items()})
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""

@@ -31,6 +31,8 @@ TOP = {
     "npuc.figures",
     "npuc.api",
     "npuc.session",
+    "npuc.onnx_backend",
+    "npuc.onnx_suite",
     "npuc.bisection",
 }
 

@@ -115,5 +115,5 @@ def _run(
     held = {name: constants[name] for name in node.inputs if name in constants}
     run = session(integer_model(build_graph("layer", [node], types, node.outputs, held), node.outputs))
     count = len(next(iter(values.values())))
-    found = [run.run(None, {name: values[name][index] for name in data}) for index in range(count)]
+    found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
     return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.host import HostStep
@@ -78,7 +76,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         considered.append(best)
         for placement in found:
             emitted = [emit_job(each, machine) for each in placement.jobs]
-            stream = np.concatenate([job.weights for job in emitted]).tobytes()
+            stream = b"".join(job.weights.tobytes() for job in emitted)
             steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
             words += [word for job in emitted for word in job.words]
             jobs += emitted

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
+import npuc
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node, TensorType
+from npuc.target import Options
 from npuc.targets.easynpu.grids import Grid, shares_of, tiles_of
 from npuc.targets.easynpu.lowering import computed, placed
 from npuc.targets.easynpu.machine import Machine
@@ -327,3 +330,19 @@ def test_what_moves_elements_is_tiled_along_the_axes_that_it_leaves_alone(name: 
     assert report["bit_exact"] is True
     assert loaded.manifest["report"]["host_steps"] == []
     assert loaded.manifest["report"]["host_traffic"]["ratio"] < 1.5
+
+
+def test_a_concat_in_tiles_may_need_no_word_at_all() -> None:
+    """Both operands are loaded side by side, and stored as they are."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1,32,13,13] x) => (float[1,1000,13,13] y) {'
+        " a = Conv(x, w1) b = Conv<pads=[1,1,1,1]>(x, w3) c = Concat<axis=1>(a, b) y = Conv(c, w) }"
+    )
+    model, random = parser.parse_model(text), np.random.default_rng(0)
+    for name, shape in (("w1", (256, 32, 1, 1)), ("w3", (256, 32, 3, 3)), ("w", (1000, 512, 1, 1))):
+        values = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    compiled = npuc.compile(model, options=Options(level="0"))
+    assert any(step["kind"] == "segment" and step["count"] == 0 for step in compiled.program.manifest["steps"])
+    data = random.standard_normal((1, 32, 13, 13)).astype(np.float32)
+    assert npuc.verify(model, compiled, data)["bit_exact"]

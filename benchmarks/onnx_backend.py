@@ -1,0 +1,187 @@
+"""ONNX's backend test suite through npuc.backend on every target, and the page docs/onnx-backend.md.
+
+    python benchmarks/onnx_backend.py [--check] [--jobs N] [NAME ...]
+
+Writes the page; with names prints the tests whose names contain one of them. --check: exit code 1 if a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import onnx
+
+from npuc.onnx_suite import MOST_STEPS, suite
+from npuc.target import TARGETS
+
+ONNX_VERSION = "1.23.2"
+"""The tests are those of the onnx package; each version has others."""
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"
+CATEGORIES = {
+    "NodeModel": "single operators",
+    "SimpleModel": "small graphs",
+    "PyTorchConvertedModel": "layers converted from PyTorch",
+    "PyTorchOperatorModel": "operators exported by PyTorch",
+}
+"""Of the suite; the networks of its RealModel are left out: their weights are all alike."""
+SEVERAL = "(several nodes)"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a test ended: passed, refused (and why), failed (and how)."""
+
+    name: str
+    category: str
+    operator: str
+    kind: str
+    reason: str = ""
+
+
+def results(names: Sequence[str], target: str) -> list[Result]:
+    """Every test of the suite, or those that contain one of the names, on a target."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(_results(names, target))
+
+
+def _results(names: Sequence[str], target: str) -> Iterator[Result]:
+    cases = unittest.defaultTestLoader
+    for title, case in suite(target, __name__).test_cases.items():
+        category = title.removeprefix("OnnxBackend").removesuffix("Test")
+        for name in cases.getTestCaseNames(case) if category in CATEGORIES else ():
+            wanted = not names or any(each in name for each in names)
+            if wanted and name.endswith("_cpu"):
+                yield _result(case(name), category, name)
+
+
+def _result(test: unittest.TestCase, category: str, name: str) -> Result:
+    run = getattr(test, name)
+    try:
+        run()
+        kind, reason = "passed", ""
+    except unittest.SkipTest as refusal:
+        kind, reason = "refused", str(refusal).splitlines()[0]
+    except Exception as error:  # whatever else the suite or npuc raises is a failure
+        kind, reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())
+    return Result(name.removeprefix("test_").removesuffix("_cpu"), category, operator_of(name), kind, reason)
+
+
+def operators() -> Mapping[str, str]:
+    """The operator of every test of a single node."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = load_model_tests(kind="node")
+    return {
+        f"{case.name}_cpu": case.model.graph.node[0].op_type
+        for case in cases
+        if case.model is not None and len(case.model.graph.node) == 1
+    }
+
+
+_operators: dict[str, str] = {}
+
+
+def operator_of(name: str) -> str:
+    """The operator that a test is of."""
+    if not _operators:
+        _operators.update(operators())
+    return _operators.get(name, SEVERAL)
+
+
+INTRODUCTION = """# ONNX backend tests
+<!-- written by benchmarks/onnx_backend.py; do not edit -->
+
+The onnx package has a test suite for backends (`onnx.backend.test.BackendTest`). This page says how its tests of
+onnx {version} end on every target, through the adapter [`npuc.backend`](api.md#onnx-backend): each model is
+compiled, run by the simulator, and compared with the outputs that the test expects. *refused*: npuc says which
+operator, type or shape it does not take, with a code ([errors](errors.md)). *failed*: anything else.
+
+Inputs are data; where a target refuses that, all inputs but the first become constants (weights, shapes). The
+inputs of the test calibrate. fp32 targets must reach the suite's own tolerances (relative {rtol:g}, absolute
+{atol:g}). On int8 targets a program with instructions may be off by {most:g} quantisation steps of the output:
+the scale of the int8 tensor that the output is, or is made of by movement; where the host computes the output in
+float32, 1/127 of its largest magnitude. Selections (Max, Min, MaxPool, ReduceMax, ReduceMin) may be off by half
+a step of the input as well; outputs of 8 bits by 1. What the host computes alone must reach the suite's
+tolerances.
+
+`_expanded` tests, which spell an operator by others, and what is not of a single node count as *{several}*
+below.
+"""
+
+
+def page(found: Mapping[str, Sequence[Result]]) -> str:
+    """The text of the page."""
+    lines = [
+        INTRODUCTION.format(version=ONNX_VERSION, rtol=1e-3, atol=1e-7, most=MOST_STEPS, several=SEVERAL[1:-1])
+    ]
+    lines += ["## Targets", "", "passed / refused / failed", ""]
+    lines += [f"| target | {' | '.join(CATEGORIES.values())} | all |", f"|--|{'--|' * len(CATEGORIES)}--|"]
+    for target, results in found.items():
+        parts = [[each for each in results if each.category == category] for category in CATEGORIES]
+        lines.append(f"| {target} | {' | '.join(map(_counts, parts))} | {_counts(results)} |")
+    lines += ["", "## Operators", "", "Tests of a single node that pass, of all there are.", ""]
+    lines += [f"| operator | tests | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
+    first = next(iter(found.values()))
+    for operator, count in sorted(Counter(each.operator for each in first).items()):
+        passed = [_passed(results, operator) for results in found.values()]
+        if any(passed):
+            lines.append(f"| {operator} | {count} | {' | '.join(map(str, passed))} |")
+    return "\n".join([*lines, "", *_never(found), *_failures(found), ""])
+
+
+def _never(found: Mapping[str, Sequence[Result]]) -> list[str]:
+    passing = {each.operator for results in found.values() for each in results if each.kind == "passed"}
+    others = sorted({each.operator for results in found.values() for each in results} - passing)
+    return [f"Refused on every target: {', '.join(others)}."] if others else []
+
+
+def _failures(found: Mapping[str, Sequence[Result]]) -> list[str]:
+    failed = [(target, each) for target, results in found.items() for each in results if each.kind == "failed"]
+    rows = [f"| {target} | {each.name} | {each.reason[:200].replace('|', '/')} |" for target, each in failed]
+    return ["", "## Failures", "", "| target | test | what |", "|--|--|--|", *rows] if rows else []
+
+
+def _counts(results: Sequence[Result]) -> str:
+    return " / ".join(str(sum(each.kind == kind for each in results)) for kind in ("passed", "refused", "failed"))
+
+
+def _passed(results: Sequence[Result], operator: str) -> int:
+    return sum(each.kind == "passed" for each in results if each.operator == operator)
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True)
+@click.option("--jobs", type=click.IntRange(min=1), default=os.cpu_count(), help="Targets side by side.")
+@click.argument("names", nargs=-1)
+def main(check: bool, jobs: int, names: tuple[str, ...]) -> None:
+    """Writes the page, or prints the named tests."""
+    if onnx.__version__ != ONNX_VERSION:
+        raise click.UsageError(f"the tests are those of onnx {ONNX_VERSION}, not {onnx.__version__}")
+    with ProcessPoolExecutor(jobs) as pool:
+        found = dict(zip(TARGETS, pool.map(partial(results, names), TARGETS), strict=True))
+    if names:
+        for target, each in ((target, each) for target, tests in found.items() for each in tests):
+            click.echo(f"{target} {each.name}: {each.kind} {each.reason}")
+    else:
+        PAGE.write_text(page(found), encoding="utf-8")
+    failed = [(target, each) for target, tests in found.items() for each in tests if each.kind == "failed"]
+    for target, each in failed:
+        click.echo(f"{target} {each.name}: {each.reason[:300]}", err=True)
+    sys.exit(1 if failed and check else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The interface that ONNX defines for backends, for any target.
+
+prepared = npuc.backend("easynpu").prepare(onnx.load("model.onnx"))
+(outputs,) = prepared.run([image])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from npuc.api import Compiled, Data, compile
+from npuc.errors import DataError, ModelError, NpucError
+from npuc.frontend.reading import NEWEST_OPSET
+from npuc.ir import Array
+from npuc.target import FLOATING, Options
+
+CALIBRATION_SAMPLES = 8
+
+
+class Prepared(BackendRep):
+    """A model, compiled at its first run: only then the shapes of its inputs, and its weights, are all known.
+
+    Inputs are data. Where the target refuses that, all but the first are constants: weights, shapes and second
+    operands, compiled into the program. Without calibration data a run calibrates: its inputs, and random numbers
+    of their mean, deviation and range.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto, target: str, options: Options, calibration: Data | None = None
+    ) -> None:
+        self.model, self.target, self.options, self.calibration = model, target, options, calibration
+        given = {each.name for each in model.graph.initializer}
+        self.names = [port.name for port in model.graph.input if port.name not in given]
+        self.data = len(self.names)
+        """How many inputs are data."""
+        self.programs: dict[tuple[Any, ...], Compiled] = {}
+        """By the shapes of the inputs and the values of the constants."""
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs in the model's order; inputs: in the model's order, or by name.
+
+        Raises NpucError for what the target refuses, DataError (E401) for inputs that the model does not take.
+        """
+        del kwargs
+        feeds = self.feeds(inputs)
+        compiled = self.compiled(feeds)
+        batch = {port.name: feeds[port.name][None].astype(port.dtype) for port in compiled.program.inputs}
+        found = {name: values[0] for name, values in compiled.runner(batch).items()}
+        names = [port.name for port in self.model.graph.output]
+        return namedtupledict("Outputs", names)(*(found[name] for name in names))
+
+    def compiled(self, feeds: Mapping[str, Array]) -> Compiled:
+        """The program that runs these inputs."""
+        try:
+            return self._program(feeds)
+        except NpucError:
+            if self.data == 1 or self.programs:
+                raise
+            self.data = 1
+            return self._program(feeds)
+
+    def feeds(self, inputs: Any) -> dict[str, Array]:
+        """The inputs by name."""
+        values = inputs if isinstance(inputs, Mapping) else dict(zip(self.names, inputs, strict=False))
+        missing = [name for name in self.names if name not in values]
+        if missing or len(inputs) != len(self.names):
+            limit = f"the inputs {', '.join(self.names) or 'none'}"
+            raise DataError("E401", f"{len(inputs)} inputs are fed", tensor=(*missing, None)[0], limit=limit)
+        feeds = {name: values[name] for name in self.names}
+        for name, value in feeds.items():
+            if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "fiub":
+                kind = getattr(value, "dtype", type(value).__name__)
+                raise ModelError("E107", f"the input is of type {kind}", tensor=name, limit="tensors of numbers")
+        return {name: np.asarray(value) for name, value in feeds.items()}
+
+    def _program(self, feeds: Mapping[str, Array]) -> Compiled:
+        data, constants = list(feeds.items())[: self.data], list(feeds.items())[self.data :]
+        shapes = tuple((value.shape, value.dtype.str) for value in feeds.values())
+        key = (shapes, *(value.tobytes() for _, value in constants))
+        if key not in self.programs:
+            self.programs[key] = self._compile(dict(data), dict(constants))
+        return self.programs[key]
+
+    def _compile(self, data: Mapping[str, Array], constants: Mapping[str, Array]) -> Compiled:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+        calibration = self.calibration
+        if calibration is None and self.options.precision not in FLOATING and data:
+            calibration = {name: like(value) for name, value in data.items()}
+        shapes = {name: value.shape for name, value in data.items()}
+        options = self.options
+        return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
+
+
+def like(value: Array) -> Array:
+    """Samples like this one, itself the first: normal numbers of its mean, deviation and range."""
+    if not value.size:
+        return value[None]
+    random = np.random.default_rng(0)
+    others = [random.normal(value.mean(), value.std(), value.shape) for _ in range(CALIBRATION_SAMPLES - 1)]
+    return np.stack([value, *(np.clip(other, value.min(), value.max()) for other in others)]).astype(value.dtype)
+
+
+class NpucBackend(Backend):
+    """A target as a backend; `backend` gives one of another target."""
+
+    target: ClassVar[str] = "easynpu"
+    options: ClassVar[Options] = Options()
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """The model, ready to run.
+
+        calibration: samples to choose scales from, as npuc.compile takes them. Other keywords are ignored. Raises
+        onnx.checker.ValidationError for a model that is none.
+        """
+        super().prepare(model, device, **kwargs)
+        return Prepared(model, cls.target, cls.options, kwargs.get("calibration"))
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """The outputs of a single node. outputs_info: dtype and shape of each, where ONNX cannot infer them."""
+        values = [np.asarray(value) for value in inputs]
+        names = [name for name in node.input if name]
+        ports = [_port(name, value.dtype, value.shape) for name, value in zip(names, values, strict=True)]
+        infos: list[tuple[Any, Sequence[int]]] = list(outputs_info or ())
+        results = [_port(name, *info) for name, info in zip(node.output, infos, strict=False)]
+        results += [onnx.ValueInfoProto(name=name) for name in list(node.output)[len(infos) :] if name]
+        opset = helper.make_opsetid("", kwargs.pop("opset_version", NEWEST_OPSET))
+        model = helper.make_model(helper.make_graph([node], "node", ports, results), opset_imports=[opset])
+        return cls.prepare(onnx.shape_inference.infer_shapes(model), device, **kwargs).run(values)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """The simulators run on the CPU."""
+        return device.partition(":")[0] == "CPU"
+
+
+def _port(name: str, dtype: Any, shape: Sequence[int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+
+def backend(target: str = "easynpu", options: Options | None = None) -> type[NpucBackend]:
+    """The backend of a target. Raises KeyError for an unknown one."""
+    from npuc.target import target as find
+
+    usual = Options(precision=find(target).precisions[0])
+    return type("NpucBackend", (NpucBackend,), {"target": target, "options": options or usual})
