@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from npuc.errors import ArtefactError
+from npuc.files import cache_folder
 
 MODEL = Path(__file__).parent / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
@@ -72,7 +73,7 @@ def _model(compiler: str) -> Path:
     digest = hashlib.sha256("\0".join([compiler, _version(compiler), *FLAGS]).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    kept = _cache() / f"okk-{digest.hexdigest()[:32]}"
+    kept = cache_folder() / f"okk-{digest.hexdigest()[:32]}"
     if not kept.is_dir():
         _compile_model([str(source) for source in sources if source.suffix == ".c"], kept)
     return kept
@@ -89,20 +90,6 @@ def _compile_model(sources: Sequence[str], kept: Path) -> None:
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _cache() -> Path:
-    """The user's own cache folder, which nobody else can write; else a new temporary one."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "npuc"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except (OSError, AttributeError):  # not writable; no users on this system
-        pass
-    return Path(tempfile.mkdtemp(prefix="npuc-"))
 
 
 def _version(compiler: str) -> str:

@@ -1,0 +1,1 @@
+"""EasyNPU in hardware: a synthesizable core that runs the compiled programs (Amaranth; extra `npuc[rtl]`)."""

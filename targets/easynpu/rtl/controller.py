@@ -1,0 +1,334 @@
+"""The master controller: fetches words, loads their parameters, and runs chain after chain.
+
+A chain takes a cycle per word, the cycles of loading its parameters, dense ones the first weights, the first
+sub-ifmap, its steps, and the registers of the PEs at its end: what stepping.Stepper counts.
+Source: easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
+"""
+
+from typing import Any
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.rtl import layouts
+from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
+from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
+from npuc.targets.easynpu.rtl.sizes import index_bits, tables
+from npuc.targets.easynpu.rtl.words import Fields
+from npuc.targets.easynpu.timing import DRAIN
+
+CYCLES = 32
+"""Bits of the cycle counter."""
+
+
+def parameter_write(machine: Machine) -> data.StructLayout:
+    """Where the word that the weight DTCM gives in this cycle belongs."""
+    return data.StructLayout(
+        {
+            "planes": BS_WORDS,
+            "entry": index_bits(machine.parameter_pad_entries),
+            "table_planes": TABLE_WORDS - 1,
+            "table": index_bits(tables(machine)),
+        }
+    )
+
+
+class Controller(wiring.Component):
+    """Runs `count` words from ITCM address 0 after `go`, or until a halt; `busy` until all results are written.
+
+    `pause`: it stops behind every chain, and goes on with `resume`. `failed`: an undefined word ended the run.
+    `word` is the ITCM's at `fetch` of the cycle before. `quiet`: nothing is under way to a DTCM.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.addresses = index_bits(machine.itcm_words)
+        self.weights = machine.weight_words.bit_length()
+        super().__init__(
+            {
+                "go": In(1),
+                "count": In(self.addresses + 1),
+                "pause": In(1),
+                "resume": In(1),
+                "busy": Out(1),
+                "paused": Out(1),
+                "failed": Out(1),
+                "cycles": Out(CYCLES),
+                "chain_ends": Out(1),
+                "fetch": Out(self.addresses),
+                "word": In(WORD),
+                "read_weight": Out(1),
+                "weight_address": Out(index_bits(machine.weight_words)),
+                "parameters": Out(parameter_write(machine)),
+                "chain": Out(layouts.chain(machine)),
+                "write_load": Out(1),
+                "write_run": Out(1),
+                "stage": Out(self.addresses),
+                "load": Out(layouts.load_stage(machine)),
+                "run": Out(layouts.run_stage(machine)),
+                "clear_blocks": Out(1),
+                "write_block": Out(1),
+                "weight_block": Out(layouts.weight_block(machine)),
+                "begin": Out(1),
+                "load_enable": Out(1),
+                "load_finished": In(1),
+                "load_exists": In(1),
+                "advance": Out(1),
+                "start_step": Out(1),
+                "step_busy": In(1),
+                "step_ends": In(1),
+                "blocked": In(1),
+                "quiet": In(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        self._declare(m)
+        with m.FSM(name="state") as fsm:
+            self._idle(m)
+            self._decode(m)
+            self._load_parameters(m)
+            self._run(m)
+            self._end(m)
+            m.d.comb += self.busy.eq(~fsm.ongoing("IDLE") & ~fsm.ongoing("PAUSED"))
+            m.d.comb += self.paused.eq(fsm.ongoing("PAUSED"))
+        self._place_parameters(m)
+        return m
+
+    def _declare(self, m: Module) -> None:
+        """What is kept from word to word."""
+        machine = self.machine
+        m.submodules.decoder = self.decoder = Decoder(machine)
+        self.next_word, self.at = Signal(self.addresses + 1), Signal(self.addresses + 1)
+        self.low = Signal(init=1)
+        self.stream = Signal(self.weights)
+        self.places, self.given = Signal(roles(machine)), Signal(given())
+        self.keeps, self.sets, self.set_to = Signal(), Signal(), Signal(self.weights)
+        self.stages, self.kept = Signal(self.addresses), Signal()
+        self.moves = Signal(init=1)
+        self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
+        self.tables = Signal(len(self.run.table) + 1)
+        m.d.comb += [
+            self.next_word.eq(self.at),
+            self.fetch.eq(self.next_word),
+            self.decoder.word.eq(self.word),
+            self.decoder.places.eq(self.places),
+            self.decoder.given.eq(self.given),
+            self.decoder.low.eq(self.low),
+            self.decoder.first.eq(self.stages == 0),
+        ]
+        m.d.sync += self.at.eq(self.next_word)
+
+    def _idle(self, m: Module) -> None:
+        with m.State("IDLE"), m.If(self.go):
+            m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0), self.failed.eq(0)]
+            m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.sets.eq(0)]
+            self._new_chain(m)
+            m.next = "FETCH"
+        with m.State("FETCH"):
+            m.next = "DECODE"
+
+    def _new_chain(self, m: Module) -> None:
+        m.d.comb += self.clear_blocks.eq(1)
+        m.d.sync += [self.stages.eq(0), self.kept.eq(0), self.entries.eq(0), self.tables.eq(0)]
+
+    def _decode(self, m: Module) -> None:
+        decoder = self.decoder
+        with m.State("DECODE"):
+            with m.If((self.at == self.count) | (decoder.kind == Kind.HALT)):
+                m.next = "SETTLE"
+            with m.Else():
+                m.d.comb += self.next_word.eq(self.at + 1)
+                m.d.sync += self.cycles.eq(self.cycles + 1)
+                with m.Switch(decoder.kind):
+                    with m.Case(Kind.OPERAND):
+                        self._keep_place(m)
+                    with m.Case(Kind.CONTROL):
+                        control = Fields(self.word, isa.Control)
+                        m.d.sync += [self.keeps.eq(control.keep_psum), self.sets.eq(control.set_weights)]
+                        m.d.sync += self.set_to.eq(control.weights)
+                    with m.Case(Kind.LAYER):
+                        self._decode_layer(m)
+                    with m.Default():
+                        m.d.sync += self.failed.eq(1)
+                        m.next = "SETTLE"
+
+    def _keep_place(self, m: Module) -> None:
+        for role, extension in isa.EXTENSIONS.items():
+            if role in given().members:
+                with m.If(Fields(self.word, isa.Operand).opcode == extension.opcode):
+                    m.d.sync += [self.places[role].eq(self.decoder.place), self.given[role].eq(1)]
+
+    def _decode_layer(self, m: Module) -> None:
+        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        first = self.stages == 0
+        self.fused = Signal()
+        m.d.comb += [
+            self.fused.eq((layer.opcode & isa.FUSED) != 0),
+            self.write_run.eq(1),
+            self.write_load.eq(first | self.kept),
+            self.stage.eq(self.stages),
+            self.load.eq(decoder.load),
+            self.run.eq(decoder.run),
+            self.run.entry.eq(Mux(self.kept, self.shared, self.entries)),
+            self.run.table.eq(self.tables),
+        ]
+        m.d.sync += [
+            self.given.eq(0),
+            self.keeps.eq(0),
+            self.sets.eq(0),
+            self.kept.eq(self.keeps),
+            self.stages.eq(self.stages + 1),
+            chain.last_stage.eq(self.stages),
+            chain.target.eq(decoder.target),
+            self.moves.eq(~self.given["dst"]),
+        ]
+        with m.If(self.write_load):
+            m.d.sync += chain.last_part.eq(self.stages)
+        with m.If(first):
+            m.d.sync += [
+                chain.dense.eq(decoder.dense),
+                chain.source.eq(decoder.load.place.memory),
+                chain.last_row.eq(layer.last("Ho")),
+                chain.last_column.eq(layer.last("Wo")),
+                chain.last_channel.eq(layer.last("Co")),
+                chain.y.eq(layer.y),
+                chain.x.eq(layer.x),
+            ]
+        self._decode_block(m, layer)
+        with m.If(decoder.parameters != 0):
+            m.next = "PARAMETERS"
+        with m.Elif(~self.fused):
+            self._begin(m, chain.dense)
+
+    def _decode_block(self, m: Module, layer: Fields) -> None:
+        """What the weight stream holds for the word; its size is computed while parameters are loaded."""
+        decoder = self.decoder
+        groups = (layer.last("Co") >> GROUP) + 1
+        self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
+        self.number, self.plane, self.entry = Signal(len(decoder.parameters)), Signal(range(8)), Signal(len(self.shared))
+        self.taps, self.size = Signal(self.weights), Signal(self.weights)
+        self.channels, self.groups = Signal(layouts.held("Ci")), Signal(GROUP + 1)
+        self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()
+        entry = Mux(self.kept, self.shared, self.entries)
+        m.d.sync += [
+            self.block.eq(decoder.block),
+            self.parameter_count.eq(decoder.parameters),
+            self.number.eq(0),
+            self.plane.eq(0),
+            self.entry.eq(entry),
+            self.taps.eq(layer.Hk * layer.Wk),
+            self.channels.eq(Mux(decoder.dense, layer.Ci, 1)),
+            self.groups.eq(groups),
+            self.has_weights.eq(decoder.run.weights),
+            self.goes_on.eq(self.fused),
+            self.continued.eq(self.kept),
+            self.shared.eq(entry),
+        ]
+        with m.If(self.sets):
+            m.d.sync += self.stream.eq(self.set_to)
+        with m.If((decoder.block != Block.NONE) & ~self.kept):
+            m.d.sync += self.entries.eq(self.entries + Mux(decoder.block == Block.TABLE, 1, groups))
+
+    def _load_parameters(self, m: Module) -> None:
+        """A word of parameters a cycle; then the next word of the chain, or its start."""
+        with m.State("PARAMETERS"):
+            streamed = self.block != Block.NONE
+            m.d.comb += [
+                self.read_weight.eq(streamed),
+                self.weight_address.eq(self.stream + self.number),
+                self.weight_block.base.eq(self.stream + self.parameter_count),
+                self.weight_block.count.eq(Mux(self.chain.dense, self.size, self.taps)),
+            ]
+            last_plane = Mux(self.block == Block.SLOPES, SLOPE_WORDS, BS_WORDS) - 1
+            wraps = (self.plane == last_plane) & (self.block != Block.TABLE)
+            m.d.sync += [
+                self.cycles.eq(self.cycles + 1),
+                self.number.eq(self.number + 1),
+                self.plane.eq(Mux(wraps, 0, self.plane + 1)),
+                self.entry.eq(self.entry + wraps),
+            ]
+            with m.Switch(self.number):
+                with m.Case(0):
+                    m.d.sync += self.size.eq(self.taps * self.channels)
+                with m.Case(1):
+                    m.d.sync += self.size.eq(self.size * self.groups)
+            with m.If(self.number + 1 == self.parameter_count):
+                weights = Mux(self.has_weights, self.size, 0)
+                m.d.comb += self.write_block.eq(self.has_weights)
+                with m.If(streamed):
+                    m.d.sync += self.stream.eq(self.stream + self.parameter_count + weights)
+                with m.If(self.block == Block.TABLE):
+                    m.d.sync += self.tables.eq(self.tables + 1)
+                m.next = "DECODE"
+                with m.If(~self.goes_on):
+                    self._begin(m, self.chain.dense)
+
+    def _place_parameters(self, m: Module) -> None:
+        """The word that was read in the cycle before: a plane of an entry, or of a table."""
+        put: Any = Signal(parameter_write(self.machine))
+        table = self.block == Block.TABLE
+        scale = 1 << (BS_WORDS - 1)
+        # a word that continues on kept psums shares the entries: the bias is the first one's
+        planes = Mux(self.continued, (1 << self.plane) & scale, 1 << self.plane)
+        m.d.sync += put.eq(0)
+        with m.If(self.read_weight):
+            m.d.sync += [
+                put.entry.eq(self.entry),
+                put.table.eq(self.tables),
+                put.planes.eq(Mux(table, Mux(self.plane == TABLE_WORDS - 1, scale, 0), planes)),
+                put.table_planes.eq(Mux(table, 1 << self.plane, 0)),
+            ]
+        m.d.comb += self.parameters.eq(put)
+
+    def _begin(self, m: Module, dense: Any) -> None:
+        m.d.comb += self.begin.eq(1)
+        m.d.sync += self.number.eq(0)
+        m.next = "LOAD"
+        with m.If(dense):
+            m.next = "FIRST_WEIGHTS"
+
+    def _run(self, m: Module) -> None:
+        """The first sub-ifmap; then steps, each until it is computed and the next one's sub-ifmap is loaded."""
+        with m.State("FIRST_WEIGHTS"):
+            m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
+            with m.If(self.number == self.chain.last_channel >> GROUP):
+                m.next = "LOAD"
+        with m.State("LOAD"):
+            m.d.sync += self.cycles.eq(self.cycles + 1)
+            m.d.comb += self.load_enable.eq(self.quiet)
+            with m.If(self.load_enable & self.load_finished):
+                m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
+                m.next = "RUN"
+        with m.State("RUN"):
+            m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(0)]
+            m.d.comb += self.load_enable.eq(~self.blocked)
+            with m.If((self.step_ends | ~self.step_busy) & self.load_finished):
+                with m.If(self.load_exists):
+                    m.d.comb += [self.advance.eq(1), self.start_step.eq(1)]
+                with m.Else():
+                    m.next = "DRAIN"
+
+    def _end(self, m: Module) -> None:
+        with m.State("DRAIN"):
+            m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
+            with m.If(self.number == DRAIN - 1):
+                m.d.comb += self.chain_ends.eq(1)
+                self._new_chain(m)
+                with m.If(self.moves):
+                    m.d.sync += self.low.eq(~self.low)
+                m.next = "DECODE"
+                with m.If(self.pause):
+                    m.next = "SETTLE"
+        with m.State("SETTLE"), m.If(self.quiet):
+            m.next = "IDLE"
+            with m.If(self.pause & ~self.failed & (self.at != self.count)):
+                m.next = "PAUSED"
+        with m.State("PAUSED"), m.If(self.resume):
+            m.next = "DECODE"

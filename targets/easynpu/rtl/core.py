@@ -1,0 +1,298 @@
+"""The core: an EasyNPU with its memories behind a memory-mapped port."""
+
+from typing import Any
+
+from amaranth.hdl import Module, Mux, Signal, Value
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.rtl.array import PeArray
+from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
+from npuc.targets.easynpu.rtl.controller import Controller
+from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.loader import Loader
+from npuc.targets.easynpu.rtl.memories import ResultQueue, SinglePort
+from npuc.targets.easynpu.rtl.pads import IfmapPads, ParameterPads, Tables
+from npuc.targets.easynpu.rtl.port import (
+    BUSY,
+    CONTROL,
+    CYCLES,
+    FAILED,
+    LOST,
+    PAUSE,
+    PAUSED,
+    REGION_BITS,
+    RESUME,
+    STARVED,
+    STATUS,
+    address_bits,
+)
+from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
+from npuc.targets.easynpu.rtl.weight_stream import WeightStream
+from npuc.targets.easynpu.rtl.writer import Writer
+
+class Core(wiring.Component):
+    """One EasyNPU.
+
+    The host's port: in a cycle with `write` or `read` an address in words, region above; what is read comes a
+    cycle later. The memories answer only while the core is not busy. `interrupt_request`: a run has ended or paused.
+    observed: with a port `seen` of the results of every word, written or not, for a test bench.
+    """
+
+    def __init__(self, machine: Machine, *, observed: bool = False) -> None:
+        self.machine = machine
+        self.observed = observed
+        members: dict[str, Any] = {
+            "address": In(address_bits(machine) + REGION_BITS),
+            "write": In(1),
+            "write_data": In(WORD),
+            "read": In(1),
+            "read_data": Out(WORD),
+            "interrupt_request": Out(1),
+        }
+        if observed:
+            fields = issue(machine).members
+            members |= {
+                "seen": Out(1),
+                "seen_count": Out(fields["count"]),
+                "seen_stage": Out(fields["stage"]),
+                "seen_group": Out(fields["group"]),
+                "seen_row": Out(fields["row"]),
+                "seen_column": Out(fields["column"]),
+                "seen_results": Out(data.ArrayLayout(WORD, machine.pe_rows)),
+                "chain_ends": Out(1),
+                "cycles": Out(CYCLE_BITS),
+            }
+        super().__init__(members)
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        machine = self.machine
+        m.submodules.controller = self.controller = Controller(machine)
+        m.submodules.loader = self.loader = Loader(machine)
+        m.submodules.sequencer = self.sequencer = Sequencer(machine)
+        m.submodules.weight_stream = self.stream = WeightStream(machine)
+        m.submodules.array = self.array = PeArray(machine)
+        m.submodules.writer = self.writer = Writer(machine)
+        self._maps(m)
+        self._images(m)
+        self._tables(m)
+        self._steps(m)
+        self._load(m)
+        self._pads(m)
+        self._results(m)
+        self._host(m)
+        return m
+
+    def _maps(self, m: Module) -> None:
+        """Fmap and skip DTCM: what is read comes first, then results."""
+        machine, self.maps, self.queues = self.machine, [], []
+        for number, name in enumerate(isa.MEMORIES):
+            words = machine.capacity_words(name)
+            m.submodules[name] = dtcm = SinglePort(words)
+            m.submodules[f"{name}_queue"] = queue = ResultQueue(words, 2 * (8 + machine.pe_rows))
+            self.maps.append(dtcm)
+            self.queues.append(queue)
+        self.load_read, self.operand_read = (Signal(self.loader.request.shape()) for _ in range(2))
+        m.d.sync += [self.load_read.eq(self.loader.request), self.operand_read.eq(self.sequencer.operand)]
+        for number, (dtcm, queue) in enumerate(zip(self.maps, self.queues, strict=True)):
+            loads = self.load_read.valid & (self.load_read.memory == number)
+            operand = self.operand_read.valid & (self.operand_read.memory == number)
+            with m.If(loads | operand):
+                m.d.comb += dtcm.read.eq(1)
+                m.d.comb += dtcm.address.eq(Mux(loads, self.load_read.address, self.operand_read.address))
+            with m.Elif(queue.valid):
+                m.d.comb += [
+                    queue.take.eq(1),
+                    dtcm.address.eq(queue.next.address),
+                    dtcm.write.eq(queue.next.lanes),
+                    dtcm.write_data.eq(queue.next.word),
+                ]
+            m.d.comb += [
+                queue.put.eq(self.writer.write[number]),
+                queue.result.address.eq(self.writer.address[number]),
+                queue.result.lanes.eq(self.writer.lanes[number]),
+                queue.result.word.eq(self.writer.word[number]),
+            ]
+
+    def _images(self, m: Module) -> None:
+        """ITCM and weight DTCM."""
+        controller, stream = self.controller, self.stream
+        m.submodules.itcm = self.itcm = SinglePort(self.machine.itcm_words)
+        m.submodules.weight = self.weight = SinglePort(self.machine.weight_words)
+        m.d.comb += [
+            self.itcm.address.eq(controller.fetch),
+            self.itcm.read.eq(1),
+            controller.word.eq(self.itcm.read_data),
+            self.weight.read.eq(controller.read_weight | stream.read),
+            self.weight.address.eq(Mux(controller.read_weight, controller.weight_address, stream.address)),
+            stream.word.eq(self.weight.read_data),
+        ]
+
+    def _tables(self, m: Module) -> None:
+        """What the controller writes of every word of a chain."""
+        controller, loader, sequencer, stream = self.controller, self.loader, self.sequencer, self.stream
+        m.d.comb += [
+            loader.chain.eq(controller.chain),
+            loader.write.eq(controller.write_load),
+            loader.write_stage.eq(controller.stage),
+            loader.stage.eq(controller.load),
+            sequencer.chain.eq(controller.chain),
+            sequencer.write.eq(controller.write_run),
+            sequencer.write_stage.eq(controller.stage),
+            sequencer.stage.eq(controller.run),
+            stream.chain.eq(controller.chain),
+            stream.clear.eq(controller.clear_blocks),
+            stream.write.eq(controller.write_block),
+            stream.block.eq(controller.weight_block),
+        ]
+
+    def _steps(self, m: Module) -> None:
+        """Step after step."""
+        controller, loader, sequencer = self.controller, self.loader, self.sequencer
+        quiet = self.array.empty & self.writer.empty & self.queues[0].empty & self.queues[1].empty
+        m.d.comb += [
+            self.stream.start.eq(controller.begin),
+            loader.start.eq(controller.begin),
+            loader.enable.eq(controller.load_enable),
+            loader.advance.eq(controller.advance),
+            controller.load_finished.eq(loader.finished),
+            controller.load_exists.eq(loader.exists),
+            sequencer.start.eq(controller.start_step),
+            sequencer.step.eq(loader.step),
+            controller.step_busy.eq(sequencer.busy),
+            controller.step_ends.eq(sequencer.ends),
+            controller.blocked.eq(sequencer.blocked),
+            controller.quiet.eq(quiet),
+        ]
+
+    def _load(self, m: Module) -> None:
+        """The words that were read, to the ifmap pads and to the PEs."""
+        loader, machine = self.loader, self.machine
+        m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
+        loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
+        for depth in range(2):
+            later = [Signal.like(each, name=f"load{depth}_{at}") for at, each in enumerate((loads, padding, lowest))]
+            entry_later = Signal.like(loader.entry, name=f"load{depth}_entry")
+            m.d.sync += [after.eq(each) for after, each in zip(later, (loads, padding, lowest), strict=True)]
+            m.d.sync += entry_later.eq(entry)
+            (loads, padding, lowest), entry = later, entry_later
+        load_memory, operand = Signal(), Signal(self.sequencer.operand.shape())
+        operand_rows = [Signal.like(self.sequencer.operand_row, name=f"operand_row{depth}") for depth in range(2)]
+        m.d.sync += [
+            load_memory.eq(self.load_read.memory),
+            operand.eq(self.operand_read),
+            operand_rows[0].eq(self.sequencer.operand_row),
+            operand_rows[1].eq(operand_rows[0]),
+        ]
+        fmap, skip = (dtcm.read_data for dtcm in self.maps)
+        border = Mux(lowest, Value.cast(0x80).replicate(LANES), 0)
+        m.d.comb += [
+            pads.write.eq(loads),
+            pads.write_address.eq(entry),
+            pads.word.eq(Mux(padding, border, Mux(load_memory, skip, fmap))),
+            self.array.operand_valid.eq(operand.valid),
+            self.array.operand_row.eq(operand_rows[1]),
+            self.array.operand.eq(Mux(operand.memory, skip, fmap)),
+        ]
+
+    def _pads(self, m: Module) -> None:
+        """The array and the pads that it reads."""
+        array, put = self.array, self.controller.parameters
+        m.submodules.parameter_pads = parameters = ParameterPads(self.machine)
+        m.submodules.tables = tables = Tables(self.machine)
+        m.d.comb += [
+            array.issue.eq(self.sequencer.issue),
+            array.weights.eq(self.stream.weights),
+            self.stream.take.eq(array.take),
+            parameters.write.eq(put.planes),
+            parameters.write_address.eq(put.entry),
+            parameters.word.eq(self.weight.read_data),
+            parameters.address.eq(array.address),
+            parameters.address_before.eq(array.address_before),
+            tables.write.eq(put.table_planes),
+            tables.write_table.eq(put.table),
+            tables.word.eq(self.weight.read_data),
+            tables.table.eq(array.table),
+        ]
+        for row, address in enumerate(self.ifmap_pads.address):
+            m.d.comb += [address.eq(array.pad[row]), array.entry[row].eq(self.ifmap_pads.entry[row])]
+        for lane in range(LANES):
+            m.d.comb += [array.own[lane].eq(parameters.own[lane]), array.before[lane].eq(parameters.before[lane])]
+        for number, line in enumerate(tables.line):
+            m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
+
+    def _results(self, m: Module) -> None:
+        """Results to the writer, and to whoever watches."""
+        array, writer = self.array, self.writer
+        piece, put = Signal(self.sequencer.piece.shape()), Signal()
+        m.d.sync += [piece.eq(self.sequencer.piece), put.eq(self.sequencer.put)]
+        m.d.comb += [
+            writer.put.eq(put),
+            writer.piece.eq(piece),
+            writer.arrive.eq(array.leaving.write),
+            writer.count.eq(array.leaving.count),
+        ]
+        m.d.comb += [writer.results[row].eq(each) for row, each in enumerate(array.results)]
+        if self.observed:
+            m.d.comb += [getattr(self, f"seen_{name}").eq(array.leaving[name]) for name in ("count", "stage", "group")]
+            m.d.comb += [self.seen.eq(array.leaving.result), self.chain_ends.eq(self.controller.chain_ends)]
+            m.d.comb += self.cycles.eq(self.controller.cycles)
+            m.d.comb += [self.seen_row.eq(array.leaving.row), self.seen_column.eq(array.leaving.column)]
+            m.d.comb += [self.seen_results[row].eq(each) for row, each in enumerate(array.results)]
+
+    def _host(self, m: Module) -> None:
+        """The memory-mapped port."""
+        controller = self.controller
+        region, index = self.address[-REGION_BITS:], self.address[:-REGION_BITS]
+        idle = ~controller.busy
+        memories = (*self.maps, self.weight, self.itcm)
+        region_before, register = Signal(REGION_BITS), Signal(WORD)
+        m.d.sync += region_before.eq(region)
+        for number, memory in enumerate(memories):
+            with m.If(idle & (region == number) & (self.read | self.write)):
+                m.d.comb += [
+                    memory.address.eq(index),
+                    memory.read.eq(self.read),
+                    memory.write.eq(self.write.replicate(LANES)),
+                    memory.write_data.eq(self.write_data),
+                ]
+            with m.If(region_before == number):
+                m.d.comb += self.read_data.eq(memory.read_data)
+        with m.If(region_before == len(memories)):
+            m.d.comb += self.read_data.eq(register)
+        self._registers(m, index, self.write & (region == len(memories)), register)
+
+    def _registers(self, m: Module, index: Value, write: Value, register: Signal) -> None:
+        controller, was_busy = self.controller, Signal()
+        control = write & (index == CONTROL) & ~controller.busy & ~controller.paused
+        m.d.comb += [
+            controller.go.eq(control),
+            controller.resume.eq(write & (index == RESUME)),
+        ]
+        with m.If(control):
+            m.d.sync += [controller.count.eq(self.write_data[:PAUSE]), controller.pause.eq(self.write_data[PAUSE])]
+        m.d.sync += was_busy.eq(controller.busy)
+        with m.If(was_busy & ~controller.busy):
+            m.d.sync += self.interrupt_request.eq(1)
+        with m.Elif(write):
+            m.d.sync += self.interrupt_request.eq(0)
+        status = [(BUSY, controller.busy), (PAUSED, controller.paused), (FAILED, controller.failed)]
+        status += [(LOST, self.writer.lost | self.queues[0].full | self.queues[1].full), (STARVED, self.stream.starved)]
+        m.d.sync += register.eq(0)
+        with m.Switch(index):
+            with m.Case(STATUS):
+                m.d.sync += [register[bit].eq(value) for bit, value in status]
+            with m.Case(CYCLES):
+                m.d.sync += register.eq(controller.cycles)
+
+
+def verilog(machine: Machine, *, observed: bool = False) -> str:
+    """The core as Verilog, its top module `easynpu`."""
+    from amaranth.back.verilog import convert
+
+    return str(convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False))

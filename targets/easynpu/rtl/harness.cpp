@@ -1,0 +1,148 @@
+// A core behind C functions: words in and out through its port, clock cycles until it interrupts.
+// Compiled with what Verilator makes of the Verilog, into a library that simulation.py loads.
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "Veasynpu.h"
+#include "verilated.h"
+
+namespace {
+
+constexpr int kLanes = 16;
+// A chain's last results leave the PEs some cycles behind its end, the next one's first still later.
+constexpr int kBehind = 8;
+
+struct Seen {  // a word's result for one pixel and 16 channels
+  uint32_t chain;
+  uint16_t stage;
+  uint8_t group, row, column, unused[7];
+  int8_t lanes[kLanes];
+};
+
+struct Machine {
+  VerilatedContext context;
+  Veasynpu top{&context};
+  std::vector<Seen> seen;
+  std::vector<uint32_t> chain_ends;
+  uint32_t end = 0;
+  int waiting = 0;
+};
+
+template <typename T>
+uint32_t word(const T& value, int at) {  // 32 bits of a port of any width
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(value) >> (32 * at));
+  } else {
+    return value[at];
+  }
+}
+
+template <typename T>
+uint8_t byte(const T& value, int at) {
+  return static_cast<uint8_t>(word(value, at / 4) >> (8 * (at % 4)));
+}
+
+void tick(Machine& machine) {
+  machine.top.clk = 0;
+  machine.top.eval();
+  machine.top.clk = 1;
+  machine.top.eval();
+}
+
+void watch(Machine& machine) {
+  const Veasynpu& top = machine.top;
+  for (int row = 0; top.seen && row < top.seen_count; ++row) {
+    Seen found{};
+    found.chain = static_cast<uint32_t>(machine.chain_ends.size());
+    found.stage = static_cast<uint16_t>(top.seen_stage);
+    found.group = static_cast<uint8_t>(top.seen_group);
+    found.row = byte(top.seen_row, row);
+    found.column = byte(top.seen_column, row);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      found.lanes[lane] = static_cast<int8_t>(byte(top.seen_results, kLanes * row + lane));
+    }
+    machine.seen.push_back(found);
+  }
+}
+
+void count_chain(Machine& machine) {
+  if (machine.waiting && --machine.waiting == 0) machine.chain_ends.push_back(machine.end);
+  if (machine.top.chain_ends) {
+    machine.end = machine.top.cycles + 1;
+    machine.waiting = kBehind;
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void* easynpu_new() {
+  auto* machine = new Machine;
+  machine->top.rst = 1;
+  tick(*machine);
+  machine->top.rst = 0;
+  return machine;
+}
+
+void easynpu_delete(void* handle) { delete static_cast<Machine*>(handle); }
+
+void easynpu_write(void* handle, uint32_t address, const uint32_t* words, uint32_t count) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  machine.top.write = 1;
+  for (uint32_t at = 0; at < count; ++at) {
+    machine.top.address = address + at;
+    for (int part = 0; part < 4; ++part) machine.top.write_data[part] = words[4 * at + part];
+    tick(machine);
+  }
+  machine.top.write = 0;
+}
+
+void easynpu_read(void* handle, uint32_t address, uint32_t* words, uint32_t count) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  machine.top.read = 1;
+  for (uint32_t at = 0; at < count; ++at) {
+    machine.top.address = address + at;
+    tick(machine);
+    for (int part = 0; part < 4; ++part) words[4 * at + part] = machine.top.read_data[part];
+  }
+  machine.top.read = 0;
+}
+
+// Clock cycles until the core interrupts, at most so many; 1 if it did. watched: results are kept for easynpu_seen.
+int easynpu_run(void* handle, uint64_t most, int watched) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  bool done = false;
+  for (uint64_t cycle = 0, last = most; cycle < last; ++cycle) {
+    tick(machine);
+    if (watched) watch(machine);
+    count_chain(machine);
+    if (!done && machine.top.interrupt_request) {
+      done = true;
+      last = cycle + kBehind + 1;
+    }
+  }
+  return done;
+}
+
+uint32_t easynpu_seen(void* handle, const void** found) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  *found = machine.seen.data();
+  return static_cast<uint32_t>(machine.seen.size());
+}
+
+uint32_t easynpu_chain_ends(void* handle, const uint32_t** found) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  *found = machine.chain_ends.data();
+  return static_cast<uint32_t>(machine.chain_ends.size());
+}
+
+void easynpu_forget_seen(void* handle) { static_cast<Machine*>(handle)->seen.clear(); }
+
+void easynpu_forget(void* handle) {
+  Machine& machine = *static_cast<Machine*>(handle);
+  machine.seen.clear();
+  machine.chain_ends.clear();
+}
+}

@@ -1,0 +1,149 @@
+"""What the blocks of a core hand to each other: struct layouts, their widths from the machine and the words."""
+
+from amaranth.lib import data
+
+from npuc.bits import places
+from npuc.targets.easynpu.isa import Layer
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.rtl.pe import Addend, Factor, Leaving
+from npuc.targets.easynpu.rtl.quantiser import BYTE
+from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits, tables
+
+WORD = LANES * BYTE
+GROUP = index_bits(LANES)
+"""Bits that number the 16-channel groups of a map, and the channels of a group."""
+
+
+def stored(name: str) -> int:
+    """Bits of a field of the layer word: an extent's are those of its last index."""
+    return places(Layer)[name].width
+
+
+def held(name: str) -> int:
+    """Bits of a field's largest value."""
+    return places(Layer)[name].most.bit_length()
+
+
+INDEX = stored("Ho")
+"""Bits of a row or column of a map."""
+TILE = stored("y")
+"""Bits of a row or column of a tile, and of a sub-ifmap."""
+
+
+def place(machine: Machine) -> data.StructLayout:
+    """Where a map lies, as an Operand word says it; modulo the address width."""
+    bits = address_bits(machine)
+    return data.StructLayout({"memory": 1, "base": bits, "row": bits, "pixel": bits, "group": bits})
+
+
+def load_stage(machine: Machine) -> data.StructLayout:
+    """What the loader must know of a word that reads an ifmap."""
+    return data.StructLayout(
+        {
+            "place": place(machine),
+            "Sh": stored("Sh"),
+            "Sw": stored("Sw"),
+            "Ph": stored("Ph"),
+            "Pw": stored("Pw"),
+            "reach_h": TILE,  # last row and column of the kernel
+            "reach_w": TILE,
+            "xi": held("xi"),
+            "Hi": held("Hi"),
+            "Wi": held("Wi"),
+            "last_channel": stored("Ci"),
+            "lowest": 1,  # the padding is -128
+        }
+    )
+
+
+def run_stage(machine: Machine) -> data.StructLayout:
+    """What the sequencer must know of a word."""
+    return data.StructLayout(
+        {
+            "Sh": stored("Sh"),
+            "Sw": stored("Sw"),
+            "dilation_h": held("Dh") + 1,
+            "dilation_w": held("Dw") + 1,
+            "last_hk": stored("Hk"),
+            "last_wk": stored("Wk"),
+            "xi": held("xi"),
+            "factor": Factor,
+            "bypass": 1,
+            "compare": 1,
+            "start": Addend,  # the adder's second input in the first pass
+            "leaving": Leaving,
+            "weights": 1,
+            "reads": 1,  # a second operand
+            "stored": 1,
+            "entry": index_bits(machine.parameter_pad_entries),
+            "table": index_bits(tables(machine)),
+            "tabulated": 1,
+            "operand": place(machine),
+            "copy": place(machine),
+        }
+    )
+
+
+def weight_block(machine: Machine) -> data.StructLayout:
+    """Consecutive weight words that a tile, or channel-wise a group of a tile, reads."""
+    bits = machine.weight_words.bit_length()
+    return data.StructLayout({"base": bits, "count": bits})
+
+
+def chain(machine: Machine) -> data.StructLayout:
+    """What the words of a chain share."""
+    stage = index_bits(machine.itcm_words)
+    return data.StructLayout(
+        {
+            "dense": 1,
+            "last_row": stored("Ho"),
+            "last_column": stored("Wo"),
+            "last_channel": stored("Co"),
+            "y": held("y"),
+            "x": held("x"),
+            "source": 1,  # the memory of the first word's ifmap
+            "last_part": stage,
+            "last_stage": stage,
+            "target": place(machine),
+        }
+    )
+
+
+def step(machine: Machine) -> data.StructLayout:
+    """What is computed with one set of ifmap pads (schedule.Step)."""
+    return data.StructLayout(
+        {
+            "oy": INDEX,
+            "ox": INDEX,
+            "y": held("y"),
+            "x": held("x"),
+            "positions": held("y") + held("x"),
+            "part": index_bits(machine.itcm_words),
+            "group": GROUP,
+            "last_channel": GROUP,
+            "first": 1,
+            "last": 1,
+            "side": 1,
+        }
+    )
+
+
+def request(machine: Machine) -> data.StructLayout:
+    """A word that is read from a DTCM."""
+    return data.StructLayout({"valid": 1, "memory": 1, "address": address_bits(machine)})
+
+
+def piece(machine: Machine) -> data.StructLayout:
+    """Where a result, or lanes of it, are written; and the copy of it, if it is kept."""
+    bits = address_bits(machine)
+    return data.StructLayout(
+        {
+            "target": data.StructLayout({"valid": 1, "memory": 1, "address": bits}),
+            "copy": data.StructLayout({"valid": 1, "memory": 1, "address": bits}),
+            "rotation": GROUP,
+            "lanes": LANES,
+            "cleared": LANES,
+            "last": 1,
+        }
+    )

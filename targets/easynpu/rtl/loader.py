@@ -1,0 +1,173 @@
+"""The loader: sub-ifmap after sub-ifmap into the other set of ifmap pads, one step ahead of the PEs.
+
+Source: easynpu, Scheduler; docs/decisions.md, EasyNPU stepping simulator (ifmap prefetch, edge tiles, padding).
+"""
+
+from amaranth.hdl import Module, Mux, Signal, Value, signed
+from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl import layouts
+from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE
+from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits
+from npuc.targets.easynpu.rtl.words import wrapped
+
+
+class Loader(wiring.Component):
+    """Goes through the steps of a chain and through the words of each one's sub-ifmap.
+
+    `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
+    complete; `finished` says that it is, or is with this cycle's word; `advance` goes on to the next step. `step`
+    is the step whose sub-ifmap is loaded, if it `exists`. For the word of this cycle, `request` is the read, and
+    `entry` the pad entry that it goes to; `padding` replaces a read outside the map, with -128 if `lowest`.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.stages = index_bits(machine.itcm_words)
+        super().__init__(
+            {
+                "chain": In(layouts.chain(machine)),
+                "write": In(1),
+                "write_stage": In(self.stages),
+                "stage": In(layouts.load_stage(machine)),
+                "start": In(1),
+                "enable": In(1),
+                "advance": In(1),
+                "step": Out(layouts.step(machine)),
+                "exists": Out(1),
+                "finished": Out(1),
+                "loads": Out(1),
+                "request": Out(layouts.request(machine)),
+                "padding": Out(1),
+                "lowest": Out(1),
+                "entry": Out(index_bits(2 * machine.ifmap_pad_entries)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        self.part, self.group = Signal(self.stages), Signal(GROUP)
+        self.oy, self.ox = Signal(INDEX), Signal(INDEX)
+        self.side, self.complete, self.running = Signal(), Signal(), Signal()
+        self.following = Signal(self.stages)
+        m.submodules.stages = stages = memory.Memory(
+            shape=layouts.load_stage(self.machine), depth=self.machine.itcm_words, init=[]
+        )
+        write, read = stages.write_port(), stages.read_port()
+        m.d.comb += [
+            write.en.eq(self.write),
+            write.addr.eq(self.write_stage),
+            write.data.eq(self.stage),
+            read.addr.eq(self.following),
+        ]
+        self.now = read.data
+        self._describe(m)
+        self._go_on(m)
+        self._sweep(m)
+        return m
+
+    def _describe(self, m: Module) -> None:
+        """The step, from the counters."""
+        chain, step, now = self.chain, self.step, self.now
+        last_group = now.last_channel >> GROUP
+        rest_y, rest_x = chain.last_row - self.oy + 1, chain.last_column - self.ox + 1
+        m.d.comb += [
+            self.exists.eq(self.running),
+            step.oy.eq(self.oy),
+            step.ox.eq(self.ox),
+            step.y.eq(Mux(rest_y < chain.y, rest_y, chain.y)),
+            step.x.eq(Mux(rest_x < chain.x, rest_x, chain.x)),
+            step.positions.eq(step.y * step.x),
+            step.part.eq(self.part),
+            step.group.eq(self.group),
+            step.side.eq(self.side),
+            step.last_channel.eq(
+                Mux(chain.dense, Mux(self.group == last_group, now.last_channel[:GROUP], (1 << GROUP) - 1), 0)
+            ),
+            step.first.eq((self.part == 0) & (~chain.dense | (self.group == 0))),
+            step.last.eq((self.part == chain.last_part) & (~chain.dense | (self.group == last_group))),
+        ]
+
+    def _go_on(self, m: Module) -> None:
+        """The next step: groups within words, or channel-wise words within groups, within tiles."""
+        chain = self.chain
+        m.d.comb += self.following.eq(self.part)
+        m.d.sync += self.part.eq(self.following)
+        more_groups = self.group < self.now.last_channel >> GROUP
+        with m.If(self.start):
+            m.d.comb += self.following.eq(0)
+            m.d.sync += [self.running.eq(1), self.side.eq(0), self.complete.eq(0)]
+            m.d.sync += [self.group.eq(0), self.oy.eq(0), self.ox.eq(0)]
+        with m.Elif(self.advance):
+            m.d.sync += [self.side.eq(~self.side), self.complete.eq(0)]
+            more_parts = self.part < chain.last_part
+            with m.If(chain.dense & more_groups):
+                m.d.sync += self.group.eq(self.group + 1)
+            with m.Elif(more_parts):
+                m.d.comb += self.following.eq(self.part + 1)
+                with m.If(chain.dense):
+                    m.d.sync += self.group.eq(0)
+            with m.Elif(~chain.dense & more_groups):
+                m.d.comb += self.following.eq(0)
+                m.d.sync += self.group.eq(self.group + 1)
+            with m.Else():
+                m.d.comb += self.following.eq(0)
+                m.d.sync += self.group.eq(0)
+                m.d.sync += self.running.eq(next_tile(m, chain, self.oy, self.ox))
+
+    def _sweep(self, m: Module) -> None:
+        """Row after row of the sub-ifmap that the tile needs."""
+        step, now = self.step, self.now
+        row, column = Signal(TILE), Signal(TILE)
+        first_entry = Signal(len(self.entry))
+        last_row = ((step.y - 1) * now.Sh + now.reach_h)[:TILE]
+        last_column = ((step.x - 1) * now.Sw + now.reach_w)[:TILE]
+        at_end = Signal()
+        m.d.comb += [
+            self.loads.eq(self.enable & self.running & ~self.complete),
+            at_end.eq((row == last_row) & (column == last_column)),
+            self.finished.eq(self.complete | ~self.running | (self.loads & at_end)),
+        ]
+        with m.If(self.loads):
+            m.d.sync += column.eq(column + 1)
+            with m.If(column == last_column):
+                m.d.sync += [column.eq(0), row.eq(row + 1), first_entry.eq(first_entry + now.xi)]
+            with m.If(at_end & ~self.advance):
+                m.d.sync += self.complete.eq(1)
+        with m.If(self.start | self.advance):
+            m.d.sync += [row.eq(0), column.eq(0), first_entry.eq(0)]
+        self._address(m, row, column)
+        base = Mux(self.side, self.machine.ifmap_pad_entries, 0)
+        m.d.comb += self.entry.eq(base + first_entry + column)
+
+    def _address(self, m: Module, row: Value, column: Value) -> None:
+        """Where the word lies, if it lies inside the map."""
+        now, place = self.now, self.now.place
+        iy, ix = Signal(signed(INDEX + 6)), Signal(signed(INDEX + 6))
+        outside = Signal()
+        m.d.comb += [
+            iy.eq(now.Sh * self.oy + row - now.Ph),
+            ix.eq(now.Sw * self.ox + column - now.Pw),
+            outside.eq((iy < 0) | (iy >= now.Hi) | (ix < 0) | (ix >= now.Wi)),
+            self.padding.eq(outside),
+            self.lowest.eq(now.lowest),
+            self.request.valid.eq(self.loads & ~outside),
+            self.request.memory.eq(place.memory),
+            self.request.address.eq(wrapped(self.machine, place, iy, ix, self.group)),
+        ]
+
+
+def next_tile(m: Module, chain: Value, oy: Signal, ox: Signal) -> Signal:
+    """Goes on to the tile behind this one, row by row; whether there is one."""
+    exists = Signal()
+    column, row = Signal(INDEX + 2), Signal(INDEX + 2)
+    m.d.comb += [column.eq(ox + chain.x), row.eq(oy + chain.y), exists.eq(1)]
+    with m.If(column <= chain.last_column):
+        m.d.sync += ox.eq(column)
+    with m.Else():
+        m.d.sync += [ox.eq(0), oy.eq(row)]
+        m.d.comb += exists.eq(row <= chain.last_row)
+    return exists

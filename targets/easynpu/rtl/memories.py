@@ -1,0 +1,81 @@
+"""The DTCMs: single-port synchronous memories, and the queue of results in front of them."""
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import data, fifo, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.quantiser import BYTE
+from npuc.targets.easynpu.rtl.sizes import index_bits
+
+
+class SinglePort(wiring.Component):
+    """Words of 16 lanes; one access a cycle: a write of the lanes that are set, else a read (data a cycle later)."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+        super().__init__(
+            {
+                "address": In(index_bits(words)),
+                "read": In(1),
+                "write": In(LANES),
+                "write_data": In(WORD),
+                "read_data": Out(WORD),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[])
+        write, read = words.write_port(granularity=BYTE), words.read_port()
+        m.d.comb += [
+            write.addr.eq(self.address),
+            write.en.eq(self.write),
+            write.data.eq(self.write_data),
+            read.addr.eq(self.address),
+            read.en.eq(self.read & ~self.write.any()),
+            self.read_data.eq(read.data),
+        ]
+        return m
+
+
+class ResultQueue(wiring.Component):
+    """Results that wait for a DTCM, which the words that are read have first.
+
+    `full` is set, and stays so, if ever a result came and found no room.
+    """
+
+    def __init__(self, words: int, depth: int) -> None:
+        self.depth = depth
+        self.layout = data.StructLayout({"address": index_bits(words), "lanes": LANES, "word": WORD})
+        super().__init__(
+            {
+                "put": In(1),
+                "result": In(self.layout),
+                "take": In(1),
+                "valid": Out(1),
+                "empty": Out(1),
+                "next": Out(self.layout),
+                "full": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        m.submodules.queue = queue = fifo.SyncFIFOBuffered(width=self.layout.size, depth=self.depth)
+        lost = Signal()
+        m.d.comb += [
+            queue.w_en.eq(self.put),
+            queue.w_data.eq(self.result),
+            queue.r_en.eq(self.take),
+            self.next.eq(queue.r_data),
+            self.valid.eq(queue.r_rdy),
+            self.empty.eq(queue.level == 0),
+            self.full.eq(lost),
+        ]
+        with m.If(self.put & ~queue.w_rdy):
+            m.d.sync += lost.eq(1)
+        return m

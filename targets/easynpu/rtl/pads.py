@@ -1,0 +1,129 @@
+"""The scratch pads: ifmap, bias and scale, activation tables. Source: easynpu, Scratch Pad."""
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import BS_WORDS, LANES, TABLE_WORDS
+from npuc.targets.easynpu.rtl.layouts import WORD
+from npuc.targets.easynpu.rtl.pe import Line, Parameters
+from npuc.targets.easynpu.rtl.quantiser import BYTE
+from npuc.targets.easynpu.rtl.sizes import index_bits, tables
+
+
+class IfmapPads(wiring.Component):
+    """Two sets of 16 pads, a word of the bus being an entry of all 16; a read port for each row of PEs.
+
+    `address` of an entry in either set is side * entries + entry; the data come a cycle later.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.depth = 2 * machine.ifmap_pad_entries
+        bits = index_bits(self.depth)
+        super().__init__(
+            {
+                "write": In(1),
+                "write_address": In(bits),
+                "word": In(WORD),
+                "address": In(bits).array(machine.pe_rows),
+                "entry": Out(WORD).array(machine.pe_rows),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit: a copy for every read port."""
+        m = Module()
+        for row, address in enumerate(self.address):
+            m.submodules[f"row{row}"] = pads = memory.Memory(shape=WORD, depth=self.depth, init=[])
+            write, read = pads.write_port(), pads.read_port()
+            m.d.comb += [
+                write.en.eq(self.write),
+                write.addr.eq(self.write_address),
+                write.data.eq(self.word),
+                read.addr.eq(address),
+                self.entry[row].eq(read.data),
+            ]
+        return m
+
+
+class ParameterPads(wiring.Component):
+    """Bias and scale of all PEs, written plane by plane: byte planes of the bias (or slopes), then the scale.
+
+    Two read ports, data a cycle later: of the word that runs, and of the one whose psums it is fed.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.depth = machine.parameter_pad_entries
+        bits = index_bits(self.depth)
+        super().__init__(
+            {
+                "write": In(BS_WORDS),
+                "write_address": In(bits),
+                "word": In(WORD),
+                "address": In(bits),
+                "address_before": In(bits),
+                "own": Out(Parameters).array(LANES),
+                "before": Out(Parameters).array(LANES),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        shape = data.ArrayLayout(WORD, BS_WORDS)
+        m.submodules.pads = pads = memory.Memory(shape=shape, depth=self.depth, init=[])
+        write = pads.write_port(granularity=1)
+        m.d.comb += [write.en.eq(self.write), write.addr.eq(self.write_address)]
+        m.d.comb += [plane.eq(self.word) for plane in write.data]
+        for address, lanes in ((self.address, self.own), (self.address_before, self.before)):
+            read = pads.read_port()
+            m.d.comb += read.addr.eq(address)
+            for lane in range(LANES):
+                planes = [plane.word_select(lane, BYTE) for plane in read.data]
+                m.d.comb += Value.cast(lanes[lane]).eq(Cat(*planes))
+        return m
+
+
+class Tables(wiring.Component):
+    """Activation tables: a lane is a segment, and every PE selects the one that its input lies in.
+
+    A table is read a cycle after its number is given; the lines follow the inputs at once.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.depth = tables(machine)
+        self.pes = machine.pe_rows * LANES
+        bits = index_bits(self.depth)
+        super().__init__(
+            {
+                "write": In(TABLE_WORDS - 1),
+                "write_table": In(bits),
+                "word": In(WORD),
+                "table": In(bits),
+                "input": In(signed(BYTE)).array(self.pes),
+                "line": Out(Line).array(self.pes),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit: the number of starts that an input has reached, found by halving."""
+        m = Module()
+        shape = data.ArrayLayout(WORD, TABLE_WORDS - 1)
+        m.submodules.tables = stored = memory.Memory(shape=shape, depth=self.depth, init=[])
+        write, read = stored.write_port(granularity=1), stored.read_port()
+        m.d.comb += [write.en.eq(self.write), write.addr.eq(self.write_table), read.addr.eq(self.table)]
+        m.d.comb += [plane.eq(self.word) for plane in write.data]
+        *planes, starts = read.data
+        lines = [Signal(Line, name=f"line{k}") for k in range(LANES)]
+        bounds = [Signal(signed(BYTE), name=f"start{k}") for k in range(LANES)]
+        for k, (line, bound) in enumerate(zip(lines, bounds, strict=True)):
+            m.d.comb += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
+            m.d.comb += bound.eq(starts.word_select(k, BYTE))
+        for x, line in zip(self.input, self.line, strict=True):
+            eight = x >= bounds[8]
+            four = x >= Mux(eight, bounds[12], bounds[4])
+            two = x >= Array(bounds[2::4])[Cat(four, eight)]
+            one = x >= Array(bounds[1::2])[Cat(two, four, eight)]
+            m.d.comb += Value.cast(line).eq(Array(map(Value.cast, lines))[Cat(one, two, four, eight)])
+        return m

@@ -1,0 +1,208 @@
+"""A processing element: multiplier, adder or comparator, psums, and the quantisers of its two ways out.
+
+A position passes in three cycles: its psum is addressed; then everything up to the psum's new value is computed
+between registers; then the result is requantised. So two operations on one psum are two cycles apart, or one with
+a write-first psum port (machine.psum_write_first). Source: easynpu, PE; decisions: docs/decisions.md, EasyNPU.
+"""
+
+from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, enum, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl.quantiser import BYTE, PSUM, Quantiser
+from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.streams import MAXPOOL_START
+
+
+class Factor(enum.Enum, shape=2):
+    """What the multiplier's second input takes."""
+
+    WEIGHT = 0
+    OPERAND = 1
+    SLOPE = 2
+    LINE = 3
+
+
+class Addend(enum.Enum, shape=3):
+    """What the adder's second input takes."""
+
+    PSUM = 0
+    BIAS = 1
+    OPERAND = 2
+    LINE = 3
+    LOWEST = 4
+    """Where max pooling starts."""
+    ZERO = 5
+
+
+class Scale(enum.Enum, shape=2):
+    """What shifts a psum on its way out."""
+
+    PAD = 0
+    NONE = 1
+    SLOPE = 2
+    """The one of the slope whose sign the input had."""
+
+
+class Leaving(data.Struct):
+    """How a word's psums become int8."""
+
+    scale: Scale
+    relu: 1
+
+
+class Control(data.Struct):
+    """What a PE does with a position."""
+
+    back: 1
+    """The multiplier takes the requantised psum (Pe_ps_back_en), not the ifmap."""
+    before: Leaving
+    """Of the word whose psum is fed back."""
+    bypass: 1
+    """The multiplier is bypassed (Pe_byp_mul_en)."""
+    factor: Factor
+    addend: Addend
+    compare: 1
+    """The adder compares (Pe_maxpool_en)."""
+    leaving: Leaving
+
+
+class Line(data.Struct):
+    """A segment of an activation table: a * x + b."""
+
+    b: signed(PSUM)
+    a: signed(BYTE)
+
+
+class Slope(data.Struct):
+    """A slope and its scale."""
+
+    factor: signed(BYTE)
+    scale: signed(BYTE)
+
+
+class Slopes(data.Struct):
+    """Those of inputs from 0 on, and of negative ones."""
+
+    positive: Slope
+    negative: Slope
+
+
+class Parameters(data.Struct):
+    """An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
+
+    bias: data.UnionLayout({"value": signed(PSUM), "slopes": Slopes})
+    scale: signed(BYTE)
+
+
+class Psum(data.Struct):
+    """A psum; of a product by a slope also the sign of the input, which selects the scale."""
+
+    value: signed(PSUM)
+    negative: 1
+
+
+def chosen_scale(leaving: data.View, parameters: data.View, negative: Value) -> Value:
+    """The scale by which a psum leaves."""
+    slopes = parameters.bias.slopes
+    slope = Mux(negative, slopes.negative.scale, slopes.positive.scale)
+    kept = Mux(leaving.scale == Scale.SLOPE, slope, parameters.scale)
+    return Mux(leaving.scale == Scale.NONE, 0, kept)
+
+
+class Pe(wiring.Component):
+    """One PE of a row.
+
+    Cycle t: `read_address` addresses the psum. Cycle t + 1: `valid`, `control`, the inputs and `write_address`;
+    `fed` is the multiplier's first input, `psum` the new psum. Cycle t + 2: `ofmap` is the int8 result, 0 unless
+    `on` was set (PEs beyond the last output channel take no part).
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        bits = index_bits(machine.psum_entries)
+        super().__init__(
+            {
+                "read_address": In(bits),
+                "valid": In(1),
+                "on": In(1),
+                "control": In(Control),
+                "write_address": In(bits),
+                "ifmap": In(signed(BYTE)),
+                "weight": In(signed(BYTE)),
+                "operand": In(signed(BYTE)),
+                "line": In(Line),
+                "own": In(Parameters),
+                "before": In(Parameters),
+                "fed": Out(signed(BYTE)),
+                "psum": Out(signed(PSUM)),
+                "ofmap": Out(signed(BYTE)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        stored = self._psums(m)
+        self._feed(m, stored)
+        negative = Signal()
+        m.d.comb += [negative.eq(self.fed < 0), self.psum.eq(self._sum(m, stored, negative))]
+        m.d.comb += [self.written.value.eq(self.psum), self.written.negative.eq(negative)]
+        self._leave(m, negative)
+        return m
+
+    def _psums(self, m: Module) -> data.View:
+        """The psum file; gives the addressed psum."""
+        m.submodules.psums = file = memory.Memory(shape=Psum, depth=self.machine.psum_entries, init=[])
+        write = file.write_port()
+        # rows share the way of operands, and gather them; then even a single psum waits for no bubble
+        first = self.machine.psum_write_first or self.machine.pe_rows > 1
+        read = file.read_port(transparent_for=(write,) if first else ())
+        self.written = write.data
+        m.d.comb += [
+            read.addr.eq(self.read_address),
+            write.addr.eq(self.write_address),
+            write.en.eq(self.valid),
+        ]
+        return read.data
+
+    def _feed(self, m: Module, stored: data.View) -> None:
+        """The multiplier's first input: the ifmap, or the int8 of the word before."""
+        m.submodules.back = back = Quantiser()
+        before = self.control.before
+        m.d.comb += [
+            back.psum.eq(stored.value),
+            back.scale.eq(chosen_scale(before, self.before, stored.negative)),
+            self.fed.eq(Mux(self.control.back, Mux(before.relu & (back.result < 0), 0, back.result), self.ifmap)),
+        ]
+
+    def _sum(self, m: Module, stored: data.View, negative: Signal) -> Value:
+        """The new psum."""
+        slopes = self.own.bias.slopes
+        slope = Mux(negative, slopes.negative.factor, slopes.positive.factor)
+        factors = Array([self.weight, self.operand, slope, self.line.a])
+        addends = [stored.value, self.own.bias.value, self.operand, self.line.b, MAXPOOL_START, 0]
+        factor, addend = Signal(signed(BYTE)), Signal(signed(PSUM))
+        m.d.comb += factor.eq(factors[self.control.factor.as_value()])
+        m.d.comb += addend.eq(Array(map(Value.cast, addends))[self.control.addend.as_value()])
+        product = Signal(signed(2 * BYTE))
+        m.d.comb += product.eq(Mux(self.control.bypass, self.fed, self.fed * factor))
+        return Mux(self.control.compare, Mux(product > addend, product, addend), product + addend)
+
+    def _leave(self, m: Module, negative: Signal) -> None:
+        """The result, requantised behind a register."""
+        m.submodules.out = out = Quantiser()
+        leaving = Signal(Leaving)
+        on = Signal()
+        scale = Signal(signed(BYTE))
+        psum = Signal(signed(PSUM))
+        m.d.sync += [
+            psum.eq(self.psum),
+            scale.eq(chosen_scale(self.control.leaving, self.own, negative)),
+            leaving.eq(self.control.leaving),
+            on.eq(self.on),
+        ]
+        m.d.comb += [out.psum.eq(psum), out.scale.eq(scale)]
+        nothing = ~on | (leaving.relu & (out.result < 0))
+        m.d.comb += self.ofmap.eq(Mux(nothing, 0, out.result))

@@ -1,0 +1,22 @@
+"""The host's port of a core: regions and registers."""
+
+from __future__ import annotations
+
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl.sizes import index_bits
+
+REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
+"""What the upper three bits of a host address select."""
+REGION_BITS = 3
+CONTROL, RESUME, STATUS, CYCLES = range(4)
+"""The registers. Control: number of words to run in bits 30:0 and pause in bit 31; a write starts the run.
+Resume: a write goes on behind a pause. Status: a write takes the interrupt back. Cycles: of the run, read only."""
+PAUSE = 31
+BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
+"""Bits of the status: failed = an undefined word; lost, starved = an error in the core, never set."""
+
+
+def address_bits(machine: Machine) -> int:
+    """Bits of a host address below the region."""
+    return max(index_bits(machine.capacity_words(name)) for name in (*isa.MEMORIES, "weight", "itcm"))

@@ -1,0 +1,55 @@
+"""The requantiser of a PE: int8 out of a psum."""
+
+from amaranth.hdl import Cat, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+BYTE = 8
+PSUM = 32
+SHIFT = 5
+"""Bits of a shift by 0..31."""
+
+
+def saturated(m: Module, value: Signal, result: Signal) -> None:
+    """Drives an int8 with a wider value, or with the nearest that int8 has."""
+    fits = (value[BYTE - 1 :] == 0) | (value[BYTE - 1 :] == (1 << (len(value) - BYTE + 1)) - 1)
+    sign = value[-1]
+    m.d.comb += result.eq(Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign)))
+
+
+class Quantiser(wiring.Component):
+    """Combinational: result = sat8(round_half_up(psum * 2^scale)); scale -31..31, negative = right shift.
+
+    A right shift n is (psum >> n) + bit n - 1 of psum, as in the author's QNT block. A left shift acts on the
+    saturated byte: what 32 bits hold after it has the same int8 either way.
+    """
+
+    psum: In(signed(PSUM))
+    scale: In(signed(BYTE))
+    result: Out(signed(BYTE))
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        left = Signal()
+        amount = Signal(SHIFT)
+        extended = Signal(signed(PSUM + 1))
+        shifted = Signal(signed(PSUM + 1))
+        rounded = Signal(signed(PSUM))
+        near = Signal(signed(BYTE))
+        raised = Signal(signed(2 * BYTE))
+        m.d.comb += [
+            left.eq(self.scale > 0),
+            amount.eq(Mux(left, 0, -self.scale)),
+            extended.eq(Cat(0, self.psum)),
+            shifted.eq(extended >> amount),
+            rounded.eq((shifted >> 1) + shifted[0]),
+        ]
+        saturated(m, rounded, near)
+        reach = Signal(range(BYTE + 1))
+        m.d.comb += [
+            reach.eq(Mux(left, Mux(self.scale >= BYTE, BYTE, self.scale[:4]), 0)),
+            raised.eq(near << reach),
+        ]
+        saturated(m, raised, self.result)
+        return m

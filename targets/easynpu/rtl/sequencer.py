@@ -1,0 +1,330 @@
+"""The sequencer (PE controller): what the PEs do in every cycle of a step.
+
+The loops are the document's, corrected as in docs/decisions.md; schedule.Step and schedule.Sweep describe the same
+in numbers. Every cycle here is a cycle there.
+"""
+
+from typing import Any
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.rtl import layouts
+from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, held, stored
+from npuc.targets.easynpu.rtl.pe import Addend, Control
+from npuc.targets.easynpu.rtl.sizes import index_bits, tables
+from npuc.targets.easynpu.rtl.words import wrapped
+
+
+def issue(machine: Machine) -> data.StructLayout:
+    """What goes down the pipeline with the positions that enter the PEs together."""
+    rows, entry = machine.pe_rows, index_bits(machine.parameter_pad_entries)
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "control": Control,
+            "psum": index_bits(machine.psum_entries),
+            "pad": data.ArrayLayout(index_bits(2 * machine.ifmap_pad_entries), rows),
+            "channel": GROUP,
+            "broadcast": 1,
+            "weight": 1,  # they use the next weight word
+            "entry": entry,
+            "entry_before": entry,
+            "table": index_bits(tables(machine)),
+            "lanes": LANES,
+            "result": 1,
+            "write": 1,
+            "count": range(rows + 1),
+            "stage": index_bits(machine.itcm_words),
+            "group": GROUP,
+            "row": data.ArrayLayout(INDEX, rows),
+            "column": data.ArrayLayout(INDEX, rows),
+        }
+    )
+
+
+class Sequencer(wiring.Component):
+    """Runs a step: `start` takes over `step`; `busy` until its last cycle is over, which `ends` announces.
+
+    `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is where
+    the next result goes. `blocked`: no sub-ifmap word may be read in this cycle.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.stages = index_bits(machine.itcm_words)
+        super().__init__(
+            {
+                "chain": In(layouts.chain(machine)),
+                "write": In(1),
+                "write_stage": In(self.stages),
+                "stage": In(layouts.run_stage(machine)),
+                "start": In(1),
+                "step": In(layouts.step(machine)),
+                "busy": Out(1),
+                "ends": Out(1),
+                "blocked": Out(1),
+                "issue": Out(issue(machine)),
+                "operand": Out(layouts.request(machine)),
+                "operand_row": Out(range(machine.pe_rows)),
+                "piece": Out(layouts.piece(machine)),
+                "put": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        self.at, self.following = Signal(self.stages), Signal(self.stages)
+        self.running = Signal(layouts.step(self.machine))
+        shape = layouts.run_stage(self.machine)
+        m.submodules.stages = stages = memory.Memory(shape=shape, depth=self.machine.itcm_words, init=[])
+        write, read = stages.write_port(), stages.read_port()
+        m.d.comb += [
+            write.en.eq(self.write),
+            write.addr.eq(self.write_stage),
+            write.data.eq(self.stage),
+            read.addr.eq(self.following),
+            self.following.eq(self.at),
+        ]
+        m.d.sync += self.at.eq(self.following)
+        self.now: Any = read.data
+        self.before = Signal(shape)
+        self._counters(m)
+        self._batch(m)
+        self._passes(m)
+        self._positions(m)
+        self._issue(m)
+        self._operand(m)
+        self._piece(m)
+        return m
+
+    def _counters(self, m: Module) -> None:
+        """The loops' counters, and where in them the cycle lies."""
+        now, rows = self.now, self.machine.pe_rows
+        self.own = Signal()
+        self.kzi, self.hki, self.wki = Signal(GROUP), Signal(len(now.last_hk)), Signal(len(now.last_wk))
+        self.ozi = Signal(GROUP)
+        self.first_position, self.psum = Signal(len(self.step.positions) + 1), Signal(len(self.issue.psum))
+        self.cycle = Signal(range(2 * LANES * rows + 2))
+        self.last_ozi, self.last_tap, self.final = Signal(GROUP), Signal(), Signal()
+        self.is_last = Signal()
+        m.d.comb += [
+            self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
+            self.last_tap.eq(
+                (self.kzi == self.running.last_channel)
+                & (self.hki == now.last_hk)
+                & (self.wki == now.last_wk)
+            ),
+            self.final.eq(~self.own | (self.running.last & self.last_tap)),
+            self.is_last.eq(self.at == self.chain.last_stage),
+        ]
+
+    def _batch(self, m: Module) -> None:
+        """Positions that enter together: how many, and the cycles that they take (schedule.Access.cycles)."""
+        rows, now = self.machine.pe_rows, self.now
+        left = Signal(len(self.first_position))
+        self.count, self.last_batch = Signal(range(rows + 1)), Signal()
+        self.reads, self.writes, self.apart = Signal(), Signal(), Signal()
+        bubble, cycles = Signal(), Signal(len(self.cycle))
+        self.begin, self.end_batch = Signal(len(self.cycle)), Signal()
+        results = Signal(len(self.cycle))
+        meets_copy = now.stored & (now.copy.memory == now.operand.memory)
+        meets_target = self.is_last & (self.chain.target.memory == now.operand.memory)
+        self.pieces = Const(1)
+        m.d.comb += [
+            left.eq(self.running.positions - self.first_position),
+            self.last_batch.eq(left <= rows),
+            self.count.eq(Mux(self.last_batch, left, rows)),
+            bubble.eq((self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)),
+            self.reads.eq(self.final & now.reads),
+            self.writes.eq(self.final & (now.stored | self.is_last)),
+            self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
+            self.begin.eq(Mux(self.apart, self.count, 0)),
+            results.eq(Mux(self.writes, self.count * self.pieces, 0)),
+            cycles.eq(largest(self.begin + results, Mux(self.reads, self.count, 0), 1 + bubble)),
+            self.end_batch.eq(self.cycle + 1 == cycles),
+        ]
+        self.writing = Signal()
+        m.d.comb += self.writing.eq((self.cycle >= self.begin) & (self.cycle < self.begin + results))
+
+    def _passes(self, m: Module) -> None:
+        """From batch to batch, ozi to ozi, pass to pass, word to word."""
+        self.end_ozi, self.end_pass = Signal(), Signal()
+        m.d.comb += [
+            self.end_ozi.eq(self.end_batch & self.last_batch),
+            self.end_pass.eq(self.end_ozi & (self.ozi == self.last_ozi)),
+        ]
+        with m.If(self.busy):
+            m.d.sync += self.cycle.eq(Mux(self.end_batch, 0, self.cycle + 1))
+            with m.If(self.end_batch):
+                m.d.sync += self.first_position.eq(
+                    Mux(self.last_batch, 0, self.first_position + self.machine.pe_rows)
+                )
+                m.d.sync += self.psum.eq(Mux(self.end_pass, 0, self.psum + 1))
+            with m.If(self.end_ozi):
+                m.d.sync += self.ozi.eq(Mux(self.end_pass, 0, self.ozi + 1))
+            with m.If(self.end_pass):
+                self._next_pass(m)
+        with m.If(self.start):
+            m.d.sync += [self.running.eq(self.step), self.busy.eq(1), self.own.eq(1)]
+            m.d.sync += [self.kzi.eq(0), self.hki.eq(0), self.wki.eq(0)]
+            m.d.comb += self.following.eq(self.step.part)
+
+    def _next_pass(self, m: Module) -> None:
+        """Taps within channels; then the fused words, one pass each."""
+        with m.If(self.own & ~self.last_tap):
+            m.d.sync += self.wki.eq(self.wki + 1)
+            with m.If(self.wki == self.now.last_wk):
+                m.d.sync += [self.wki.eq(0), self.hki.eq(self.hki + 1)]
+                with m.If(self.hki == self.now.last_hk):
+                    m.d.sync += [self.hki.eq(0), self.kzi.eq(self.kzi + 1)]
+        with m.Elif(self.running.last & ~self.is_last):
+            m.d.comb += self.following.eq(self.at + 1)
+            m.d.sync += [self.own.eq(0), self.before.eq(self.now)]
+        with m.Else():
+            m.d.comb += self.ends.eq(1)
+            m.d.sync += self.busy.eq(0)
+
+    def _positions(self, m: Module) -> None:
+        """The row and column in the tile of the position that each row of PEs takes."""
+        rows, width = self.machine.pe_rows, self.running.x
+        self.oyi = [Signal(held("y"), name=f"oyi{row}") for row in range(rows)]
+        self.oxi = [Signal(held("x"), name=f"oxi{row}") for row in range(rows)]
+        down, along = divided(rows, width)
+        for row, (oyi, oxi) in enumerate(zip(self.oyi, self.oxi, strict=True)):
+            column = oxi + along
+            wraps = column >= width
+            with m.If(self.busy & self.end_batch):
+                m.d.sync += [oyi.eq(oyi + down + wraps), oxi.eq(Mux(wraps, column - width, column))]
+                with m.If(self.last_batch):
+                    first_down, first_along = divided(row, width)
+                    m.d.sync += [oyi.eq(first_down), oxi.eq(first_along)]
+            with m.If(self.start):
+                first_down, first_along = divided(row, self.step.x)
+                m.d.sync += [oyi.eq(first_down), oxi.eq(first_along)]
+
+    def _issue(self, m: Module) -> None:
+        """What enters the PEs."""
+        out, now, running = self.issue, self.now, self.running
+        group = Signal(GROUP)
+        begins = Mux(self.reads, Mux(self.apart, self.count, self.count - 1), 0)
+        last = self.chain.last_channel
+        m.d.comb += [
+            group.eq(Mux(self.chain.dense, self.ozi, running.group)),
+            out.valid.eq(self.busy & (self.cycle == begins)),
+            out.psum.eq(self.psum),
+            out.channel.eq(self.kzi),
+            out.broadcast.eq(self.chain.dense),
+            out.weight.eq(out.valid & now.weights & (self.first_position == 0)),
+            out.entry.eq(now.entry + Mux(now.tabulated, 0, group)),
+            out.entry_before.eq(self.before.entry + Mux(self.before.tabulated, 0, group)),
+            out.table.eq(now.table),
+            out.lanes.eq(
+                Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)
+            ),
+            out.result.eq(out.valid & self.final),
+            out.write.eq(out.valid & self.writes),
+            out.count.eq(self.count),
+            out.stage.eq(self.at),
+            out.group.eq(group),
+        ]
+        for row in range(self.machine.pe_rows):
+            m.d.comb += out.row[row].eq(running.oy + self.oyi[row])
+            m.d.comb += out.column[row].eq(running.ox + self.oxi[row])
+            m.d.comb += out.pad[row].eq(self._pad_entry(row))
+        self._control(m, out.control)
+        self.of_group = group
+
+    def _pad_entry(self, row: int) -> Value:
+        """IF_PAD[sh*oyi + hki*(dh+1)][sw*oxi + wki*(dw+1)], in the set of the step."""
+        now, bits = self.now, len(self.issue.pad[0])
+        y = (now.Sh * self.oyi[row] + self.hki * now.dilation_h)[:bits]
+        x = (now.Sw * self.oxi[row] + self.wki * now.dilation_w)[:bits]
+        return (y * now.xi + x + Mux(self.running.side, self.machine.ifmap_pad_entries, 0))[:bits]
+
+    def _control(self, m: Module, control: Any) -> None:
+        """The PEs' switches: constant in a word, but for the adder's second input."""
+        now = self.now
+        first = ~self.own | (self.running.first & (Cat(self.kzi, self.hki, self.wki) == 0))
+        m.d.comb += [
+            control.back.eq(~self.own),
+            control.before.eq(self.before.leaving),
+            control.bypass.eq(now.bypass),
+            control.factor.eq(now.factor),
+            control.addend.eq(Mux(first, now.start.as_value(), Addend.PSUM.value)),
+            control.compare.eq(now.compare),
+            control.leaving.eq(now.leaving),
+        ]
+
+    def _operand(self, m: Module) -> None:
+        """The read of a second operand, one position a cycle."""
+        place = self.now.operand
+        reading = Signal()
+        y, x = self._walked(m, "operand", reading, Const(1))
+        m.d.comb += [
+            reading.eq(self.busy & self.reads & (self.cycle < self.count)),
+            self.operand.valid.eq(reading),
+            self.operand.memory.eq(place.memory),
+            self.operand.address.eq(self._address(place, y, x)),
+            self.operand_row.eq(self.cycle),
+            self.blocked.eq(
+                self.busy & (self.writing | (reading & (place.memory == self.chain.source)))
+            ),
+        ]
+
+    def _piece(self, m: Module) -> None:
+        """Where the result of a position goes."""
+        target, copy, piece = self.chain.target, self.now.copy, self.piece
+        writing = Signal()
+        y, x = self._walked(m, "result", writing, piece.last)
+        m.d.comb += [
+            writing.eq(self.busy & self.writing),
+            self.put.eq(writing),
+            piece.target.valid.eq(self.is_last),
+            piece.target.memory.eq(target.memory),
+            piece.target.address.eq(self._address(target, y, x)),
+            piece.copy.valid.eq(self.now.stored),
+            piece.copy.memory.eq(copy.memory),
+            piece.copy.address.eq(self._address(copy, y, x)),
+            piece.lanes.eq((1 << LANES) - 1),
+            piece.last.eq(1),
+        ]
+
+    def _address(self, place: Any, y: Value, x: Value) -> Value:
+        return wrapped(self.machine, place, self.running.oy + y, self.running.ox + x, self.of_group)
+
+    def _walked(self, m: Module, name: str, goes_on: Value, whole: Value) -> tuple[Value, Value]:
+        """The row and column in the tile of the position whose word passes; several rows' pass in turn."""
+        if self.machine.pe_rows == 1:
+            return self.oyi[0], self.oxi[0]
+        ahead_y, ahead_x = Signal(held("y"), name=f"{name}_oyi"), Signal(held("x"), name=f"{name}_oxi")
+        begun = Signal(name=f"{name}_begun")
+        y, x = Mux(begun, ahead_y, self.oyi[0]), Mux(begun, ahead_x, self.oxi[0])
+        with m.If(goes_on & whole):
+            wraps = x + 1 == self.running.x
+            m.d.sync += [begun.eq(1), ahead_y.eq(y + wraps), ahead_x.eq(Mux(wraps, 0, x + 1))]
+        with m.If(self.end_batch | self.start):
+            m.d.sync += begun.eq(0)
+        return y, x
+
+
+def divided(number: int, width: Value) -> tuple[Value, Value]:
+    """Quotient and remainder of a constant by the width of a tile."""
+    most = 1 << stored("x")
+    table = [(number // each, number % each) if each else (0, 0) for each in range(most + 1)]
+    if number == 0:
+        return Const(0), Const(0)
+    down, along = (Array(Const(each[at], number.bit_length()) for each in table) for at in (0, 1))
+    return Value.cast(down[width]), Value.cast(along[width])
+
+
+def largest(*values: Value | int) -> Value:
+    """The largest of some values."""
+    result = Value.cast(values[0])
+    for value in map(Value.cast, values[1:]):
+        result = Mux(value > result, value, result)
+    return result

@@ -1,0 +1,202 @@
+"""A core in Verilator: programs run on the hardware description itself, with the interface of the simulators."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.artefact import Segment
+from npuc.targets.easynpu.chains import Stage, chains, check
+from npuc.targets.easynpu.isa import Instruction
+from npuc.targets.easynpu.loading import keep, load_images
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES, Map, groups, pack_feature
+from npuc.targets.easynpu.simulator import Observer
+
+SEEN = np.dtype(
+    [
+        ("chain", "<u4"), ("stage", "<u2"), ("group", "u1"), ("row", "u1"), ("column", "u1"), ("unused", "u1", 7),
+        ("lanes", "i1", LANES),
+    ]
+)  # fmt: skip
+"""A word's result for one pixel and 16 channels, as harness.cpp keeps it."""
+CYCLES_MOST = 1 << 40
+
+
+class Board:
+    """A core of this machine, reached as firmware reaches it: through its port."""
+
+    def __init__(self, machine: Machine) -> None:
+        from npuc.targets.easynpu.rtl import build, port
+
+        self.machine = machine
+        self.port = port
+        self.address_bits = port.address_bits(machine)
+        self.library = build.library(machine)
+        self.handle = ctypes.c_void_p(self.library.easynpu_new())
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self.library.easynpu_delete(self.handle)
+
+    def _address(self, region: str, index: int) -> int:
+        return (self.port.REGIONS.index(region) << self.address_bits) | index
+
+    def write(self, region: str, index: int, words: Array) -> None:
+        """Words (n, 16) int8 to a memory, or registers, from an index on."""
+        data = np.ascontiguousarray(words, np.int8)
+        self.library.easynpu_write(self.handle, self._address(region, index), data.ctypes.data, len(data))
+
+    def read(self, region: str, index: int, count: int) -> Array:
+        """Words (count, 16) int8 of a memory, or of the registers, from an index on."""
+        data = np.empty((count, LANES), np.int8)
+        self.library.easynpu_read(self.handle, self._address(region, index), data.ctypes.data, count)
+        return data
+
+    def set_register(self, index: int, value: int) -> None:
+        """Writes a register."""
+        self.write("registers", index, np.frombuffer(value.to_bytes(LANES, "little"), np.int8)[None])
+
+    def register(self, index: int) -> int:
+        """What a register holds."""
+        return int.from_bytes(self.read("registers", index, 1).tobytes(), "little")
+
+    def run(self, *, watched: bool = False) -> None:
+        """Clock cycles until the interrupt."""
+        if not self.library.easynpu_run(self.handle, CYCLES_MOST, watched):
+            raise ArtefactError("E503", "the core never interrupts")
+
+    def seen(self) -> Array:
+        """The results of words since they were last forgotten (SEEN)."""
+        found = ctypes.c_void_p()
+        count = self.library.easynpu_seen(self.handle, ctypes.byref(found))
+        return _copied(found, count, SEEN)
+
+    def chain_ends(self) -> list[int]:
+        """The cycle of the run in which each chain ended."""
+        found = ctypes.c_void_p()
+        count = self.library.easynpu_chain_ends(self.handle, ctypes.byref(found))
+        return [int(each) for each in _copied(found, count, np.dtype("<u4"))]
+
+    def forget(self) -> None:
+        """Results and chain ends so far."""
+        self.library.easynpu_forget(self.handle)
+
+
+def _copied(address: ctypes.c_void_p, count: int, kind: np.dtype) -> Array:
+    data = ctypes.string_at(address, count * kind.itemsize) if count else b""
+    return np.frombuffer(data, kind)
+
+
+@dataclass
+class State:
+    """The host's view of a board between loading and running."""
+
+    board: Board
+    itcm: tuple[Instruction, ...] = ()
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM from an address on with words (n, 16)."""
+        self.board.write("weight", address, words)
+
+    def read(self, where: Map) -> Array:
+        """The words (height, width, groups, 16) of a map."""
+        region = where.place.memory
+        first, last = where.span
+        return self.board.read(region, first, last - first + 1)[where.grid - first]
+
+    def write(self, where: Map, words: Array) -> None:
+        """Fills a map with words (height, width, groups, 16)."""
+        for at, word in zip(where.grid.ravel(), words.reshape(-1, LANES), strict=True):
+            self.board.write(where.place.memory, int(at), word[None])
+
+
+class Simulation:
+    """Runs segments of one program on one sample at a time, as the simulators do.
+
+    noise: a seed with which both map memories and the weight DTCM are filled first.
+    """
+
+    def __init__(self, machine: Machine, files: Mapping[str, bytes], noise: int | None = 0) -> None:
+        self.machine = machine
+        self.files = files
+        self.noise = noise
+        self.cycles: list[int] = []
+        """Of every chain that has run."""
+
+    def state(self, samples: int) -> State:
+        """A board at power-up."""
+        if samples != 1:
+            raise ValueError("the RTL simulation runs one sample at a time")
+        board = Board(self.machine)
+        if self.noise is not None:
+            random = np.random.default_rng(self.noise)
+            for name in (*isa.MEMORIES, "weight"):
+                board.write(name, 0, random.integers(-128, 128, (self.machine.capacity_words(name), LANES)))
+        return State(board)
+
+    def run(
+        self, segment: Segment, state: State, tensors: dict[str, Array], observe: Observer | None = None
+    ) -> None:
+        """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
+        first = load_images(segment, self.files, self.machine, state)
+        words = state.itcm[: segment.count]
+        state.board.write("itcm", 0, np.frombuffer(isa.words_to_bytes(words), np.int8).reshape(-1, LANES))
+        for move in segment.loads:
+            state.write(move.map, pack_feature(move.whole(tensors)[move.window])[0])
+        self._execute(state, list(self._checked(words, first)), len(words), observe)
+        for move in segment.stores:
+            keep(move, state.read(move.map)[None], tensors)
+
+    def _checked(self, words: tuple[Instruction, ...], first: int) -> Sequence[tuple[list[Stage], bool]]:
+        """The chains, with the end of the Fmap DTCM that each one's map lies at. Raises as the simulators do."""
+        found: list[tuple[list[Stage], bool]] = []
+        low = True
+        for chain in chains(words, first):
+            check(chain, self.machine, low)
+            found.append((chain, low))
+            low = low if "dst" in chain[-1].operands else not low
+        return found
+
+    def _execute(
+        self, state: State, program: Sequence[tuple[list[Stage], bool]], count: int, observe: Observer | None
+    ) -> None:
+        """One run; behind every chain there is a pause where its results are watched."""
+        board, port = state.board, state.board.port
+        board.forget()
+        board.set_register(port.CONTROL, count | ((observe is not None) << port.PAUSE))
+        for number, (chain, low) in enumerate(program if observe is not None else program[:1]):
+            if number:
+                board.set_register(port.RESUME, 0)
+            board.run(watched=observe is not None)
+            if observe is not None:
+                self._observe(state, chain, low, board.seen(), observe)
+        status = board.register(port.STATUS)
+        if program and status & ~(1 << port.PAUSED):
+            raise ArtefactError("E503", f"the core stops with status {status:#x}")
+        ends = board.chain_ends()
+        self.cycles += [int(each) for each in np.diff([0, *ends])]
+        if status & (1 << port.PAUSED):
+            board.set_register(port.RESUME, 0)
+            board.run()
+
+    def _observe(self, state: State, chain: Sequence[Stage], low: bool, seen: Array, observe: Observer) -> None:
+        """The int8 results of a chain's words, from what left the PEs; of a reshape from where it wrote."""
+        for position, stage in enumerate(chain):
+            if stage.keeps:
+                continue
+            shape = (stage.word.Ho, stage.word.Wo, groups(stage.word.Co), LANES)
+            if stage.reshape is not None:
+                result = state.read(stage.ofmap(self.machine, not low))
+            else:
+                result = np.zeros(shape, np.int8)
+                of_word = seen[seen["stage"] == position]
+                result[of_word["row"], of_word["column"], of_word["group"]] = of_word["lanes"]
+            observe(stage.number, result.reshape(1, *shape[:2], -1)[..., : stage.word.Co])
+        state.board.library.easynpu_forget_seen(state.board.handle)

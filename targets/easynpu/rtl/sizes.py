@@ -1,0 +1,19 @@
+"""The widths of a core: all from the machine."""
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES
+
+
+def index_bits(entries: int) -> int:
+    """Bits that number so many entries; at least one."""
+    return max(1, (entries - 1).bit_length())
+
+
+def address_bits(machine: Machine) -> int:
+    """Bits of an address in the Fmap and the skip DTCM; addresses are computed modulo their power of two."""
+    return index_bits(max(machine.fmap_words, machine.skip_words))
+
+
+def tables(machine: Machine) -> int:
+    """Activation tables that a chain may have: each takes an entry of the bias and scale pads per segment."""
+    return max(1, machine.parameter_pad_entries // LANES)

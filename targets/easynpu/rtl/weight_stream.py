@@ -1,0 +1,115 @@
+"""The weight stream: the blocks of a chain, once per tile, through a circular FIFO of weight pads.
+
+Source: easynpu, Weight scheduler; docs/decisions.md, EasyNPU stepping simulator (weight pads).
+"""
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import fifo, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl import layouts
+from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
+from npuc.targets.easynpu.rtl.loader import next_tile
+from npuc.targets.easynpu.rtl.sizes import index_bits
+
+UNDER_WAY = 4
+"""Words between the request and the pads: so many are held beside those of the pads."""
+
+
+class WeightStream(wiring.Component):
+    """Fetches blocks in turn, channel-wise for each group, for every tile; keeps the pads full.
+
+    `clear` forgets the blocks of the last chain, `write` adds one, `start` begins. `read` and `address` go to the
+    weight DTCM, whose `word` comes a cycle later. `weights` is the next word to be used; `take` moves on. `starved`
+    is set, and stays so, if ever a word was taken before it came.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.depth = machine.weight_pad_entries + UNDER_WAY
+        super().__init__(
+            {
+                "chain": In(layouts.chain(machine)),
+                "clear": In(1),
+                "write": In(1),
+                "block": In(layouts.weight_block(machine)),
+                "start": In(1),
+                "read": Out(1),
+                "address": Out(index_bits(machine.weight_words)),
+                "word": In(WORD),
+                "take": In(1),
+                "weights": Out(WORD),
+                "starved": Out(1),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """The circuit."""
+        m = Module()
+        self._pads(m)
+        bits = index_bits(self.machine.itcm_words)
+        blocks = memory.Memory(shape=layouts.weight_block(self.machine), depth=self.machine.itcm_words, init=[])
+        m.submodules.blocks = blocks
+        write = blocks.write_port()
+        read = blocks.read_port(transparent_for=(write,))  # the last block may come as the first is fetched
+        count, at, following = Signal(bits + 1), Signal(bits), Signal(bits)
+        m.d.comb += [
+            write.en.eq(self.write),
+            write.addr.eq(count),
+            write.data.eq(self.block),
+            read.addr.eq(following),
+            following.eq(at),
+        ]
+        m.d.sync += at.eq(following)
+        with m.If(self.clear):
+            m.d.sync += count.eq(0)
+        with m.Elif(self.write):
+            m.d.sync += count.eq(count + 1)
+        self._fetch(m, read.data, count, at, following)
+        return m
+
+    def _pads(self, m: Module) -> None:
+        """The FIFO, with room for the words under way."""
+        m.submodules.pads = pads = fifo.SyncFIFOBuffered(width=WORD, depth=self.depth)
+        self.free = Signal()
+        arriving = Signal()
+        starved = Signal()
+        m.d.sync += arriving.eq(self.read)
+        m.d.comb += [
+            pads.w_en.eq(arriving),
+            pads.w_data.eq(self.word),
+            pads.r_en.eq(self.take),
+            self.weights.eq(pads.r_data),
+            self.free.eq(pads.level + arriving < self.depth - 1),
+            self.starved.eq(starved),
+        ]
+        with m.If(self.take & ~pads.r_rdy):
+            m.d.sync += starved.eq(1)
+
+    def _fetch(self, m: Module, block: object, count: Signal, at: Signal, following: Signal) -> None:
+        """A word a cycle while there is room."""
+        chain, running = self.chain, Signal()
+        within, group = Signal(len(block.count)), Signal(GROUP)
+        oy, ox = Signal(INDEX), Signal(INDEX)
+        skipped = Mux(chain.dense, 0, group * block.count)
+        m.d.comb += [
+            self.read.eq(running & self.free),
+            self.address.eq((block.base + within + skipped)[: len(self.address)]),
+        ]
+        with m.If(self.start):
+            m.d.comb += following.eq(0)
+            m.d.sync += [running.eq((count != 0) | self.write), within.eq(0), group.eq(0), oy.eq(0), ox.eq(0)]
+        with m.Elif(self.read):
+            m.d.sync += within.eq(within + 1)
+            with m.If(within + 1 == block.count):
+                m.d.sync += within.eq(0)
+                with m.If(at + 1 != count):
+                    m.d.comb += following.eq(at + 1)
+                with m.Else():
+                    m.d.comb += following.eq(0)
+                    with m.If(~chain.dense & (group < chain.last_channel >> GROUP)):
+                        m.d.sync += group.eq(group + 1)
+                    with m.Else():
+                        m.d.sync += group.eq(0)
+                        m.d.sync += running.eq(next_tile(m, chain, oy, ox))

@@ -1,0 +1,35 @@
+"""The fields of an instruction word as signals: their places come from the one declaration in isa."""
+
+from typing import Any
+
+from amaranth.hdl import Value
+
+from npuc.bits import places
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl.sizes import address_bits
+
+
+class Fields:
+    """Fields of a word by name, with the values that the declaration gives them (minus-one fields + 1)."""
+
+    def __init__(self, word: Value, declaration: type[Any]) -> None:
+        self._word = word
+        self._places = places(declaration)
+
+    def __getattr__(self, name: str) -> Value:
+        place = self._places[name]
+        stored = self.last(name)
+        return (stored + 1)[: place.width + 1] if place.minus_one else stored
+
+    def last(self, name: str) -> Value:
+        """A field as it is stored: an extent's last index."""
+        place = self._places[name]
+        return self._word[place.low : place.high + 1]
+
+
+def wrapped(machine: Machine, place: Any, row: Value, column: Value, group: Value) -> Value:
+    """The address of a map's word, modulo the address width: no address inside a memory is lost."""
+    bits = address_bits(machine)
+    rows = (place.row * row)[:bits]
+    columns = (place.pixel * column)[:bits]
+    return (place.base + rows + columns + (place.group * group)[:bits])[:bits]
