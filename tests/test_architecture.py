@@ -36,7 +36,7 @@ TOP = {
     "npuc.bisection",
 }
 
-HEAVY = {"onnx", "onnxruntime", "networkx", "rich"}
+HEAVY = {"onnx", "onnxruntime", "networkx", "rich", "amaranth"}
 LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
     "npuc.target", "npuc.data", "npuc.allocation", "npuc.host", "npuc.records", "npuc.interpreter", "npuc.cli",

@@ -1,5 +1,7 @@
 """The rows of 16 PEs and the pipeline from the sequencer to their results."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value, signed
@@ -9,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.rtl.layouts import WORD
-from npuc.targets.easynpu.rtl.pe import Line, Parameters, Pe
+from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, Pe
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sequencer import issue
 
@@ -43,17 +45,17 @@ class PeArray(wiring.Component):
                 "address": Out(fields["entry"]),
                 "address_before": Out(fields["entry"]),
                 "table": Out(fields["table"]),
-                "own": In(Parameters).array(LANES),
-                "before": In(Parameters).array(LANES),
+                "own": In(PARAMETERS).array(LANES),
+                "before": In(PARAMETERS).array(LANES),
                 "fed": Out(signed(BYTE)).array(rows * LANES),
-                "line": In(Line).array(rows * LANES),
+                "line": In(LINE).array(rows * LANES),
                 "results": Out(WORD).array(rows),
                 "leaving": Out(self.layout),
                 "empty": Out(1),
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         pipe = [self.issue]

@@ -38,7 +38,14 @@ def library(machine: Machine) -> ctypes.CDLL:
     """
     source = verilog(machine)
     verilator, compiler = _verilator(), _compiler()
-    parts = (source, HARNESS.read_text(encoding="utf-8"), *VERILATE, *COMPILE, _version(verilator), _version(compiler))
+    parts = (
+        source,
+        HARNESS.read_text(encoding="utf-8"),
+        *VERILATE,
+        *COMPILE,
+        _version(verilator),
+        _version(compiler),
+    )
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     kept = cache_folder() / f"easynpu-rtl-{digest}.so"
     if not kept.is_file():

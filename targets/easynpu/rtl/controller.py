@@ -5,6 +5,8 @@ sub-ifmap, its steps, and the registers of the PEs at its end: what stepping.Ste
 Source: easynpu, Master controller; docs/decisions.md, EasyNPU stepping simulator.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal
@@ -13,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
@@ -86,7 +88,7 @@ class Controller(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         self._declare(m)
@@ -212,7 +214,11 @@ class Controller(wiring.Component):
         decoder = self.decoder
         groups = (layer.last("Co") >> GROUP) + 1
         self.block, self.parameter_count = Signal(Block), Signal(len(decoder.parameters))
-        self.number, self.plane, self.entry = Signal(len(decoder.parameters)), Signal(range(8)), Signal(len(self.shared))
+        self.number, self.plane, self.entry = (
+            Signal(len(decoder.parameters)),
+            Signal(range(8)),
+            Signal(len(self.shared)),
+        )
         self.taps, self.size = Signal(self.weights), Signal(self.weights)
         self.channels, self.groups = Signal(layouts.held("Ci")), Signal(GROUP + 1)
         self.has_weights, self.goes_on, self.continued = Signal(), Signal(), Signal()

@@ -1,5 +1,7 @@
 """The core: an EasyNPU with its memories behind a memory-mapped port."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value
@@ -34,11 +36,13 @@ from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
 from npuc.targets.easynpu.rtl.writer import Writer
 
+
 class Core(wiring.Component):
     """One EasyNPU.
 
     The host's port: in a cycle with `write` or `read` an address in words, region above; what is read comes a
-    cycle later. The memories answer only while the core is not busy. `interrupt_request`: a run has ended or paused.
+    cycle later. The memories answer only while the core is not busy. `interrupt_request`: a run has ended or
+    paused.
     observed: with a port `seen` of the results of every word, written or not, for a test bench.
     """
 
@@ -68,7 +72,7 @@ class Core(wiring.Component):
             }
         super().__init__(members)
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         machine = self.machine
@@ -91,7 +95,7 @@ class Core(wiring.Component):
     def _maps(self, m: Module) -> None:
         """Fmap and skip DTCM: what is read comes first, then results."""
         machine, self.maps, self.queues = self.machine, [], []
-        for number, name in enumerate(isa.MEMORIES):
+        for name in isa.MEMORIES:
             words = machine.capacity_words(name)
             m.submodules[name] = dtcm = SinglePort(words)
             m.submodules[f"{name}_queue"] = queue = ResultQueue(words, 2 * (8 + machine.pe_rows))
@@ -176,7 +180,9 @@ class Core(wiring.Component):
         m.submodules.ifmap_pads = self.ifmap_pads = pads = IfmapPads(machine)
         loads, padding, lowest, entry = loader.loads, loader.padding, loader.lowest, loader.entry
         for depth in range(2):
-            later = [Signal.like(each, name=f"load{depth}_{at}") for at, each in enumerate((loads, padding, lowest))]
+            later = [
+                Signal.like(each, name=f"load{depth}_{at}") for at, each in enumerate((loads, padding, lowest))
+            ]
             entry_later = Signal.like(loader.entry, name=f"load{depth}_entry")
             m.d.sync += [after.eq(each) for after, each in zip(later, (loads, padding, lowest), strict=True)]
             m.d.sync += entry_later.eq(entry)
@@ -239,7 +245,9 @@ class Core(wiring.Component):
         ]
         m.d.comb += [writer.results[row].eq(each) for row, each in enumerate(array.results)]
         if self.observed:
-            m.d.comb += [getattr(self, f"seen_{name}").eq(array.leaving[name]) for name in ("count", "stage", "group")]
+            m.d.comb += [
+                getattr(self, f"seen_{name}").eq(array.leaving[name]) for name in ("count", "stage", "group")
+            ]
             m.d.comb += [self.seen.eq(array.leaving.result), self.chain_ends.eq(self.controller.chain_ends)]
             m.d.comb += self.cycles.eq(self.controller.cycles)
             m.d.comb += [self.seen_row.eq(array.leaving.row), self.seen_column.eq(array.leaving.column)]
@@ -282,7 +290,10 @@ class Core(wiring.Component):
         with m.Elif(write):
             m.d.sync += self.interrupt_request.eq(0)
         status = [(BUSY, controller.busy), (PAUSED, controller.paused), (FAILED, controller.failed)]
-        status += [(LOST, self.writer.lost | self.queues[0].full | self.queues[1].full), (STARVED, self.stream.starved)]
+        status += [
+            (LOST, self.writer.lost | self.queues[0].full | self.queues[1].full),
+            (STARVED, self.stream.starved),
+        ]
         m.d.sync += register.eq(0)
         with m.Switch(index):
             with m.Case(STATUS):
@@ -295,4 +306,6 @@ def verilog(machine: Machine, *, observed: bool = False) -> str:
     """The core as Verilog, its top module `easynpu`."""
     from amaranth.back.verilog import convert
 
-    return str(convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False))
+    return str(
+        convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+    )

@@ -3,6 +3,8 @@
 Combinational; the opcode table and the fields are those of isa. Source: easynpu, Master controller.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Any
 
@@ -78,7 +80,7 @@ class Decoder(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         self.layer = Fields(self.word, Layer)
@@ -225,7 +227,7 @@ class Decoder(wiring.Component):
         ]
 
     def _parameters(self, m: Module) -> None:
-        """The block, and the cycles of loading it; where the stream has none, a chain's first word takes as many."""
+        """The block and the cycles of loading it; a chain's first word takes as many where there is none."""
         groups = (self.layer.last("Co") >> GROUP) + 1
         quantises = (row.mnemonic for row in isa.OPERATIONS if row.quantises)
         with m.If(self.one_of(*quantises)):

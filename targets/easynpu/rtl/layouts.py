@@ -1,12 +1,14 @@
 """What the blocks of a core hand to each other: struct layouts, their widths from the machine and the words."""
 
+from __future__ import annotations
+
 from amaranth.lib import data
 
 from npuc.bits import places
 from npuc.targets.easynpu.isa import Layer
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
-from npuc.targets.easynpu.rtl.pe import Addend, Factor, Leaving
+from npuc.targets.easynpu.rtl.pe import LEAVING, Addend, Factor
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits, tables
 
@@ -72,7 +74,7 @@ def run_stage(machine: Machine) -> data.StructLayout:
             "bypass": 1,
             "compare": 1,
             "start": Addend,  # the adder's second input in the first pass
-            "leaving": Leaving,
+            "leaving": LEAVING,
             "weights": 1,
             "reads": 1,  # a second operand
             "stored": 1,

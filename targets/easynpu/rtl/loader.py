@@ -3,6 +3,8 @@
 Source: easynpu, Scheduler; docs/decisions.md, EasyNPU stepping simulator (ifmap prefetch, edge tiles, padding).
 """
 
+from __future__ import annotations
+
 from amaranth.hdl import Module, Mux, Signal, Value, signed
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -10,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE
-from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits
+from npuc.targets.easynpu.rtl.sizes import index_bits
 from npuc.targets.easynpu.rtl.words import wrapped
 
 
@@ -46,7 +48,7 @@ class Loader(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         self.part, self.group = Signal(self.stages), Signal(GROUP)

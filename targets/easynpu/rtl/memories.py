@@ -1,6 +1,8 @@
 """The DTCMs: single-port synchronous memories, and the queue of results in front of them."""
 
-from amaranth.hdl import Cat, Module, Signal
+from __future__ import annotations
+
+from amaranth.hdl import Module, Signal
 from amaranth.lib import data, fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,7 +13,7 @@ from npuc.targets.easynpu.rtl.sizes import index_bits
 
 
 class SinglePort(wiring.Component):
-    """Words of 16 lanes; one access a cycle: a write of the lanes that are set, else a read (data a cycle later)."""
+    """16-lane words; an access a cycle: a write of the lanes that are set, or a read (data a cycle later)."""
 
     def __init__(self, words: int) -> None:
         self.words = words
@@ -25,7 +27,7 @@ class SinglePort(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         m.submodules.words = words = memory.Memory(shape=WORD, depth=self.words, init=[])
@@ -62,7 +64,7 @@ class ResultQueue(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         m.submodules.queue = queue = fifo.SyncFIFOBuffered(width=self.layout.size, depth=self.depth)

@@ -1,5 +1,7 @@
 """The scratch pads: ifmap, bias and scale, activation tables. Source: easynpu, Scratch Pad."""
 
+from __future__ import annotations
+
 from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -7,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import BS_WORDS, LANES, TABLE_WORDS
 from npuc.targets.easynpu.rtl.layouts import WORD
-from npuc.targets.easynpu.rtl.pe import Line, Parameters
+from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sizes import index_bits, tables
 
@@ -31,7 +33,7 @@ class IfmapPads(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit: a copy for every read port."""
         m = Module()
         for row, address in enumerate(self.address):
@@ -63,12 +65,12 @@ class ParameterPads(wiring.Component):
                 "word": In(WORD),
                 "address": In(bits),
                 "address_before": In(bits),
-                "own": Out(Parameters).array(LANES),
-                "before": Out(Parameters).array(LANES),
+                "own": Out(PARAMETERS).array(LANES),
+                "before": Out(PARAMETERS).array(LANES),
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         shape = data.ArrayLayout(WORD, BS_WORDS)
@@ -102,11 +104,11 @@ class Tables(wiring.Component):
                 "word": In(WORD),
                 "table": In(bits),
                 "input": In(signed(BYTE)).array(self.pes),
-                "line": Out(Line).array(self.pes),
+                "line": Out(LINE).array(self.pes),
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit: the number of starts that an input has reached, found by halving."""
         m = Module()
         shape = data.ArrayLayout(WORD, TABLE_WORDS - 1)
@@ -115,7 +117,7 @@ class Tables(wiring.Component):
         m.d.comb += [write.en.eq(self.write), write.addr.eq(self.write_table), read.addr.eq(self.table)]
         m.d.comb += [plane.eq(self.word) for plane in write.data]
         *planes, starts = read.data
-        lines = [Signal(Line, name=f"line{k}") for k in range(LANES)]
+        lines = [Signal(LINE, name=f"line{k}") for k in range(LANES)]
         bounds = [Signal(signed(BYTE), name=f"start{k}") for k in range(LANES)]
         for k, (line, bound) in enumerate(zip(lines, bounds, strict=True)):
             m.d.comb += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))

@@ -5,6 +5,10 @@ between registers; then the result is requantised. So two operations on one psum
 a write-first psum port (machine.psum_write_first). Source: easynpu, PE; decisions: docs/decisions.md, EasyNPU.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, enum, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -45,65 +49,34 @@ class Scale(enum.Enum, shape=2):
     """The one of the slope whose sign the input had."""
 
 
-class Leaving(data.Struct):
-    """How a word's psums become int8."""
-
-    scale: Scale
-    relu: 1
-
-
-class Control(data.Struct):
-    """What a PE does with a position."""
-
-    back: 1
-    """The multiplier takes the requantised psum (Pe_ps_back_en), not the ifmap."""
-    before: Leaving
-    """Of the word whose psum is fed back."""
-    bypass: 1
-    """The multiplier is bypassed (Pe_byp_mul_en)."""
-    factor: Factor
-    addend: Addend
-    compare: 1
-    """The adder compares (Pe_maxpool_en)."""
-    leaving: Leaving
-
-
-class Line(data.Struct):
-    """A segment of an activation table: a * x + b."""
-
-    b: signed(PSUM)
-    a: signed(BYTE)
+LEAVING = data.StructLayout({"scale": Scale, "relu": 1})
+"""How a word's psums become int8."""
+CONTROL = data.StructLayout(
+    {
+        "back": 1,  # the multiplier takes the requantised psum (Pe_ps_back_en), not the ifmap
+        "before": LEAVING,  # of the word whose psum is fed back
+        "bypass": 1,  # the multiplier is bypassed (Pe_byp_mul_en)
+        "factor": Factor,
+        "addend": Addend,
+        "compare": 1,  # the adder compares (Pe_maxpool_en)
+        "leaving": LEAVING,
+    }
+)
+"""What a PE does with a position."""
+LINE = data.StructLayout({"b": signed(PSUM), "a": signed(BYTE)})
+"""A segment of an activation table: a * x + b."""
+SLOPE = data.StructLayout({"factor": signed(BYTE), "scale": signed(BYTE)})
+SLOPES = data.StructLayout({"positive": SLOPE, "negative": SLOPE})
+"""Those of inputs from 0 on, and of negative ones."""
+PARAMETERS = data.StructLayout(
+    {"bias": data.UnionLayout({"value": signed(PSUM), "slopes": SLOPES}), "scale": signed(BYTE)}
+)
+"""An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
+STORED = data.StructLayout({"value": signed(PSUM), "negative": 1})
+"""A psum; of a product by a slope also the sign of the input, which selects the scale."""
 
 
-class Slope(data.Struct):
-    """A slope and its scale."""
-
-    factor: signed(BYTE)
-    scale: signed(BYTE)
-
-
-class Slopes(data.Struct):
-    """Those of inputs from 0 on, and of negative ones."""
-
-    positive: Slope
-    negative: Slope
-
-
-class Parameters(data.Struct):
-    """An entry of the bias and scale pads of one PE: four planes of bias (or slopes), one of scale."""
-
-    bias: data.UnionLayout({"value": signed(PSUM), "slopes": Slopes})
-    scale: signed(BYTE)
-
-
-class Psum(data.Struct):
-    """A psum; of a product by a slope also the sign of the input, which selects the scale."""
-
-    value: signed(PSUM)
-    negative: 1
-
-
-def chosen_scale(leaving: data.View, parameters: data.View, negative: Value) -> Value:
+def chosen_scale(leaving: Any, parameters: Any, negative: Value) -> Value:
     """The scale by which a psum leaves."""
     slopes = parameters.bias.slopes
     slope = Mux(negative, slopes.negative.scale, slopes.positive.scale)
@@ -127,21 +100,21 @@ class Pe(wiring.Component):
                 "read_address": In(bits),
                 "valid": In(1),
                 "on": In(1),
-                "control": In(Control),
+                "control": In(CONTROL),
                 "write_address": In(bits),
                 "ifmap": In(signed(BYTE)),
                 "weight": In(signed(BYTE)),
                 "operand": In(signed(BYTE)),
-                "line": In(Line),
-                "own": In(Parameters),
-                "before": In(Parameters),
+                "line": In(LINE),
+                "own": In(PARAMETERS),
+                "before": In(PARAMETERS),
                 "fed": Out(signed(BYTE)),
                 "psum": Out(signed(PSUM)),
                 "ofmap": Out(signed(BYTE)),
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         stored = self._psums(m)
@@ -152,9 +125,9 @@ class Pe(wiring.Component):
         self._leave(m, negative)
         return m
 
-    def _psums(self, m: Module) -> data.View:
+    def _psums(self, m: Module) -> Any:
         """The psum file; gives the addressed psum."""
-        m.submodules.psums = file = memory.Memory(shape=Psum, depth=self.machine.psum_entries, init=[])
+        m.submodules.psums = file = memory.Memory(shape=STORED, depth=self.machine.psum_entries, init=[])
         write = file.write_port()
         # rows share the way of operands, and gather them; then even a single psum waits for no bubble
         first = self.machine.psum_write_first or self.machine.pe_rows > 1
@@ -167,7 +140,7 @@ class Pe(wiring.Component):
         ]
         return read.data
 
-    def _feed(self, m: Module, stored: data.View) -> None:
+    def _feed(self, m: Module, stored: Any) -> None:
         """The multiplier's first input: the ifmap, or the int8 of the word before."""
         m.submodules.back = back = Quantiser()
         before = self.control.before
@@ -177,7 +150,7 @@ class Pe(wiring.Component):
             self.fed.eq(Mux(self.control.back, Mux(before.relu & (back.result < 0), 0, back.result), self.ifmap)),
         ]
 
-    def _sum(self, m: Module, stored: data.View, negative: Signal) -> Value:
+    def _sum(self, m: Module, stored: Any, negative: Signal) -> Value:
         """The new psum."""
         slopes = self.own.bias.slopes
         slope = Mux(negative, slopes.negative.factor, slopes.positive.factor)
@@ -193,7 +166,7 @@ class Pe(wiring.Component):
     def _leave(self, m: Module, negative: Signal) -> None:
         """The result, requantised behind a register."""
         m.submodules.out = out = Quantiser()
-        leaving = Signal(Leaving)
+        leaving = Signal(LEAVING)
         on = Signal()
         scale = Signal(signed(BYTE))
         psum = Signal(signed(PSUM))

@@ -1,5 +1,7 @@
 """The requantiser of a PE: int8 out of a psum."""
 
+from __future__ import annotations
+
 from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
@@ -24,11 +26,10 @@ class Quantiser(wiring.Component):
     saturated byte: what 32 bits hold after it has the same int8 either way.
     """
 
-    psum: In(signed(PSUM))
-    scale: In(signed(BYTE))
-    result: Out(signed(BYTE))
+    def __init__(self) -> None:
+        super().__init__({"psum": In(signed(PSUM)), "scale": In(signed(BYTE)), "result": Out(signed(BYTE))})
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         left = Signal()

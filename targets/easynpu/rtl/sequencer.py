@@ -4,6 +4,8 @@ The loops are the document's, corrected as in docs/decisions.md; schedule.Step a
 in numbers. Every cycle here is a cycle there.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
@@ -14,7 +16,7 @@ from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, held, stored
-from npuc.targets.easynpu.rtl.pe import Addend, Control
+from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
 from npuc.targets.easynpu.rtl.sizes import index_bits, tables
 from npuc.targets.easynpu.rtl.words import wrapped
 
@@ -25,7 +27,7 @@ def issue(machine: Machine) -> data.StructLayout:
     return data.StructLayout(
         {
             "valid": 1,
-            "control": Control,
+            "control": CONTROL,
             "psum": index_bits(machine.psum_entries),
             "pad": data.ArrayLayout(index_bits(2 * machine.ifmap_pad_entries), rows),
             "channel": GROUP,
@@ -75,7 +77,7 @@ class Sequencer(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         self.at, self.following = Signal(self.stages), Signal(self.stages)
@@ -115,9 +117,7 @@ class Sequencer(wiring.Component):
         m.d.comb += [
             self.last_ozi.eq(Mux(self.chain.dense, self.chain.last_channel >> GROUP, 0)),
             self.last_tap.eq(
-                (self.kzi == self.running.last_channel)
-                & (self.hki == now.last_hk)
-                & (self.wki == now.last_wk)
+                (self.kzi == self.running.last_channel) & (self.hki == now.last_hk) & (self.wki == now.last_wk)
             ),
             self.final.eq(~self.own | (self.running.last & self.last_tap)),
             self.is_last.eq(self.at == self.chain.last_stage),
@@ -139,7 +139,9 @@ class Sequencer(wiring.Component):
             left.eq(self.running.positions - self.first_position),
             self.last_batch.eq(left <= rows),
             self.count.eq(Mux(self.last_batch, left, rows)),
-            bubble.eq((self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)),
+            bubble.eq(
+                (self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)
+            ),
             self.reads.eq(self.final & now.reads),
             self.writes.eq(self.final & (now.stored | self.is_last)),
             self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
@@ -223,9 +225,7 @@ class Sequencer(wiring.Component):
             out.entry.eq(now.entry + Mux(now.tabulated, 0, group)),
             out.entry_before.eq(self.before.entry + Mux(self.before.tabulated, 0, group)),
             out.table.eq(now.table),
-            out.lanes.eq(
-                Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)
-            ),
+            out.lanes.eq(Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)),
             out.result.eq(out.valid & self.final),
             out.write.eq(out.valid & self.writes),
             out.count.eq(self.count),
@@ -255,7 +255,7 @@ class Sequencer(wiring.Component):
             control.before.eq(self.before.leaving),
             control.bypass.eq(now.bypass),
             control.factor.eq(now.factor),
-            control.addend.eq(Mux(first, now.start.as_value(), Addend.PSUM.value)),
+            control.addend.eq(Mux(first, now.start.as_value(), Addend.PSUM)),
             control.compare.eq(now.compare),
             control.leaving.eq(now.leaving),
         ]
@@ -271,9 +271,7 @@ class Sequencer(wiring.Component):
             self.operand.memory.eq(place.memory),
             self.operand.address.eq(self._address(place, y, x)),
             self.operand_row.eq(self.cycle),
-            self.blocked.eq(
-                self.busy & (self.writing | (reading & (place.memory == self.chain.source)))
-            ),
+            self.blocked.eq(self.busy & (self.writing | (reading & (place.memory == self.chain.source)))),
         ]
 
     def _piece(self, m: Module) -> None:

@@ -1,5 +1,7 @@
 """The widths of a core: all from the machine."""
 
+from __future__ import annotations
+
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import LANES
 

@@ -3,6 +3,10 @@
 Source: easynpu, Weight scheduler; docs/decisions.md, EasyNPU stepping simulator (weight pads).
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -21,8 +25,8 @@ class WeightStream(wiring.Component):
     """Fetches blocks in turn, channel-wise for each group, for every tile; keeps the pads full.
 
     `clear` forgets the blocks of the last chain, `write` adds one, `start` begins. `read` and `address` go to the
-    weight DTCM, whose `word` comes a cycle later. `weights` is the next word to be used; `take` moves on. `starved`
-    is set, and stays so, if ever a word was taken before it came.
+    weight DTCM, whose `word` comes a cycle later. `weights` is the next word to be used; `take` moves on.
+    `starved` is set, and stays so, if ever a word was taken before it came.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -44,7 +48,7 @@ class WeightStream(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         self._pads(m)
@@ -87,7 +91,7 @@ class WeightStream(wiring.Component):
         with m.If(self.take & ~pads.r_rdy):
             m.d.sync += starved.eq(1)
 
-    def _fetch(self, m: Module, block: object, count: Signal, at: Signal, following: Signal) -> None:
+    def _fetch(self, m: Module, block: Any, count: Signal, at: Signal, following: Signal) -> None:
         """A word a cycle while there is room."""
         chain, running = self.chain, Signal()
         within, group = Signal(len(block.count)), Signal(GROUP)

@@ -1,5 +1,7 @@
 """The fields of an instruction word as signals: their places come from the one declaration in isa."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from amaranth.hdl import Value

@@ -1,6 +1,10 @@
 """The writer: results, one position a cycle, to the queues in front of the DTCMs."""
 
-from amaranth.hdl import Cat, Module, Signal
+from __future__ import annotations
+
+from itertools import pairwise
+
+from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import fifo, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -42,43 +46,61 @@ class Writer(wiring.Component):
             }
         )
 
-    def elaborate(self, platform: object) -> Module:
+    def elaborate(self, _platform: object) -> Module:
         """The circuit."""
         m = Module()
         rows = self.machine.pe_rows
         layout = layouts.piece(self.machine)
         depth = 2 * (RESULT + 2) + 2 * rows
         m.submodules.pieces = pieces = fifo.SyncFIFOBuffered(width=layout.size, depth=depth)
-        piece, left = Signal(layout), Signal(range(rows + 1))
-        words = [Signal(WORD, name=f"held{row}") for row in range(rows)]
-        lost, going = Signal(), Signal()
+        piece, lost, going = Signal(layout), Signal(), Signal()
+        self.lefts = Signal(range(rows + 1), name="left"), Signal(range(rows + 1), name="left_behind")
+        self.batches = [[Signal(WORD, name=f"{name}{row}") for row in range(rows)] for name in ("held", "behind")]
+        left, behind = self.lefts
+        done = Signal()
         m.d.comb += [
             pieces.w_en.eq(self.put),
             pieces.w_data.eq(self.piece),
             piece.eq(pieces.r_data),
             going.eq(left != 0),
             pieces.r_en.eq(going),
+            done.eq((left == 0) | ((left == 1) & piece.last)),
             self.empty.eq((left == 0) & (pieces.level == 0)),
             self.lost.eq(lost),
         ]
-        with m.If((self.put & ~pieces.w_rdy) | (going & ~pieces.r_rdy)):
+        overrun = self.arrive & ~done & (behind != 0)
+        with m.If((self.put & ~pieces.w_rdy) | (going & ~pieces.r_rdy) | overrun):
             m.d.sync += lost.eq(1)
-        with m.If(going & piece.last):
-            m.d.sync += left.eq(left - 1)
-            m.d.sync += [word.eq(after) for word, after in zip(words, words[1:], strict=False)]
-        with m.If(self.arrive):
-            m.d.sync += left.eq(self.count)
-            m.d.sync += [word.eq(result) for word, result in zip(words, self.results, strict=True)]
-            with m.If((left > 1) | ((left == 1) & ~piece.last)):
-                m.d.sync += lost.eq(1)
-        self._deliver(m, going, piece, words[0])
+        self._advance(m, going & piece.last, done)
+        self._deliver(m, going, piece, self.batches[0][0])
         return m
+
+    def _advance(self, m: Module, whole: Value, done: Value) -> None:
+        """From position to position; a batch that comes while one is under way waits behind it."""
+        (left, behind), (words, words_behind) = self.lefts, self.batches
+        with m.If(whole):
+            m.d.sync += left.eq(left - 1)
+            m.d.sync += [word.eq(after) for word, after in pairwise(words)]
+        with m.If(done & (behind != 0)):
+            m.d.sync += [left.eq(behind), behind.eq(0)]
+            m.d.sync += [word.eq(after) for word, after in zip(words, words_behind, strict=True)]
+        with m.If(self.arrive):
+            with m.If(done & (behind == 0)):
+                m.d.sync += left.eq(self.count)
+                m.d.sync += [word.eq(result) for word, result in zip(words, self.results, strict=True)]
+            with m.Else():
+                m.d.sync += behind.eq(self.count)
+                m.d.sync += [word.eq(result) for word, result in zip(words_behind, self.results, strict=True)]
 
     def _deliver(self, m: Module, going: Signal, piece: Signal, word: Signal) -> None:
         """A piece of the result, rotated to the lanes that it goes to; the copy as it is."""
         moved = Signal(WORD)
-        lanes = [Cat(word.word_select((lane + piece.rotation)[: len(piece.rotation)], BYTE)) for lane in range(LANES)]
-        m.d.comb += moved.eq(Cat(*(lane & ~cleared.replicate(BYTE) for lane, cleared in zip(lanes, piece.cleared))))
+        lanes = [
+            Cat(word.word_select((lane + piece.rotation)[: len(piece.rotation)], BYTE)) for lane in range(LANES)
+        ]
+        m.d.comb += moved.eq(
+            Cat(*(lane & ~cleared.replicate(BYTE) for lane, cleared in zip(lanes, piece.cleared, strict=True)))
+        )
         for memory in range(MEMORIES):
             target = piece.target.valid & (piece.target.memory == memory)
             copy = piece.copy.valid & (piece.copy.memory == memory)

@@ -1,0 +1,1 @@
+# Amaranth makes the attributes of values, views and components at run time: to a type checker they are Any.

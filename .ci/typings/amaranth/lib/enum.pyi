@@ -1,0 +1,5 @@
+# Amaranth makes the attributes of values, views and components at run time: to a type checker they are Any.
+from typing import Any
+
+class Enum(Any):
+    def __init_subclass__(cls, *, shape: int) -> None: ...

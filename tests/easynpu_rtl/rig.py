@@ -1,0 +1,85 @@
+"""The RTL with the fast simulator's interface, beside the stepping simulator, whose cycles it must take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu.artefact import Segment
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl import build
+from npuc.targets.easynpu.rtl.simulation import Simulation
+from npuc.targets.easynpu.stepping import Stepper
+
+
+def needed(machine: Machine) -> None:
+    """Builds the simulation of this machine, or skips the test with the reason."""
+    try:
+        build.library(machine)
+    except ArtefactError as error:
+        pytest.skip(error.problems[0].reason)
+
+
+@dataclass
+class Memories:
+    """The memories of several machines, as the fast simulator holds them."""
+
+    fmap: Array
+    skip: Array
+    weight: Array
+
+
+class Rtl:
+    """The fast simulator's interface: sample after sample, every one in the cycles of the stepping simulator."""
+
+    def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
+        self.machine = machine
+        self.simulation = Simulation(machine, files, noise=None)
+        self.stepper = Stepper(machine, files)
+
+    def state(self, samples: int) -> Memories:
+        sizes = (
+            (samples, self.machine.fmap_words),
+            (samples, self.machine.skip_words),
+            (self.machine.weight_words,),
+        )
+        return Memories(*(np.zeros((*size, 16), np.int8) for size in sizes))
+
+    def run(
+        self,
+        segment: Segment,
+        state: Memories,
+        tensors: dict[str, Array],
+        observe: Callable[[int, Array], None] | None = None,
+    ) -> None:
+        found: dict[int, list[Array]] = {}
+        for fmap, skip in zip(state.fmap, state.skip, strict=True):
+            memories = {"fmap": fmap, "skip": skip, "weight": state.weight}
+            cycles = self._stepped(segment, memories)
+            board = self.simulation.state(1)
+            for name, values in memories.items():
+                board.board.write(name, 0, values)
+            self.simulation.cycles.clear()
+            self.simulation.run(
+                segment, board, tensors, lambda number, values: found.setdefault(number, []).append(values)
+            )
+            for name, values in (("fmap", fmap), ("skip", skip)):
+                values[...] = board.board.read(name, 0, len(values))
+            assert self.simulation.cycles == cycles
+        for number, values in found.items():
+            if observe is not None:
+                observe(number, np.concatenate(values))
+
+    def _stepped(self, segment: Segment, memories: Mapping[str, Array]) -> list[int]:
+        """Cycles of every chain on the stepping simulator."""
+        hardware = self.stepper.state(1)
+        for dtcm in (hardware.fmap, hardware.skip, hardware.weight):
+            dtcm.values[...], dtcm.written[...] = memories[dtcm.name], True
+        self.stepper.layers.clear()
+        self.stepper.run(segment, hardware, {})
+        return [layer.cycles for layer in self.stepper.layers]

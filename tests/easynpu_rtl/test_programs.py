@@ -1,0 +1,50 @@
+"""Random programs: tests of the fast simulator with the RTL in its place.
+
+There the results of every word and both memories, which hold noise before, are compared with a slow interpreter of
+the document's loop nest. Here every chain must also take the cycles that the stepping simulator counts.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
+
+from tests.easynpu import test_simulator as programs
+from tests.easynpu_rtl.rig import Rtl, needed
+
+
+@pytest.fixture(autouse=True)
+def _rtl(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed(programs.MACHINE)
+    monkeypatch.setattr(programs, "Simulator", Rtl)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("op", programs.HEADS)
+def test_a_single_word_computes_what_the_loop_nest_computes(op: int, seed: int) -> None:
+    programs.test_a_single_word_computes_what_the_loop_nest_computes(op, seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None:
+    programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_explicit_operands_lie_where_their_pitches_say(seed: int) -> None:
+    programs.test_explicit_operands_lie_where_their_pitches_say(seed)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int) -> None:
+    programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_weight_stream_can_be_set_to_any_word(seed: int) -> None:
+    programs.test_the_weight_stream_can_be_set_to_any_word(seed)
+
+
+def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
+    programs.test_a_second_operand_may_be_replaced_where_it_lies()
