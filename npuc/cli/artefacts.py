@@ -117,7 +117,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 @click.option(
     "--format",
     "form",
-    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace")),
+    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable")),
     required=True,
     help="File format.",
 )

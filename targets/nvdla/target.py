@@ -39,7 +39,7 @@ class Nvdla:
 
     memories = ("dram", "cbuf")
     precisions = ("int8",)
-    exports = ("bin", "nvdla-trace")
+    exports = ("bin", "nvdla-trace", "loadable")
     chip_models = ("own",)
     inexact: tuple[str, ...] = ()
 
@@ -163,11 +163,15 @@ class Nvdla:
         raise ArtefactError("E504", f"'{listing}': NVDLA has registers, no instruction words to assemble")
 
     def exported(self, program: Program, form: str) -> dict[str, bytes]:
-        """The files of the program as they are, or its segments as test programs of NVDLA's own environment."""
+        """The files of the program as they are, its segments as test programs, or what the stock runtime loads."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export import traces
 
             return traces(program)
+        if form == "loadable":
+            from npuc.targets.nvdla.loadable.export import files
+
+            return files(program)
         if form != "bin":
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)

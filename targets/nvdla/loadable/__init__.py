@@ -30,7 +30,7 @@ def register_writes(
 
     base: where a memory lies, by its id. Raises ArtefactError (E502) for descriptors that make no sense.
     """
-    steps = (_steps(loadable, each, machine, base, in_order=False) for each in engine_tasks(loadable))
+    steps = (_steps(loadable, each, machine, base, in_order=False) for each in tasks.engine_tasks(loadable))
     return [[step for step in task if not isinstance(step, Wait)] for task in steps]
 
 
@@ -42,14 +42,9 @@ def commands(loadable: schema.Loadable, machine: Machine, base: Callable[[int], 
     registers = register_map(machine.registers)
     return [
         step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1])
-        for task in engine_tasks(loadable)
+        for task in tasks.engine_tasks(loadable)
         for step in _steps(loadable, task, machine, base, in_order=True)
     ]
-
-
-def engine_tasks(loadable: schema.Loadable) -> list[schema.Task]:
-    """The tasks that the engine runs; the others run on the CPU."""
-    return [each for each in loadable.task_list if each.interface == schema.DLA]
 
 
 def _steps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from npuc.errors import ArtefactError
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable.rules import broken
 from npuc.targets.nvdla.machine import FULL, SMALL, Machine
 from npuc.targets.nvdla.registers import register_map
 
@@ -33,7 +35,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise ArtefactError("E501", f"{path.name} cannot be read: {error.strerror}") from None
     found = loadables.read(data)
-    lines = [*_contents(found), *_writes(found)]
+    lines = [*_contents(found), *_broken(found), *_writes(found)]
     return [
         {"index": index, "word": word, "text": text, "nodes": [], "tensor": None}
         for index, (word, text) in enumerate(lines)
@@ -69,6 +71,13 @@ def _tensor(tensor: schema.TensorDesc) -> str:
     form = NAMES[pixel] if pixel < len(NAMES) else FEATURES.get(pixel, f"format {pixel}")
     shape = "x".join(str(each) for each in (tensor.n, tensor.c, tensor.h, tensor.w))
     return f"tensor {tensor.id} {tensor.name}: {kind} {shape}, {form}, memory {tensor.mem_id}, {tensor.size} bytes"
+
+
+def _broken(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:
+    """The rules of the stock runtime and firmware that a loadable breaks."""
+    with suppress(ArtefactError):
+        for rule, where in broken(loadable, machine_of(loadable)):
+            yield "", f"breaks a rule: {rule.removesuffix('.')}: {where}"
 
 
 def _writes(loadable: schema.Loadable) -> Iterator[tuple[str, str]]:

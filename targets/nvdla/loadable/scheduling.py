@@ -52,6 +52,8 @@ class _Engine:
     rdma_consumer: int = 0
     last: int = of.NONE
     """The operation that was prepared last."""
+    last_group: int = 1
+    """The group that was enabled last; the other one ends first."""
 
 
 class Runner:
@@ -96,8 +98,11 @@ class Runner:
         return self._steps
 
     def _active(self, engine: int) -> Iterator[_Group]:
-        groups = self._engines[engine].groups
-        return (groups[each] for each in sorted(groups) if groups[each].active and self._ends(groups[each].index))
+        state = self._engines[engine]
+        for number in (1 - state.last_group, state.last_group):
+            group = state.groups.get(number)
+            if group is not None and group.active and self._ends(group.index):
+                yield group
 
     def _ends(self, index: int) -> bool:
         parent = self._task.common[index].fused_parent.index
@@ -187,6 +192,7 @@ class Runner:
             blocks = ("CDP_RDMA", "CDP")
         self._steps += [(f"{block}.D_OP_ENABLE", 1) for block in blocks]
         held[0].active = True
+        self._engines[engine].last_group = held[0].group
         self._enabled.add(index)
         self._notify(index, of.ENABLED)
 

@@ -32,7 +32,7 @@ class Place:
     structure: type[Any] | None = None
 
 
-def number(code: str, default: int = 0) -> Any:
+def number(code: str, default: float = 0) -> Any:
     """A number, by its code in the struct module."""
     return field(default=default, metadata={"place": Place(code)})
 

@@ -23,17 +23,22 @@ class Task:
     luts: tuple[of.Lut, ...]
 
 
+def engine_tasks(loadable: schema.Loadable) -> list[schema.Task]:
+    """The tasks that the engine runs; the others run on the CPU."""
+    return [each for each in loadable.task_list if each.interface == schema.DLA]
+
+
 def read(loadable: schema.Loadable, task: schema.Task) -> Task:
     """The descriptors of a DLA task. Raises ArtefactError (E502) where one is missing or makes no sense."""
-    network = unpack(of.Network, _content(loadable, task, 0))
+    network = unpack(of.Network, content(loadable, task, 0))
     count = network.operation_count
-    graph = _content(loadable, task, network.dependencies)
+    graph = content(loadable, task, network.dependencies)
     common = tuple(unpack(of.Common, graph, each * size(of.Common)) for each in range(count))
     kinds = [_kinds(each) for each in common]
-    lists = (_content(loadable, task, network.operations), _content(loadable, task, network.surfaces))
+    lists = (content(loadable, task, network.operations), content(loadable, task, network.surfaces))
     operations = tuple(unpack(kind, lists[0], of.OPERATION_BYTES * at) for at, (kind, _) in enumerate(kinds))
     surfaces = tuple(unpack(kind, lists[1], of.SURFACE_BYTES * at) for at, (_, kind) in enumerate(kinds))
-    tables = _content(loadable, task, network.luts) if network.lut_count else b""
+    tables = content(loadable, task, network.luts) if network.lut_count else b""
     luts = tuple(unpack(of.Lut, tables, each * size(of.Lut)) for each in range(network.lut_count))
     return Task(network, common, operations, surfaces, luts)
 
@@ -46,7 +51,7 @@ def _kinds(common: of.Common) -> tuple[type[of.Operation], type]:
     return of.OPERATIONS[common.engine]
 
 
-def _content(loadable: schema.Loadable, task: schema.Task, index: int) -> bytes:
+def content(loadable: schema.Loadable, task: schema.Task, index: int) -> bytes:
     """The blob behind an entry of the task's address list."""
     address = _entry(loadable, task, index)
     memory = _by_id(loadable.memory_list, address.mem_id, "memory")

@@ -148,12 +148,12 @@ def pdp_of(read: ReadBack) -> tuple[Pdp, Surfaces]:
     ) if flying else surfaces
 
 
-def has_own_reciprocals(read: ReadBack, op: Pdp) -> bool:
-    """Whether an average multiplies by other reciprocals than those of its kernel, which the firmware cannot."""
+def own_reciprocals(read: ReadBack, op: Pdp) -> tuple[int, int] | None:
+    """The reciprocals of an average's width and height, if not those of its kernel: the firmware has no others."""
     group = read.groups["PDP"]
     found = (group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"])
-    wanted = (_reciprocal(op, op.kernel_width), _reciprocal(op, op.kernel_height))
-    return op.method == 0 and found != wanted
+    known = (_reciprocal(op, op.kernel_width), _reciprocal(op, op.kernel_height))
+    return found if op.method == 0 and found != known else None
 
 
 def cdp(firmware: Firmware, op: Cdp, surfaces: Surfaces, lut: Lut | None) -> Writes:

@@ -1,0 +1,134 @@
+"""The memory that operations of a task read and write, and which of them must end before which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
+from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.firmware.sdp import BOTH, PER_LAYER
+from npuc.targets.nvdla.model.memory import Pattern, overlap
+
+V = TypeVar("V")
+RESULT = "result"
+ELEMENT_BYTES = (1, 2, 2)
+"""Of int8, int16 and fp16, as descriptors number precisions."""
+Locate = Callable[[str, of.Cube], int]
+"""The address of a cube, by its name in the operation's surfaces."""
+
+
+def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> Iterator[tuple[str, Pattern]]:
+    """Every cube of feature data or operands in memory: its name and its bytes. Weights are never written."""
+    for name, element_bytes, components in _parts(op, surfaces):
+        cube: of.Cube = getattr(surfaces, name)
+        atoms = -(-cube.channels * element_bytes // atom_bytes)
+        line = cube.width * atom_bytes * components
+        yield name, Pattern(locate(name, cube), line, cube.height, cube.line_stride, atoms, cube.surface_stride)
+    if isinstance(op, of.Convolution):
+        cube = surfaces.source
+        if op.data_format != of.FEATURE_FORMAT:
+            line = cube.width * FORMATS[_known(NAMES, op.data_format)].planes[0].pixel_bytes
+            yield "source", Pattern(locate("source", cube), line, cube.height, cube.line_stride)
+
+
+def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes of an element, and operands an element."""
+    match op:
+        case of.Convolution():
+            if op.data_format == of.FEATURE_FORMAT:
+                yield "source", _known(ELEMENT_BYTES, op.in_precision), 1
+            return
+        case of.Sdp():
+            before, behind = op.source_precision, op.result_precision
+            for name in ("x1", "x2", "y"):
+                unit: of.SdpUnit = getattr(op, name)
+                if unit.enable and unit.use and unit.mode != PER_LAYER:
+                    element = _known(ELEMENT_BYTES, before)
+                    size = (2 if unit.precision else 1) * (2 if unit.use == BOTH else 1)
+                    yield name, element, -(-size // element)
+        case of.Pdp():
+            before = behind = op.precision
+        case of.Cdp():
+            before, behind = op.in_precision, op.out_precision
+    for name, precision in (("source", before), (RESULT, behind)):
+        if getattr(surfaces, name).type != of.HARDWARE:
+            yield name, _known(ELEMENT_BYTES, precision), 1
+
+
+def _known(values: Sequence[V], number: int) -> V:
+    """The value of a number. Raises ArtefactError (E502) for a number without one."""
+    if number >= len(values):
+        raise ArtefactError("E502", f"a precision or format of {number}", limit=f"0..{len(values) - 1}")
+    return values[number]
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """What an operation touches."""
+
+    engine: int
+    reads: tuple[Pattern, ...]
+    writes: tuple[Pattern, ...]
+    behind: bool
+    """Whether it takes the result of the operation before it in the list, through the pipe."""
+
+
+def ends(operations: Sequence[Accesses]) -> list[int]:
+    """For every operation the last one of its chain through the pipe: with it, all of the chain has ended."""
+    found = list(range(len(operations)))
+    for at in reversed(range(len(operations) - 1)):
+        if operations[at + 1].behind:
+            found[at] = found[at + 1]
+    return found
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The operations that must have ended before another: the last ones of their chains."""
+
+    to_read: frozenset[int]
+    """Before it reads: they write what it reads."""
+    to_write: frozenset[int]
+    """Before it writes: they read or write there."""
+
+
+def before(operations: Sequence[Accesses]) -> list[Needed]:
+    """What each operation needs; operations: in an order that gives the results."""
+    last, known = ends(operations), _Known(operations)
+
+    def needed(at: int, *, writes: bool) -> frozenset[int]:
+        return frozenset(last[other] for other in known.conflicts(at, writes=writes) if last[other] < at)
+
+    return [Needed(needed(at, writes=False), needed(at, writes=True)) for at in range(len(operations))]
+
+
+class _Known:
+    """All patterns by their first and last byte, so that few pairs are looked at closely."""
+
+    def __init__(self, operations: Sequence[Accesses]) -> None:
+        each = [
+            (at, pattern, writes)
+            for at, operation in enumerate(operations)
+            for patterns, writes in ((operation.reads, False), (operation.writes, True))
+            for pattern in patterns
+        ]
+        self.owners = np.array([at for at, _, _ in each], np.int64)
+        self.patterns = [pattern for _, pattern, _ in each]
+        self.writes = np.array([writes for _, _, writes in each], bool)
+        self.starts = np.array([pattern.address for pattern in self.patterns], np.int64)
+        self.ends = self.starts + np.array([pattern.size for pattern in self.patterns], np.int64)
+
+    def conflicts(self, at: int, *, writes: bool) -> set[int]:
+        """Earlier operations that write what this one reads, or that touch what it writes."""
+        found: set[int] = set()
+        for own in np.flatnonzero((self.owners == at) & (self.writes == writes)):
+            near = (self.owners < at) & (self.starts < self.ends[own]) & (self.ends > self.starts[own])
+            for other in np.flatnonzero(near if writes else near & self.writes):
+                if overlap(self.patterns[int(other)], self.patterns[int(own)]):
+                    found.add(int(self.owners[other]))
+        return found

@@ -1,0 +1,156 @@
+"""Averages that the stock firmware cannot program, as convolutions.
+
+PDP multiplies sums by two reciprocals; npuc lets them carry the change of scale. The firmware knows only those of
+the kernel's extents. A convolution with weights of 1 has the same sums, and SDP multiplies and rounds as PDP does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.emission import program
+from npuc.targets.nvdla.formats import weights as weight_format
+from npuc.targets.nvdla.formats.precision import half_away
+from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.capture import Captured, captured
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.operations import Banks, Convolution, Kernels, Sdp, Surface, Unit, Window
+from npuc.targets.nvdla.selection import Constants
+from npuc.targets.nvdla.tiling import (
+    Geometry,
+    RowTile,
+    data_banks,
+    entries_per_slice,
+    kernels_together,
+    most_rows,
+    row_tiles,
+    weight_banks,
+)
+
+MOST_MULTIPLIER, MOST_SHIFT = (1 << 15) - 1, 31
+
+
+def expressed(
+    operations: Sequence[Captured], machine: Machine, constants: Constants, scratch: int
+) -> list[Captured]:
+    """The operations with convolutions in place of averages that the firmware cannot program.
+
+    constants: takes their weights. scratch: the address from which maps may lie that went to PDP on the fly.
+    Raises ArtefactError (E506) for an average that no convolution computes exactly.
+    """
+    found: list[Captured] = []
+    for each in operations:
+        if each.reciprocals is None:
+            found.append(each)
+            continue
+        if each.behind:
+            found[-1], each = _landed(found[-1], each, scratch)
+            scratch += found[-1].surfaces.result.size
+        found += captured(program(machine, _convolutions(each, machine, constants)), machine)
+    return found
+
+
+def _landed(sdp: Captured, pdp: Captured, address: int) -> tuple[Captured, Captured]:
+    """SDP with its result in memory instead of the pipe, and PDP that takes it there."""
+    cube = replace(sdp.surfaces.result, type=of.DRAM, address=0)
+    lines = replace(
+        pdp.surfaces.source, type=of.DRAM, line_stride=cube.line_stride, surface_stride=cube.surface_stride
+    )
+    to_memory = replace(
+        sdp, surfaces=replace(sdp.surfaces, result=cube), addresses={**sdp.addresses, "result": address}
+    )
+    taken = replace(
+        pdp,
+        surfaces=replace(pdp.surfaces, source=lines),
+        addresses={**pdp.addresses, "source": address},
+        behind=False,
+    )
+    return to_memory, taken
+
+
+def _convolutions(average: Captured, machine: Machine, constants: Constants) -> Iterator[Convolution]:
+    """One for every surface, in tiles of rows where the CBUF is small."""
+    op, source, result = average.op, average.surfaces.source, average.surfaces.result
+    if not isinstance(op, of.Pdp) or op.precision or op.splits > 1 or any(op.pad_values):
+        raise _inexpressible("its precision, splits or padding values")
+    kernel = (op.kernel_height + 1, op.kernel_width + 1)
+    sdp = _scaled(average, prod(kernel))
+    atom = machine.atom_bytes
+    for surface in range(-(-source.channels // atom)):
+        count = min(atom, source.channels - surface * atom)
+        shape = Geometry(
+            source.width, source.height, count, result.height, result.width, count, *kernel,
+            op.window.stride_y, 1, op.window.pad_top,
+        )  # fmt: skip
+        together = kernels_together(machine, shape)
+        if together < count:
+            raise _inexpressible("a window that does not fit the CBUF")
+        kernels = _ones(machine, constants, count, kernel)
+        least = -(-shape.out_height // most_rows(machine, shape, together))
+        for tile in row_tiles(shape, least):
+            entries = entries_per_slice(machine, shape.width, count, "int8")
+            banks = Banks(entries, data_banks(machine, shape, tile.rows), weight_banks(machine, shape, count))
+            given = _part(average, "source", surface, tile.line, tile.lines, count)
+            taken = _part(average, "result", surface, tile.row, tile.rows, count)
+            yield Convolution(given, kernels, _window(op.window, shape, tile), banks, sdp, taken)
+
+
+def _ones(machine: Machine, constants: Constants, count: int, kernel: tuple[int, int]) -> Kernels:
+    """Weights that sum a window channel by channel."""
+    dense = np.zeros((count, count, *kernel), np.int8)
+    dense[np.arange(count), np.arange(count)] = 1
+    data = weight_format.pack(machine, weight_format.direct(machine, dense.shape, "int8"), dense)
+    return Kernels(constants.add("weight", data), len(data), count, *kernel, count, count * prod(kernel))
+
+
+def _part(average: Captured, name: str, surface: int, row: int, rows: int, channels: int) -> Surface:
+    """Some rows of one surface of a cube."""
+    cube: of.Cube = getattr(average.surfaces, name)
+    address = average.addresses[name] + surface * cube.surface_stride + row * cube.line_stride
+    return Surface(address, cube.width, rows, channels, cube.line_stride, cube.surface_stride)
+
+
+def _window(window: of.Window, shape: Geometry, tile: RowTile) -> Window:
+    """How the kernel moves over a tile: padding at the borders of the map only."""
+    start = tile.row * shape.stride_y - shape.top
+    end = start + (tile.rows - 1) * shape.stride_y + shape.reach
+    sides = (max(-start, 0), window.pad_left, max(end - shape.height, 0), window.pad_right)
+    return Window(window.stride_y, window.stride_x, 1, 1, *sides)
+
+
+def _scaled(average: Captured, taps: int) -> Sdp:
+    """SDP that makes of every sum of so many elements what PDP makes of it."""
+    sums = np.arange(-128 * taps, 127 * taps + 1, dtype=np.int64)
+    wanted = sums
+    for reciprocal in average.reciprocals or ():
+        wanted = half_away(wanted * reciprocal, RECIPROCAL_BITS)
+    wanted = wanted.clip(-128, 127)
+    for multiplier, shift in _factors(prod(average.reciprocals or ()) / 4.0**RECIPROCAL_BITS):
+        if np.array_equal(half_away(sums * multiplier, shift).clip(-128, 127), wanted):
+            return Sdp(Unit(Stage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
+    raise _inexpressible(f"reciprocals {average.reciprocals}")
+
+
+def _factors(ratio: float) -> Iterator[tuple[int, int]]:
+    """Multipliers of 15 bits and shifts near a ratio, the shortest shifts first."""
+    for shift in range(MOST_SHIFT + 1):
+        middle = round(ratio * 2**shift)
+        for multiplier in (middle, middle - 1, middle + 1):
+            if 0 < multiplier <= MOST_MULTIPLIER:
+                yield multiplier, shift
+
+
+def _inexpressible(what: str) -> ArtefactError:
+    return ArtefactError(
+        "E506",
+        f"an average with {what}: the stock firmware has no reciprocals but those of the kernel, and no "
+        "convolution gives the same",
+        op="AveragePool",
+        remedy="export as nvdla-trace or c",
+    )

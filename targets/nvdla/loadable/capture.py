@@ -1,0 +1,148 @@
+"""The operations of a register program as descriptors, whatever the compiler has emitted.
+
+The writes are played into the register groups; an operation is what its blocks' groups hold when they are enabled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npuc.targets.nvdla.commands import Command, Write
+from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.firmware.convolution import BLOCKS, convolution_of
+from npuc.targets.nvdla.loadable.firmware.lines import ReadBack
+from npuc.targets.nvdla.loadable.firmware.look_up import lut_of
+from npuc.targets.nvdla.loadable.firmware.planar import cdp_of, own_reciprocals, pdp_of
+from npuc.targets.nvdla.loadable.firmware.sdp import sdp_of
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model.register_file import Group, RegisterFile
+from npuc.targets.nvdla.registers import register_map
+
+RDMAS = {"SDP": "SDP_RDMA", "PDP": "PDP_RDMA", "CDP": "CDP_RDMA"}
+
+
+@dataclass(frozen=True)
+class Captured:
+    """An operation as descriptors whose cubes have no addresses yet."""
+
+    engine: int
+    op: of.Operation
+    surfaces: Any
+    addresses: Mapping[str, int]
+    """Of each cube in memory, by its name in the surfaces."""
+    lut: of.Lut | None = None
+    behind: bool = False
+    """Whether it takes the result of the operation before it through the pipe."""
+    reciprocals: tuple[int, int] | None = None
+    """Of an average's width and height, where they are not those of its kernel."""
+
+
+@dataclass(frozen=True)
+class _Enabled:
+    """An engine as it was enabled: when, its blocks' registers, and its tables if it uses any."""
+
+    at: int
+    groups: Mapping[str, Group]
+    lut: of.Lut | None = None
+
+
+def captured(commands: Iterable[Command], machine: Machine) -> list[Captured]:
+    """The operations in order, each behind the one whose result it takes.
+
+    Raises ArtefactError (E506) for what descriptors cannot express.
+    """
+    return _joined(_enabled(commands, machine), machine)
+
+
+def _enabled(commands: Iterable[Command], machine: Machine) -> Mapping[str, list[_Enabled]]:
+    """What was enabled of each engine (CONV, SDP, PDP, CDP), in order."""
+    file = RegisterFile(register_map(machine.registers))
+    found: dict[str, list[_Enabled]] = {"CONV": [], "SDP": [], "PDP": [], "CDP": []}
+    waiting: dict[str, Group] = {}
+    for at, command in enumerate(commands):
+        if not isinstance(command, Write):
+            continue
+        register = file.map.at(command.address)
+        file.set(register, command.value)
+        block = register.block
+        if register.name == "S_LUT_ACCESS_CFG":
+            fields = register.decoded(command.value)
+            file.tables[block].access(fields.LUT_ADDR, fields.LUT_TABLE_ID, fields.LUT_ACCESS_TYPE)
+        elif register.name == "S_LUT_ACCESS_DATA":
+            file.tables[block].write(block, command.value)
+        elif register.name == "D_OP_ENABLE" and command.value & 1:
+            waiting[block] = file.group(block, file.producer(block))
+            _collect(found, waiting, block, at, file)
+    return found
+
+
+def _collect(
+    found: Mapping[str, list[_Enabled]], waiting: dict[str, Group], block: str, at: int, file: RegisterFile
+) -> None:
+    """Moves an engine's blocks from what waits, once all of them are enabled; its RDMA comes first."""
+    if block in found:
+        names = (block, RDMAS[block])
+        groups = {name: waiting.pop(name) for name in names if name in waiting}
+        uses = block == "CDP" or (block == "SDP" and _uses_table(groups["SDP"]))
+        lut = lut_of(groups[block], file.tables[block]) if uses else None
+        found[block].append(_Enabled(at, groups, lut))
+    elif all(each in waiting for each in BLOCKS):
+        found["CONV"].append(_Enabled(at, {each: waiting.pop(each) for each in BLOCKS}))
+
+
+def _uses_table(group: Group) -> bool:
+    return not group["EW_BYPASS"] and not group["EW_LUT_BYPASS"]
+
+
+def _joined(enabled: Mapping[str, Sequence[_Enabled]], machine: Machine) -> list[Captured]:
+    """Chains through the pipe, in the order in which they were complete."""
+    convolutions = iter(enabled["CONV"])
+    pooled = [(each, _pdp(each)) for each in enabled["PDP"]]
+    flying = iter([pair for pair in pooled if pair[1].behind])
+    chains = [(each.at, [captured]) for each, captured in pooled if not captured.behind]
+    chains += [(each.at, [_cdp(each)]) for each in enabled["CDP"]]
+    for each in enabled["SDP"]:
+        sdp, at = _sdp(each, machine), each.at
+        chain = [sdp]
+        if sdp.behind:
+            first = next(convolutions)
+            chain, at = [_convolution(first, machine), sdp], max(at, first.at)
+        if sdp.surfaces.result.type == of.HARDWARE:
+            last, pdp = next(flying)
+            chain, at = [*chain, pdp], max(at, last.at)
+        chains.append((at, chain))
+    return [each for _, chain in sorted(chains, key=lambda pair: pair[0]) for each in chain]
+
+
+def _addresses(read: ReadBack) -> dict[str, int]:
+    return {name.removeprefix("surfaces."): address for name, address in read.addresses.items()}
+
+
+def _convolution(enabled: _Enabled, machine: Machine) -> Captured:
+    read = ReadBack(enabled.groups)
+    op, surfaces = convolution_of(read, machine.atom_bytes)
+    return Captured(of.CONV, op, surfaces, _addresses(read))
+
+
+def _sdp(enabled: _Enabled, machine: Machine) -> Captured:
+    read = ReadBack(enabled.groups)
+    op, surfaces = sdp_of(read, machine.atom_bytes)
+    return Captured(
+        of.SDP, op, surfaces, _addresses(read), enabled.lut, behind=surfaces.source.type == of.HARDWARE
+    )
+
+
+def _pdp(enabled: _Enabled) -> Captured:
+    read = ReadBack(enabled.groups)
+    op, surfaces = pdp_of(read)
+    own = own_reciprocals(read, op)
+    behind = surfaces.source.type == of.HARDWARE
+    return Captured(of.PDP, op, surfaces, _addresses(read), behind=behind, reciprocals=own)
+
+
+def _cdp(enabled: _Enabled) -> Captured:
+    read = ReadBack(enabled.groups)
+    op, surfaces = cdp_of(read)
+    return Captured(of.CDP, op, surfaces, _addresses(read), enabled.lut)

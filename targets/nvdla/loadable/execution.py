@@ -1,0 +1,98 @@
+"""A loadable run as the stock runtime and firmware run it, on the functional model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.commands import Wait, Write
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.loadable import emulation, schema
+from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable.scheduling import Runner
+from npuc.targets.nvdla.loadable.structures import size, unpack
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.model import Memory, Nvdla
+from npuc.targets.nvdla.registers import register_map
+
+BASE = 0x8000_0000
+DTYPES = {emulation.INT8: np.int8, emulation.INT8_SMALL: np.int8, emulation.FP16: np.float16}
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Memory after all tasks."""
+
+    loadable: schema.Loadable
+    memory: Memory
+    bases: Mapping[int, int]
+
+    def read(self, memory: int, offset: int, count: int) -> bytes:
+        """Bytes of a memory, by its id."""
+        return self.memory.read(self.bases[memory] + offset, count)
+
+    def output(self, name: str) -> bytes:
+        """An output's buffer, by the name of its tensor."""
+        tensor = next(each for each in self.loadable.tensor_desc_list if each.name == name)
+        return self.read(tensor.mem_id, tensor.offset, tensor.size)
+
+
+def run(loadable: schema.Loadable, machine: Machine, inputs: Mapping[str, bytes]) -> Executed:
+    """Runs all tasks on the inputs' buffers, by the names of their tensors.
+
+    Raises ArtefactError: E502 for descriptors that make no sense, E503 where the hardware would hang or race.
+    """
+    bases = _bases(loadable)
+    memory = Memory.covering((bases[each.id], max(each.size, 1)) for each in loadable.memory_list)
+    blobs = {each.name: each.data for each in loadable.blobs}
+    for each in loadable.memory_list:
+        for name, offset in zip(each.contents, each.offsets, strict=True):
+            memory.write(bases[each.id] + offset, blobs[name])
+    named = {each.name: each for each in loadable.tensor_desc_list}
+    for name, data in inputs.items():
+        memory.write(bases[named[name].mem_id] + named[name].offset, data)
+    nvdla = Nvdla(machine, memory)
+    tasks_by_id = {each.id: each for each in loadable.task_list}
+    for number in (number for each in loadable.submit_list for number in each.task_id):
+        task = tasks_by_id[number]
+        (_engine if task.interface == schema.DLA else _cpu)(loadable, task, nvdla, bases)
+    return Executed(loadable, memory, bases)
+
+
+def _bases(loadable: schema.Loadable) -> dict[int, int]:
+    """Where memories lie, one behind the other."""
+    found: dict[int, int] = {}
+    at = BASE
+    for each in loadable.memory_list:
+        found[each.id] = at
+        at += aligned(max(each.size, 1), max(each.alignment, schema.ALIGNMENT))
+    return found
+
+
+def _engine(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
+    """The firmware's register writes on the functional model."""
+    address = tasks.addresses(loadable, task, bases.__getitem__)
+    registers = register_map(nvdla.machine.registers)
+    steps = Runner(tasks.read(loadable, task), nvdla.machine, address, in_order=True).steps()
+    nvdla.execute(step if isinstance(step, Wait) else Write(registers[step[0]].address, step[1]) for step in steps)
+
+
+def _cpu(loadable: schema.Loadable, task: schema.Task, nvdla: Nvdla, bases: Mapping[int, int]) -> None:
+    """The runtime's emulation. Raises ArtefactError (E502) for anything but softmax."""
+    address = tasks.addresses(loadable, task, bases.__getitem__)
+    network = unpack(emulation.EmulatedNetwork, tasks.content(loadable, task, 0))
+    operations = tasks.content(loadable, task, network.operations)
+    buffers = tasks.content(loadable, task, network.buffers)
+    for at in range(network.operation_count):
+        operation = unpack(emulation.EmulatedOperation, operations, at * size(emulation.EmulatedOperation))
+        both = unpack(emulation.EmulatedBuffers, buffers, at * size(emulation.EmulatedBuffers))
+        if operation.kind != emulation.SOFTMAX or both.source.format not in DTYPES:
+            raise ArtefactError("E502", f"CPU operation {operation.kind}", limit="softmax of int8 or fp16")
+        dtype = np.dtype(DTYPES[both.source.format])
+        place = address(both.source.address) + both.source.offset
+        values = np.frombuffer(nvdla.memory.read(place, both.source.channels * dtype.itemsize), dtype)
+        result = emulation.softmax(operation, values)
+        nvdla.memory.write(address(both.result.address) + both.result.offset, result.tobytes())

@@ -1,0 +1,80 @@
+"""The loadable of a compiled program, with the scales that the user needs, as files.
+
+Before it is given out, the loadable is read back, interpreted as the stock firmware does and run on the functional
+model with one sample: what the engine computes must be the program's own results, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from npuc.data import synthetic
+from npuc.errors import ArtefactError
+from npuc.ir import Array, TensorType
+from npuc.program import Program
+from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.artefact import Contents, Segment
+from npuc.targets.nvdla.formats import feature
+from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable.composing import composed
+from npuc.targets.nvdla.loadable.execution import run
+from npuc.targets.nvdla.loadable.places import MAPS
+from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
+from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.running import Runner
+
+FILE = "network.nvdla"
+SEED = 0
+
+
+def files(program: Program) -> dict[str, bytes]:
+    """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can be."""
+    ports = ports_of(program)
+    data = loadables.write(composed(program, ports))
+    _expect_same(program, ports, loadables.read(data))
+    return {FILE: data, "tensors.json": (json.dumps(scales(ports), indent=2) + "\n").encode()}
+
+
+class _Recorder(Runner):
+    """A runner that keeps what is loaded, as bytes, and what is stored."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.given: dict[str, bytes] = {}
+        self.wanted: dict[str, Array] = {}
+
+    def _segment(
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+    ) -> None:
+        for move in segment.loads:
+            self._load(move, nvdla.memory, tensors)
+            size = move.cube(self.contents.machine).bytes
+            self.given[move.tensor] = nvdla.memory.read(move.place.address, size)
+        super()._segment(segment, nvdla, tensors, seen)
+        self.wanted |= {move.tensor: tensors[move.tensor] for move in segment.stores}
+
+
+def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> None:
+    """Raises ArtefactError (E506) where the firmware would not compute what the program computes."""
+    contents = Contents.of(program.manifest)
+    inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
+    recorder = _Recorder(program)
+    recorder(synthetic(inputs, 1, SEED).inputs)
+    given = {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
+    after = run(loadable, contents.machine, given)
+    for port in ports.outputs:
+        cube = port.move.cube(contents.machine)
+        offset = port.move.place.address - contents.dram.base
+        data = after.read(MAPS, offset, cube.bytes) if port.softmax else after.output(port.name)
+        found = feature.unpack(cube, np.frombuffer(data, np.uint8))
+        wrong = int(np.count_nonzero(found.ravel() != recorder.wanted[port.move.tensor].ravel()))
+        if wrong:
+            raise ArtefactError(
+                "E506",
+                f"the stock firmware would compute {wrong} elements otherwise",
+                tensor=port.move.tensor,
+                limit="what its descriptors express",
+                remedy="export as nvdla-trace or c",
+            )

@@ -1,0 +1,170 @@
+"""What the user of a loadable binds: the tensors that the program's one segment loads and stores.
+
+The runtime knows no host steps but softmax: conversions to and from int8 are the user's, with the scales that
+stand beside the loadable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.host import HostStep
+from npuc.program import Program
+from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove
+from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable.places import FIRST_BOUND, Bound
+from npuc.targets.nvdla.machine import BYTES, Machine
+
+FEATURE_NCXHWX, FEATURE_CATEGORY = 3, 2
+DATA_TYPES = {"int8": 4, "int16": 3, "fp16": 2}
+PIXEL_FORMATS = {8: 37, 32: 36}
+"""Of feature data, by the bytes of an atom."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name to the user, how it lies in memory, and its scale."""
+
+    name: str
+    move: TensorMove
+    scale: float | None
+    softmax: bool = False
+    """Whether a softmax over its channels follows."""
+
+    memory: int = 0
+    """The id of its memory."""
+
+    def bound(self, machine: Machine) -> Bound:
+        """Its bytes in the program's memory."""
+        return Bound(self.move.tensor, self.memory, self.move.place.address, self.move.cube(machine).bytes)
+
+    def described(self, number: int, machine: Machine) -> schema.TensorDesc:
+        """The entry of the tensor list."""
+        channels, height, width = self.move.map_shape
+        place = self.move.place
+        return schema.TensorDesc(
+            name=self.name, id=number, mem_id=self.memory, size=self.move.cube(machine).bytes,
+            data_format=FEATURE_NCXHWX, data_type=DATA_TYPES[place.precision], data_category=FEATURE_CATEGORY,
+            pixel_format=PIXEL_FORMATS[machine.atom_bytes], n=1, c=channels, h=height, w=width,
+            stride_0=BYTES[place.precision], stride_1=place.line_stride, stride_2=place.surface_stride,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The inputs and outputs of a program's one segment."""
+
+    segment: Segment
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def ports_of(program: Program) -> Ports:
+    """What the user binds. Raises ArtefactError (E506) for host steps that the runtime does not compute."""
+    contents = Contents.of(program.manifest)
+    segments = [step for step in contents.steps if isinstance(step, Segment)]
+    if len(segments) != 1:
+        between = _host(contents.steps[contents.steps.index(segments[0]) :]) if segments else []
+        raise _refused(f"{len(segments)} segments with host steps between them", between)
+    at = contents.steps.index(segments[0])
+    before, behind = _host(contents.steps[:at]), _host(contents.steps[at:])
+    foreign = [step for step in (*before, *behind) if not step.conversion and step.op != "Softmax"]
+    if foreign or any(not step.conversion for step in before):
+        raise _refused("host steps", foreign or [step for step in before if not step.conversion])
+    inputs = tuple(_input(move, before) for move in segments[0].loads)
+    outputs = tuple(_output(move, behind) for move in segments[0].stores)
+    for port in (*inputs, *outputs):
+        _expect_packed(port, contents.machine)
+    first = FIRST_BOUND + len(inputs)
+    return Ports(
+        segments[0],
+        tuple(replace(port, memory=FIRST_BOUND + at) for at, port in enumerate(inputs)),
+        tuple(replace(port, memory=first + at) for at, port in enumerate(outputs)),
+    )
+
+
+def _host(steps: Sequence[Any]) -> list[HostStep]:
+    return [step for step in steps if isinstance(step, HostStep)]
+
+
+def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
+    """The network's input that becomes a loaded tensor, and the scale of its conversion."""
+    makers = {name: step for step in steps for name in step.outputs}
+    name, scale = move.tensor, None
+    while name in makers:
+        step = makers[name]
+        if step.op == "QuantizeLinear":
+            scale = float(step.attrs["scale"])
+        if not step.inputs:
+            raise _refused(f"the constant {name} as an input", [step])
+        name = step.inputs[0]
+    return Port(name, move, scale)
+
+
+def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
+    """The network's output that a stored tensor becomes, its scale, and whether it goes through softmax."""
+    name, scale, softmax = move.tensor, None, False
+    while readers := [step for step in steps if name in step.inputs]:
+        step = readers[0]
+        if len(readers) > 1 or softmax:
+            raise _refused(f"more than softmax behind '{move.tensor}'", readers)
+        if step.op == "DequantizeLinear":
+            scale = float(step.attrs["scale"])
+        softmax = softmax or step.op == "Softmax"
+        if step.op == "Softmax" and not _over_channels(step, move):
+            raise _refused("a softmax that is not over the channels of one pixel", [step])
+        name = step.outputs[0]
+    return Port(name, move, scale, softmax)
+
+
+def _over_channels(step: HostStep, move: TensorMove) -> bool:
+    return move.map_shape[1:] == (1, 1) and step.attrs.get("axis", -1) in (1, -1)
+
+
+def _expect_packed(port: Port, machine: Machine) -> None:
+    """Raises ArtefactError (E506) where channels do not follow one another, as a tensor descriptor has them."""
+    channels, height, width = port.move.map_shape
+    place, atom = port.move.place, machine.atom_bytes
+    packed = (place.line_stride, place.surface_stride) == (width * atom, height * width * atom)
+    if tuple(place.lanes) != ((0, channels),) or not packed:
+        raise ArtefactError(
+            "E506",
+            "its channels lie in a buffer with gaps",
+            tensor=port.move.tensor,
+            limit="a packed feature map",
+            remedy="put a convolution between it and the concatenation or slice",
+        )
+
+
+def _refused(what: str, steps: Sequence[HostStep]) -> ArtefactError:
+    nodes = ", ".join(f"{step.op} '{step.node}'" for step in steps if not step.conversion) or "conversions"
+    return ArtefactError(
+        "E506",
+        f"{what}: {nodes}",
+        limit="one segment; the stock runtime computes softmax behind it, nothing else",
+        remedy="end the network before them, or use a configuration whose units compute them",
+    )
+
+
+def scales(ports: Ports) -> Mapping[str, list[dict[str, Any]]]:
+    """What the user needs to convert: name, shape, scale (real = scale * integer), precision."""
+    return {
+        role: [
+            {
+                "name": port.name,
+                "bind_id": number,
+                "shape": list(port.move.shape),
+                "precision": port.move.place.precision,
+                "scale": SOFTMAX_SCALE if port.softmax else port.scale,
+            }
+            for number, port in enumerate(found)
+        ]
+        for role, found in (("inputs", ports.inputs), ("outputs", ports.outputs))
+    }
+
+
+SOFTMAX_SCALE = 1 / 127
+"""Of a softmax's int8 result."""

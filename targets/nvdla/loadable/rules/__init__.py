@@ -1,0 +1,30 @@
+"""What the stock runtime, driver and firmware demand of a loadable: one rule a function, its docstring the rule.
+
+Source: The loadable (facts). Three loadables of NVDLA's own compiler keep every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from npuc.targets.nvdla.loadable import schema
+from npuc.targets.nvdla.loadable.rules import lists, operations
+from npuc.targets.nvdla.loadable.task import engine_tasks, read
+from npuc.targets.nvdla.machine import Machine
+
+
+def broken(loadable: schema.Loadable, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Every rule that a loadable breaks, and where. Raises ArtefactError (E502) for unreadable descriptors."""
+    for rule in lists.RULES:
+        yield from (((rule.__doc__ or "").strip(), where) for where in rule(loadable))
+    for entry in engine_tasks(loadable):
+        task = read(loadable, entry)
+        found = operations.Checked(loadable, entry, task, machine)
+        for check in operations.RULES:
+            yield from (((check.__doc__ or "").strip(), f"task {entry.id}: {where}") for where in check(found))
+
+
+RULES = tuple(rule.__name__ for rule in (*lists.RULES, *operations.RULES))
+"""The names of all rules."""
+
+__all__ = ["RULES", "broken"]

@@ -1,0 +1,197 @@
+"""Programs as loadables: what the stock firmware makes of them computes the same, and every rule is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc.errors import ArtefactError
+from npuc.program import Program
+from npuc.target import target
+from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla import machine as machines
+from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable import emulation, schema
+from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable.capture import captured
+from npuc.targets.nvdla.loadable.execution import run
+from npuc.targets.nvdla.loadable.listing import machine_of
+from npuc.targets.nvdla.loadable.rules import RULES, broken
+from tests.nvdla.networks import compiled, network, node, weights
+
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
+MODELS = Path(__file__).resolve().parents[2] / "models"
+GIVEN = Path(__file__).resolve().parents[3] / "shared"
+
+
+def of_file(path: Path, folder: Path, name: str) -> tuple[Program, schema.Loadable]:
+    """The program of a model file and its loadable, which the export has compared with it."""
+    if not path.is_file():
+        pytest.skip(f"no {path.name} beside the project")
+    return of_model(onnx.load(path), folder, name)
+
+
+def of_model(model: onnx.ModelProto, folder: Path, name: str) -> tuple[Program, schema.Loadable]:
+    _, _, program = compiled(model, folder, name)
+    return program, loadables.read(target(name).exported(program, "loadable")["network.nvdla"])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("model", ["tiny_resnet8_fp32", "mnist_cnn"])
+def test_a_network_is_exported_and_keeps_every_rule(model: str, name: str, tmp_path: Path) -> None:
+    _, loadable = of_file(GIVEN / "models" / f"{model}.onnx", tmp_path, name)
+    assert list(broken(loadable, machines.load(name))) == []
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_outputs_of_the_firmware_are_those_of_the_program(name: str, tmp_path: Path) -> None:
+    program, loadable = of_file(MODELS / "digits.onnx", tmp_path, name)
+    machine = machines.load(name)
+    pixels = np.random.default_rng(3).integers(-128, 128, (8, 8)).astype(np.int8)
+    (tensor,) = (each for each in loadable.tensor_desc_list if each.id == 0)
+    cube = np.zeros((8, 8, machine.atom_bytes), np.int8)
+    cube[..., 0] = pixels
+    after = run(loadable, machine, {tensor.name: cube.tobytes()})
+    found = np.frombuffer(after.output(loadable.tensor_desc_list[1].name), np.int8)[:10]
+    scale = next(step for step in program.manifest["steps"] if step.get("op") == "QuantizeLinear")["attrs"][
+        "scale"
+    ]
+    feeds = {program.inputs[0].name: pixels.reshape(1, *program.inputs[0].shape).astype(np.float32) * scale}
+    wanted = next(iter(target(name).runner(program)(feeds).values())).ravel()
+    out = next(step for step in program.manifest["steps"] if step.get("op") == "DequantizeLinear")["attrs"][
+        "scale"
+    ]
+    np.testing.assert_array_equal(found * np.float32(out), wanted)
+
+
+def test_rules_have_names_and_say_what_they_demand() -> None:
+    assert len(RULES) == len(set(RULES)) > 30
+
+
+@pytest.mark.parametrize(
+    "file", sorted((GIVEN / "nvdla" / "loadables").glob("*.nvdla")), ids=lambda each: each.stem
+)
+def test_loadables_of_nvidias_compiler_keep_every_rule(file: Path) -> None:
+    loadable = loadables.read(file.read_bytes())
+    assert list(broken(loadable, machine_of(loadable))) == []
+
+
+def small_network() -> onnx.ModelProto:
+    """A convolution with a residual sum, an average that changes the scale, and softmax."""
+    constants = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}
+    nodes = [
+        node("Conv", "x w b", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "r"),
+        node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
+        node("Add", "c r", "s"),
+        node("AveragePool", "s", "m", kernel_shape=[8, 8]),
+        node("Softmax", "m", "y", axis=1),
+    ]
+    return network(nodes, (1, 3, 8, 8), constants)
+
+
+def broken_by(loadable: schema.Loadable, name: str) -> set[str]:
+    return {rule for rule, _ in broken(loadable, machines.load(name))}
+
+
+def test_each_kind_of_damage_breaks_a_rule(tmp_path: Path) -> None:
+    _, loadable = of_model(small_network(), tmp_path, "nvdla-small")
+
+    def with_blob(number: int, data: bytes) -> schema.Loadable:
+        blobs = list(loadable.blobs)
+        blobs[number] = replace(blobs[number], data=data)
+        return replace(loadable, blobs=tuple(blobs))
+
+    kinds = {each.sub_interface: at for at, each in enumerate(loadable.blobs) if each.interface == schema.DLA}
+    graph = bytearray(loadable.blobs[kinds[schema.DEPENDENCIES]].data)
+    graph[4] += 1
+    assert any("count" in rule for rule in broken_by(with_blob(kinds[2], bytes(graph)), "nvdla-small"))
+    memories = (loadable.memory_list[0], replace(loadable.memory_list[1], alignment=64), *loadable.memory_list[2:])
+    assert any("4,096" in rule for rule in broken_by(replace(loadable, memory_list=memories), "nvdla-small"))
+    assert broken_by(replace(loadable, version=(0, 6, 0)), "nvdla-small")
+    assert broken_by(replace(loadable, submit_list=()), "nvdla-small")
+    unnamed = tuple(replace(each, name=each.name.replace("dep_graph", "deps")) for each in loadable.blobs)
+    contents = tuple(
+        replace(each, contents=tuple(name.replace("dep_graph", "deps") for name in each.contents))
+        for each in loadable.memory_list
+    )
+    renamed = replace(loadable, blobs=unnamed, memory_list=contents)
+    assert any('"dep_graph"' in rule for rule in broken_by(renamed, "nvdla-small"))
+
+
+def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Conv", "a w", "y")]
+    _, loadable = of_model(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-small")
+    (entry,) = tasks.engine_tasks(loadable)
+    common = tasks.read(loadable, entry).common
+    giver = next(each for each in common if each.engine == of.SDP and each.conv.event == of.COMPLETED
+                 and each.conv.index != of.NONE)  # fmt: skip
+    at = next(at for at, each in enumerate(loadable.blobs) if "dep_graph" in each.name)
+    data = bytearray(loadable.blobs[at].data)
+    data[giver.index * 36 + 8 + 4 + 2] = of.PROGRAMMED
+    blobs = (*loadable.blobs[:at], replace(loadable.blobs[at], data=bytes(data)), *loadable.blobs[at + 1 :])
+    assert any("reads when" in rule for rule in broken_by(replace(loadable, blobs=blobs), "nvdla-small"))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_average_that_changes_the_scale_becomes_convolutions(name: str, tmp_path: Path) -> None:
+    program, loadable = of_model(small_network(), tmp_path, name)
+    assert "pooling" in {each["operation"] for each in program.manifest["operations"]}
+    (entry,) = tasks.engine_tasks(loadable)
+    assert all(each.engine != of.PDP for each in tasks.read(loadable, entry).common)
+
+
+def test_softmax_is_a_task_of_the_cpu_with_the_scales_of_the_network(tmp_path: Path) -> None:
+    program, loadable = of_model(small_network(), tmp_path, "nvdla-small")
+    engine, cpu = loadable.task_list
+    assert (engine.interface, cpu.interface) == (schema.DLA, schema.EMU)
+    tensors = json.loads(target("nvdla-small").exported(program, "loadable")["tensors.json"])
+    assert tensors["outputs"][0]["scale"] == pytest.approx(1 / 127)
+    after = run(loadable, machines.load("nvdla-small"), {"x": bytes(8 * 8 * 8)})
+    found = np.frombuffer(after.output("y"), np.int8)[:8]
+    feeds = {"x": np.zeros((1, 1, 3, 8, 8), np.float32)}
+    wanted = target("nvdla-small").runner(program)(feeds)["y"].ravel()
+    np.testing.assert_allclose(found / 127, wanted, atol=1.5 / 127)
+
+
+def test_the_cpus_softmax_takes_and_gives_scaled_integers() -> None:
+    """exp(0) and exp(-1) by hand: 0.731 and 0.269 of the sum, in steps of 1/100."""
+    operation = emulation.EmulatedOperation(input_scale=0.5, output_scale=0.01)
+    found = emulation.softmax(operation, np.array([2, 0], np.int8))
+    assert found.tolist() == [73, 26]
+
+
+def test_what_is_captured_is_what_the_program_enables(tmp_path: Path) -> None:
+    _, _, program = compiled(small_network(), tmp_path, "nvdla-full")
+    machine = Contents.of(program.manifest).machine
+    commands = decode(program.files["registers.bin"], register_map_of(machine))
+    engines = [each.engine for each in captured(commands, machine)]
+    assert engines == [of.CONV, of.SDP, of.CONV, of.SDP, of.PDP]
+
+
+def test_a_host_step_inside_the_network_is_refused_by_name(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "t"), node("Conv", "t w", "y")]
+    _, _, program = compiled(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path)
+    with pytest.raises(ArtefactError, match="Tanh") as caught:
+        target("nvdla-small").exported(program, "loadable")
+    assert caught.value.problems[0].code == "E506"
+
+
+def test_a_table_function_is_exported_with_its_table(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "t"), node("Conv", "t w", "c"), node("Sigmoid", "c", "y")]
+    _, loadable = of_model(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-full")
+    (entry,) = tasks.engine_tasks(loadable)
+    assert tasks.read(loadable, entry).network.lut_count == 2
+    assert list(broken(loadable, machines.load("nvdla-full"))) == []
+
+
+def test_the_same_program_gives_the_same_loadable(tmp_path: Path) -> None:
+    _, _, program = compiled(small_network(), tmp_path, "nvdla-small")
+    first, second = (target("nvdla-small").exported(program, "loadable") for _ in range(2))
+    assert first == second
