@@ -55,9 +55,10 @@ def test_the_outputs_of_the_firmware_are_those_of_the_program(name: str, tmp_pat
     machine = machines.load(name)
     pixels = np.random.default_rng(3).integers(-128, 128, (8, 8)).astype(np.int8)
     (tensor,) = (each for each in loadable.tensor_desc_list if each.id == 0)
-    cube = np.zeros((8, 8, machine.atom_bytes), np.int8)
-    cube[..., 0] = pixels
-    after = run(loadable, machine, {tensor.name: cube.tobytes()})
+    assert tensor.data_category == 0, "an image of one component"
+    image = np.zeros((8, tensor.stride_1), np.int8)
+    image[:, :8] = pixels
+    after = run(loadable, machine, {tensor.name: image.tobytes()})
     found = np.frombuffer(after.output(loadable.tensor_desc_list[1].name), np.int8)[:10]
     scale = next(step for step in program.manifest["steps"] if step.get("op") == "QuantizeLinear")["attrs"][
         "scale"
@@ -153,7 +154,7 @@ def test_softmax_is_a_task_of_the_cpu_with_the_scales_of_the_network(tmp_path: P
     assert (engine.interface, cpu.interface) == (schema.DLA, schema.EMU)
     tensors = json.loads(target("nvdla-small").exported(program, "loadable")["tensors.json"])
     assert tensors["outputs"][0]["scale"] == pytest.approx(1 / 127)
-    after = run(loadable, machines.load("nvdla-small"), {"x": bytes(8 * 8 * 8)})
+    after = run(loadable, machines.load("nvdla-small"), {"x": bytes(loadable.tensor_desc_list[0].size)})
     found = np.frombuffer(after.output("y"), np.int8)[:8]
     feeds = {"x": np.zeros((1, 1, 3, 8, 8), np.float32)}
     wanted = target("nvdla-small").runner(program)(feeds)["y"].ravel()

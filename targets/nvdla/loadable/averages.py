@@ -94,7 +94,7 @@ def _convolutions(average: Captured, machine: Machine, constants: Constants) -> 
         kernels = _ones(machine, constants, count, kernel)
         least = -(-shape.out_height // most_rows(machine, shape, together))
         for tile in row_tiles(shape, least):
-            entries = entries_per_slice(machine, shape.width, count, "int8")
+            entries = entries_per_slice(machine, shape)
             banks = Banks(entries, data_banks(machine, shape, tile.rows), weight_banks(machine, shape, count))
             given = _part(average, "source", surface, tile.line, tile.lines, count)
             taken = _part(average, "result", surface, tile.row, tile.rows, count)

@@ -162,7 +162,7 @@ def _cpu_lists(softmax: Sequence[Port], machine: Machine, data: int, base: int) 
         given, taken = (1.0, 1.0) if floating else (port.scale or 1.0, SOFTMAX_SCALE)
         operations.append(pack(emulation.EmulatedOperation(input_scale=given, output_scale=taken)))
         buffer = emulation.EmulatedBuffer(
-            address=MAPS, offset=place.address - base, size=port.move.cube(machine).bytes,
+            address=MAPS, offset=place.address - base, size=port.move.bytes(machine),
             format=emulation.FP16 if floating else emulation.FORMATS[machine.atom_bytes],
             channels=port.move.map_shape[0], line_stride=place.line_stride, surface_stride=place.surface_stride,
         )  # fmt: skip

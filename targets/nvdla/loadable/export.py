@@ -50,7 +50,7 @@ class _Recorder(Runner):
     ) -> None:
         for move in segment.loads:
             self._load(move, nvdla.memory, tensors)
-            size = move.cube(self.contents.machine).bytes
+            size = move.bytes(self.contents.machine)
             self.given[move.tensor] = nvdla.memory.read(move.place.address, size)
         super()._segment(segment, nvdla, tensors, seen)
         self.wanted |= {move.tensor: tensors[move.tensor] for move in segment.stores}

@@ -33,7 +33,7 @@ class Memories:
         for role, found in ((schema.INPUT, ports.inputs), (schema.OUTPUT, ports.outputs)):
             for number, port in enumerate(found):
                 position = len(self.memories) - FIRST_BOUND
-                self.allocated(port.move.cube(machine).bytes, role, number, position)
+                self.allocated(port.move.bytes(machine), role, number, position)
         both = enumerate((*ports.inputs, *ports.outputs))
         self.tensors = tuple(port.described(number, machine) for number, port in both)
         self.data = len(self.memories) - 1

@@ -14,11 +14,13 @@ from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove
+from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.places import FIRST_BOUND, Bound
 from npuc.targets.nvdla.machine import BYTES, Machine
 
 FEATURE_NCXHWX, FEATURE_CATEGORY = 3, 2
+IMAGE_NHWC, IMAGE_CATEGORY = 2, 0
 DATA_TYPES = {"int8": 4, "int16": 3, "fp16": 2}
 PIXEL_FORMATS = {8: 37, 32: 36}
 """Of feature data, by the bytes of an atom."""
@@ -39,18 +41,22 @@ class Port:
 
     def bound(self, machine: Machine) -> Bound:
         """Its bytes in the program's memory."""
-        return Bound(self.move.tensor, self.memory, self.move.place.address, self.move.cube(machine).bytes)
+        return Bound(self.move.tensor, self.memory, self.move.place.address, self.move.bytes(machine))
 
     def described(self, number: int, machine: Machine) -> schema.TensorDesc:
         """The entry of the tensor list."""
         channels, height, width = self.move.map_shape
         place = self.move.place
-        return schema.TensorDesc(
-            name=self.name, id=number, mem_id=self.memory, size=self.move.cube(machine).bytes,
+        described = schema.TensorDesc(
+            name=self.name, id=number, mem_id=self.memory, size=self.move.bytes(machine),
             data_format=FEATURE_NCXHWX, data_type=DATA_TYPES[place.precision], data_category=FEATURE_CATEGORY,
             pixel_format=PIXEL_FORMATS[machine.atom_bytes], n=1, c=channels, h=height, w=width,
             stride_0=BYTES[place.precision], stride_1=place.line_stride, stride_2=place.surface_stride,
         )  # fmt: skip
+        if not place.pixels:
+            return described
+        image = {"data_format": IMAGE_NHWC, "data_category": IMAGE_CATEGORY, "stride_2": 0}
+        return replace(described, **image, pixel_format=NAMES.index(place.pixels), c=self.move.image().channels)
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ def _expect_packed(port: Port, machine: Machine) -> None:
     """Raises ArtefactError (E506) where channels do not follow one another, as a tensor descriptor has them."""
     channels, height, width = port.move.map_shape
     place, atom = port.move.place, machine.atom_bytes
+    if place.pixels:
+        return
     packed = (place.line_stride, place.surface_stride) == (width * atom, height * width * atom)
     if tuple(place.lanes) != ((0, channels),) or not packed:
         raise ArtefactError(
