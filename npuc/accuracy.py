@@ -6,7 +6,6 @@ only one of both is right.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -22,7 +21,7 @@ from npuc.ir import Array
 from npuc.metrics import agreement, ranks, task
 from npuc.program import Program, load_evidence
 from npuc.reference import session
-from npuc.target import Target
+from npuc.target import FLOATING, Target
 from npuc.verification import check_model
 
 NORMAL_95 = 1.959964
@@ -73,7 +72,7 @@ def accuracy(
     labels = _labels(samples)
     evidence = load_evidence(directory, program, allow_modified=allow_modified)
     output = program.outputs[0].name
-    integer = bool(json.loads(evidence["graph.json"]).get("layers"))
+    integer = program.precision not in FLOATING
     models: dict[str, Any] = {
         "fp32": read_model(model),
         "qdq": None if qdq is None else read_model(qdq),

@@ -43,6 +43,26 @@ def evidence(quantised: Quantised) -> dict[str, bytes]:
     return {"reference.onnx": model, "graph.json": canonical_json(described)}
 
 
+def float_evidence(graph: Graph, lowered: Graph) -> dict[str, bytes]:
+    """Of a floating-point program: reference.onnx is the optimised network, graph.json has the lowered layers."""
+    from npuc.export_onnx import to_onnx
+
+    described = {
+        "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
+        "layers": [
+            {
+                "name": node.name,
+                "op": node.op,
+                "inputs": list(node.inputs),
+                "tensor": node.output,
+                "nodes": list(node.sources),
+            }
+            for node in lowered.nodes
+        ],
+    }
+    return {"reference.onnx": to_onnx(graph).SerializeToString(), "graph.json": canonical_json(described)}
+
+
 def signature(graph: Graph) -> dict[str, Any]:
     """The manifest's `inputs` and `outputs`: name, shape and type in the ONNX model's own terms."""
 

@@ -86,6 +86,13 @@ class Node:
             raise TypeError(f"{self.op}.{key} is {value!r}, not a string")
         return value
 
+    def numbers(self, key: str, default: tuple[float, ...] = ()) -> tuple[float, ...]:
+        """An attribute as a tuple of numbers."""
+        value = self.attrs.get(key, default)
+        if not isinstance(value, tuple):
+            raise TypeError(f"{self.op}.{key} is {value!r}, not a tuple")
+        return value
+
     def integers(self, key: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
         """An attribute as a tuple of integers."""
         value = self.attrs.get(key, default)

@@ -340,9 +340,10 @@ def _value(value: object) -> str:
 
 
 def targets(found: Sequence[Report]) -> str:
-    """The targets with their machines."""
-    rows = [(each["name"], each["summary"], ", ".join(each["machines"])) for each in found]
-    return table(("target", "summary", "machines"), rows)
+    """The targets with their machines and number formats."""
+    lists = ("machines", "precisions")
+    rows = [(each["name"], each["summary"], *(", ".join(each[key]) for key in lists)) for each in found]
+    return table(("target", "summary", *lists), rows)
 
 
 def operators(found: Sequence[Report]) -> str:

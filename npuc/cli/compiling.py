@@ -12,12 +12,14 @@ from npuc.cli.options import (
     PATH,
     Choice,
     calibration_option,
+    chosen_precision,
     force_option,
     isa_option,
     json_option,
     level_option,
     machine_option,
     method_option,
+    precision_option,
     shape_option,
     strict_option,
     target_option,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 @calibration_option
 @machine_option
 @shape_option
-@click.option("--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's].")
+@precision_option
 @isa_option
 @strict_option
 @click.option(
@@ -106,7 +108,7 @@ def compile_command(
     from npuc.target import target as find
 
     machine_kind = find(target)
-    precision = precision or machine_kind.precisions[0]
+    precision = chosen_precision(machine_kind, precision)
     tried: list[Step] = []
     options = Options(machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend)
     _expect_known(machine_kind, options, dump_after)
@@ -142,9 +144,6 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
     """Raises UsageError for options that this target lacks."""
     from npuc.driver import passes_of
 
-    if options.precision not in target.precisions:
-        known = ", ".join(target.precisions)
-        raise click.UsageError(f"{target.name} computes in {known}; --precision {options.precision} is not for it")
     if options.weights is not None and options.weights not in target.weight_forms:
         known = ", ".join(target.weight_forms) or "one form only"
         raise click.UsageError(f"{target.name} has weights as {known}; --weights {options.weights} is not for it")
@@ -165,6 +164,7 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 @target_option
 @machine_option
 @shape_option
+@precision_option
 @isa_option
 @strict_option
 @click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
@@ -174,6 +174,7 @@ def check(
     target: str,
     machine: str | None,
     shapes: dict[str, tuple[int, ...]],
+    precision: str | None,
     isa: str,
     strict: bool,
     form: str,
@@ -185,14 +186,17 @@ def check(
     Examples:
       npuc check resnet8.onnx --target easynpu
       npuc check resnet8.onnx --target nvdla-small --strict --json
+      npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
     from npuc import driver
     from npuc.target import Options
     from npuc.target import target as find
 
-    options = Options(machine=machine, isa=isa, strict=strict)
-    found = driver.problems(model, find(target), shapes, options)
+    machine_kind = find(target)
+    precision = chosen_precision(machine_kind, precision)
+    options = Options(machine=machine, precision=precision, isa=isa, strict=strict)
+    found = driver.problems(model, machine_kind, shapes, options)
     if as_json or form == "json":
         status = "error" if found else "ok"
         print_json({"status": status, "target": target, "errors": [problem.as_json() for problem in found]})

@@ -23,7 +23,15 @@ def targets(as_json: bool) -> None:
     from npuc.target import target as find
 
     known = {name: find(name) for name in names()}
-    found = [{"name": name, "summary": each.summary, "machines": each.machines()} for name, each in known.items()]
+    found = [
+        {
+            "name": name,
+            "summary": each.summary,
+            "machines": each.machines(),
+            "precisions": list(each.precisions),
+        }
+        for name, each in known.items()
+    ]
     if as_json:
         print_json({"status": "ok", "targets": found})
     else:

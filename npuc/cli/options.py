@@ -87,9 +87,20 @@ data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.n
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
+precision_option = click.option(
+    "--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's first]."
+)
 isa_option = click.option(
     "--isa", type=Choice(("documented", "extended")), default="extended", help="Allow extension words or not."
 )
+
+
+def chosen_precision(target: Target, precision: str | None) -> str:
+    """The precision asked for, or the target's usual one. Raises UsageError for one that the target lacks."""
+    if precision is not None and precision not in target.precisions:
+        known = ", ".join(target.precisions)
+        raise click.UsageError(f"{target.name} computes in {known}; --precision {precision} is not for it")
+    return precision or target.precisions[0]
 
 
 def format_options(command: Callable[..., T]) -> Callable[..., T]:

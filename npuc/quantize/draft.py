@@ -1,7 +1,9 @@
 """An integer graph under construction: what any target's integer form of a network shares.
 
 A target adds its integer operators one after the other; everything else of the float graph is kept. Where the two
-worlds meet, QuantizeLinear and DequantizeLinear arise. The int8 form of tensor `t` is named `t/int8`.
+worlds meet, QuantizeLinear and DequantizeLinear arise. The int8 form of tensor `t` is named `t/int8`. A machine
+may compute in other numbers: in int16, whose forms are named `t/int16`, or in floating point, where a tensor is
+its own form and nothing arises in between.
 """
 
 from __future__ import annotations
@@ -44,8 +46,15 @@ def float_name(tensor: str) -> str:
 class Draft:
     """Collects the nodes and constants of the integer graph of a float graph, in its order."""
 
-    def __init__(self, graph: Graph, scales: Mapping[str, float], zeros: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        scales: Mapping[str, float],
+        zeros: Mapping[str, int] | None = None,
+        dtype: str = "int8",
+    ) -> None:
         self.float = graph
+        self.dtype = dtype
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
         self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
         self.nodes: list[Node] = []
@@ -60,7 +69,10 @@ class Draft:
 
     def int8(self, tensor: str) -> str:
         """The name of a float tensor's int8 form: its own, or that of the tensor it shares one with."""
-        return self._shared.get(tensor, int8_name(tensor))
+        return self._shared.get(tensor, self._own(tensor))
+
+    def _own(self, tensor: str) -> str:
+        return tensor if self.dtype == "float32" else f"{tensor}/{self.dtype}"
 
     def share(self, tensor: str, integers: str) -> None:
         """Lets these integers be the int8 form of a tensor as well."""
@@ -98,7 +110,7 @@ class Draft:
         """Whether the integers that the model itself converts are those of a tensor's int8 form."""
         steps = steps_of(self.float, node)
         integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
-        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == "int8"
+        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
 
     def constant(self, name: str, value: Array) -> str:
         """The name of a new constant."""
@@ -111,7 +123,7 @@ class Draft:
             self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
         types = {name: self.float.tensors[name] for name in self.float.inputs}
         graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
-        stands = {int8_name(name): name for name in self.scales} | self._stands
+        stands = {self._own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
         floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
         floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
@@ -131,5 +143,5 @@ class Draft:
         if result in self.have:
             return
         scale = self.constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
-        zero = self.constant(f"{tensor}/zero", np.array(self.zeros[tensor], np.int8))
+        zero = self.constant(f"{tensor}/zero", np.array(self.zeros[tensor], self.dtype))
         self.add(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from npuc.data import Samples
 from npuc.errors import DoesNotFit, NpucError, Problem
-from npuc.evidence import signature
+from npuc.evidence import float_evidence, signature
 from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -65,7 +65,7 @@ class Bm1684:
             LAUNCHER_FILE: launcher.host_code(contents).encode(),
             WEIGHTS_FILE: lowered.weights,
         }
-        return Program({**manifest, **signature(graph)}, files, _evidence(graph))
+        return Program({**manifest, **signature(graph)}, files, float_evidence(graph, graph))
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The kernel compiled against npuc's model of the interface, or for the vendor's."""
@@ -160,26 +160,6 @@ def _listed(call: Instruction) -> dict[str, Any]:
 def _no_words(what: str) -> NpucError:
     remedy = "edit kernel.c, or compile again"
     return NpucError("E503", f"{what}, and bm1684 has no instruction words", remedy=remedy)
-
-
-def _evidence(graph: Graph) -> dict[str, bytes]:
-    """The optimised float network, and graph.json with the layers that stand for tensors of the model."""
-    from npuc.export_onnx import to_onnx
-
-    described = {
-        "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
-        "layers": [
-            {
-                "name": node.name,
-                "op": node.op,
-                "inputs": list(node.inputs),
-                "tensor": node.output,
-                "nodes": list(node.sources),
-            }
-            for node in graph.nodes
-        ],
-    }
-    return {"reference.onnx": to_onnx(graph).SerializeToString(), "graph.json": canonical_json(described)}
 
 
 BM1684 = Bm1684()

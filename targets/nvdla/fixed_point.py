@@ -66,42 +66,59 @@ class Weights:
     bias_shift: int
     multiplier: Array
     shift: int
+    truncate: int
+    """Right shift of the sums, before bias and multiplier."""
 
 
-BIAS_ERROR = 1 / 16
+BIAS_ERROR = {"int8": 1 / 16, "int16": 1 / 2}
 """What rounding the bias to 16 bits may cost at most, in steps of the result."""
+SUM_BITS = 31
+"""Sums have so many bits beside the sign, behind the truncation."""
 
 
-def quantise_weights(w: Array, bias: Array | None, x_scale: float, unit: float, x_zero: int = 0) -> Weights:
+def quantise_weights(
+    w: Array, bias: Array | None, x_scale: float, unit: float, x_zero: int = 0, precision: str = "int8"
+) -> Weights:
     """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
 
     w: (Co, ...) float; bias: (Co,) float; x_zero: the integer that stands for 0, which the bias takes exactly but
     for its rounding. The multiplier of a channel is chosen first, so that its rounding changes the scale of the
     weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough for the
     largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR: nothing
-    saturates.
+    saturates. Sums that could exceed 32 bits (int16) are truncated.
     """
-    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / unit)
+    largest_weight = np.iinfo(precision).max
+    truncate = _truncation(w.reshape(len(w), -1), largest_weight)
+    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale * 2.0**truncate / unit)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
-    wanted = np.abs(flat).max(axis=1) / 127
+    wanted = np.abs(flat).max(axis=1) / largest_weight
     largest = float(max(wanted.max(), 2.0**-40))
-    bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR / largest)), 0, 16))
+    bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR[precision] / largest)), 0, 16))
     most = MOST_MULTIPLIER * 2.0**bias_shift
     wanted = np.maximum(wanted, np.abs(offset) / most)
     while True:
         _, shift = factor(float(max(wanted.max(), 2.0**-40)))
         multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
         steps = multiplier * 2.0**-shift
-        scaled = np.rint(flat / steps[:, None]).clip(-127, 127)
-        total = offset / steps - x_zero * scaled.sum(axis=1)
+        scaled = np.rint(flat / steps[:, None]).clip(-largest_weight, largest_weight)
+        total = offset / steps - x_zero * scaled.sum(axis=1) / 2.0**truncate
         if not x_zero or (np.abs(total) <= most).all():
             break
         wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)
     rounded = np.rint(total / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     return Weights(
-        scaled.astype(np.int8).reshape(w.shape),
+        scaled.astype(precision).reshape(w.shape),
         rounded.astype(np.int16),
         bias_shift,
         multiplier.astype(np.int16),
         shift,
+        truncate,
     )
+
+
+def _truncation(flat: Array, most: int) -> int:
+    """Bits of the largest sum beyond 32, where weights are at most `most` and inputs at most one more."""
+    magnitudes = np.abs(flat.astype(np.float64))
+    largest = np.maximum(magnitudes.max(axis=1), np.finfo(np.float64).tiny)
+    reach = (float((magnitudes.sum(axis=1) / largest).max()) * most + flat.shape[1] / 2) * (most + 1)
+    return max(int(np.ceil(np.log2(max(reach, 1)))) - SUM_BITS, 0)

@@ -1,31 +1,35 @@
-"""NVDLA's layers as integer operators: what convolution, SDP and PDP compute on int8, exactly.
+"""NVDLA's layers as operators: what convolution, SDP and PDP compute on int8 and int16, exactly, and of fp16.
 
 A layer is one pass through SDP: accumulators of a convolution, or the elements of a map, through two stages (X1,
 X2), perhaps a table, and the output converter. Every right shift rounds half away from zero, then saturates.
+Layers in fp16 have the same form without shifts and converter; their tensors are float32 here, as on the host, and
+what is rounded where is left to the functional model.
 Source: NVDLA's own simulators, which reproduce the golden results of its test programs.
 
 | operator | inputs |
 |--|--|
-| NvConv | x, weights (Co, Ci/group, Hk, Wk) int8, operands, table |
+| NvConv | x, weights (Co, Ci/group, Hk, Wk), operands, table |
 | NvElementwise | x, operands, table |
 | NvAveragePool | x |
 
 Operands: those of X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a constant (1, 1, 1), (C, 1,
-1) or (C, H, W) int16, or an int8 tensor (1, C, 1, 1) or (1, C, H, W). An absent one is the empty string.
+1) or (C, H, W) of 16 bits, or a tensor (1, C, 1, 1) or (1, C, H, W). An absent one is the empty string.
+A table of int8 has a result for every input, others the entries of LE and LO, which the attributes place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.table import OPS, Op, bad_node, register
 from npuc.ops.windows import window_of
 from npuc.quantize.integer import convolve
-from npuc.targets.nvdla.formats.precision import half_away
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
 
 ALU = ("none", "sum", "max", "min")
 RECIPROCAL_BITS = 16
@@ -82,8 +86,51 @@ def operands(node: Node) -> tuple[str, str, str, str, str]:
     return first, second, third, fourth, table
 
 
+LE_ENTRIES, LO_ENTRIES = 65, 257
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a linear table of EW lies: entries at start, start + 2^select and so on, straight lines outside."""
+
+    start: float
+    select: int
+    beyond: float = 0.0
+    """The slope behind the last entry; before the first one it is 0."""
+
+    def as_attr(self) -> tuple[float, ...]:
+        """The table as a node's attribute."""
+        return astuple(self)
+
+    def end(self, entries: int) -> float:
+        """The input of the last entry."""
+        return self.start + (entries - 1) * 2.0**self.select
+
+
+def tables(node: Node) -> tuple[Table, Table] | None:
+    """LE and LO of a node whose tables interpolate."""
+    if not node.attrs.get("lo"):
+        return None
+    given = (node.numbers("le"), node.numbers("lo"))
+    le, lo = (Table(start, int(select), beyond) for start, select, beyond in given)
+    return le, lo
+
+
+def interpolated(node: Node, x: Array, entries: Array) -> Array:
+    """Real values of a node's tables: LE where it reaches, LO elsewhere."""
+    found = tables(node)
+    assert found is not None
+    values: list[Array] = []
+    for table, part in zip(found, (entries[:LE_ENTRIES], entries[LE_ENTRIES:]), strict=True):
+        at = table.start + 2.0**table.select * np.arange(len(part))
+        beyond = table.beyond * np.maximum(x - table.end(len(part)), 0)
+        values.append(np.interp(x, at, part.astype(np.float64)) + beyond)
+    le = found[0]
+    return np.where((x > le.start) & (x < le.end(LE_ENTRIES)), *values)
+
+
 def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
-    """int64 values through a stage; operands broadcast against x, empty where absent."""
+    """Values through a stage, int64 or real; operands broadcast against x, empty where absent."""
     match ALU[stage.alu]:
         case "sum":
             x = x + _widened(alu, stage.alu_shift)
@@ -93,51 +140,80 @@ def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
             x = np.minimum(x, _widened(alu, stage.alu_shift))
         case _:
             pass
+    real = _is_real(x)
     if stage.multiply:
-        product = half_away(x * mul.astype(np.int64), stage.shift)
+        product = x * mul if real else half_away(x * mul.astype(np.int64), stage.shift)
         x = np.where(x > 0, x, product) if stage.prelu else product
-    x = np.clip(x, *INT32)
+    x = x if real else np.clip(x, *INT32)
     return np.maximum(x, 0) if stage.relu else x
 
 
+def _is_real(x: Array) -> bool:
+    return bool(np.issubdtype(x.dtype, np.floating))
+
+
 def _widened(operand: Array, shift: int) -> Array:
+    if operand.dtype.kind == "f":
+        return operand
     return np.clip(operand.astype(np.int64) << shift, *INT32)
 
 
-def _through(node: Node, x: Array, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """int8 of accumulators or elements: X1, X2, table, converter."""
+def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]) -> tuple[Array, ...]:
+    """The result of accumulators or elements: X1, X2, table, converter."""
     for stage, alu, mul in zip(stages(node), inputs[0:4:2], inputs[1:4:2], strict=True):
         x = staged(x, stage, alu, mul)
     if len(inputs) > 4 and inputs[4].size:
-        x = inputs[4].astype(np.int64)[np.clip(x, -128, 127) + 128]
+        x = _looked_up(node, x, inputs[4])
+    if _is_real(x):
+        return (x.astype(dtype),)
     offset, scale, shift = converter(node)
-    return (np.clip(half_away((x - offset) * scale, shift), -128, 127).astype(np.int8),)
+    return (_saturated(half_away((x - offset) * scale, shift), dtype),)
+
+
+def _looked_up(node: Node, x: Array, entries: Array) -> Array:
+    return (
+        interpolated(node, x, entries) if tables(node) else entries.astype(np.int64)[np.clip(x, -128, 127) + 128]
+    )
+
+
+def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:
+    limits = np.iinfo(dtype)
+    return np.clip(x, limits.min, limits.max).astype(dtype)
 
 
 def _filled(inputs: Sequence[Array]) -> list[Array]:
     return [*inputs, *[np.empty(0, np.int16)] * (5 - len(inputs))]
 
 
+def _sums(node: Node, x: Array, w: Array) -> Array:
+    if _is_real(x):
+        (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
+        return found
+    return half_away(convolve(node, x, w), node.integer("truncate"))
+
+
 def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return _through(node, convolve(node, inputs[0], inputs[1]), _filled(inputs[2:]))
+    x, w, *rest = inputs
+    return _through(node, _sums(node, x, w), _filled(rest), x.dtype)
 
 
 def _elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return _through(node, inputs[0].astype(np.int64), _filled(inputs[1:]))
+    x = inputs[0] if _is_real(inputs[0]) else inputs[0].astype(np.int64)
+    return _through(node, x, _filled(inputs[1:]), inputs[0].dtype)
 
 
 def _average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    channels = inputs[0].shape[1]
-    taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.int8)
-    total = convolve(node.with_attrs(group=channels), inputs[0], taps)
+    x = inputs[0]
+    taps = np.ones((x.shape[1], 1, *node.integers("kernel_shape")), np.int8)
+    total = _sums(node.with_attrs(group=x.shape[1]), x, taps)
     for reciprocal in node.integers("reciprocals"):
-        total = half_away(total * reciprocal, RECIPROCAL_BITS)
-    return (np.clip(total, -128, 127).astype(np.int8),)
+        total = total * fp17_of_bits(reciprocal) if _is_real(x) else half_away(total * reciprocal, RECIPROCAL_BITS)
+    return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
 
 
 def _expect_map(node: Node, x: TensorType) -> None:
-    if len(x.shape) != 4 or x.shape[0] != 1 or x.dtype != "int8":
-        raise bad_node(node, f"the input is {x}", tensor=node.inputs[0], limit="int8 (1, C, H, W)")
+    if len(x.shape) != 4 or x.shape[0] != 1 or x.dtype not in HOST_DTYPES.values():
+        raise bad_node(node, f"the input is {x}", tensor=node.inputs[0], limit="(1, C, H, W)")
 
 
 def _expect_operands(node: Node, y: tuple[int, ...], types: Sequence[TensorType]) -> None:
@@ -155,7 +231,7 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
         raise bad_node(node, f"weights {list(w)} for an input {list(x)}")
     y = (1, w[0], *window_of(node, w[2:]).extents(node, x[2:]))
     _expect_operands(node, y, types[2:])
-    return (TensorType(y, "int8"),)
+    return (TensorType(y, types[0].dtype),)
 
 
 def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -167,14 +243,14 @@ def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorT
 def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     _expect_map(node, types[0])
     extents = window_of(node, node.integers("kernel_shape")).extents(node, types[0].shape[2:])
-    return (TensorType((*types[0].shape[:2], *extents), "int8"),)
+    return (TensorType((*types[0].shape[:2], *extents), types[0].dtype),)
 
 
 register(
-    Op("NvConv", "int8 convolution through both stages of SDP and its converter.", _conv_types, _conv),
+    Op("NvConv", "Convolution through both stages of SDP and its converter.", _conv_types, _conv),
     Op(
         "NvElementwise",
-        "int8 elements through both stages of SDP and its converter.",
+        "Elements through both stages of SDP and its converter.",
         _elementwise_types,
         _elementwise,
     ),

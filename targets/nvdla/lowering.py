@@ -30,7 +30,6 @@ from npuc.targets.nvdla.selection import (
     computed_lanes,
     select,
 )
-from npuc.targets.nvdla.support import HOST
 from npuc.targets.nvdla.surfaces import Surfaces, View, is_view, place, with_copies
 from npuc.targets.nvdla.weight_form import DIRECT
 
@@ -69,10 +68,11 @@ class Lowered:
     """Bytes of memory for feature maps: as allocated, and the lower bound."""
 
 
-def lower(quantised: Quantised, machine: Machine, weights: str = "auto") -> Lowered:
-    """The program of an integer graph; weights: one of weight_form.asked_forms.
+def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], weights: str = "auto") -> Lowered:
+    """The program of an integer graph, or of one in fp16.
 
-    Raises DoesNotFit (E302) where not even one kernel fits the CBUF.
+    reasons: why the host computes an operator. weights: one of weight_form.asked_forms. Raises DoesNotFit (E302)
+    where not even one kernel fits the CBUF.
     """
     quantised = copied(quantised)
     graph = quantised.graph
@@ -88,7 +88,7 @@ def lower(quantised: Quantised, machine: Machine, weights: str = "auto") -> Lowe
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
     placed = {name: Placed(view, BASE + UNIT * offsets[view.buffer.name]) for name, view in surfaces.views.items()}
-    program = _Program(Context(graph, machine, placed, constants), choices.convolutions)
+    program = _Program(Context(graph, machine, placed, constants), choices.convolutions, reasons)
     for on_device, part in phases:
         program.device(part) if on_device else program.host(part)
     activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
@@ -213,9 +213,10 @@ def _lifetimes(
 class _Program:
     """Collects steps and commands, turn by turn."""
 
-    def __init__(self, context: Context, choices: Mapping[str, Choice]) -> None:
+    def __init__(self, context: Context, choices: Mapping[str, Choice], reasons: Mapping[str, str]) -> None:
         self.context = context
         self.choices = choices
+        self.reasons = reasons
         self.graph = context.graph
         self.placed = context.placed
         self.emitter = Emitter(context.machine)
@@ -232,7 +233,7 @@ class _Program:
         self.steps += constant_steps(self.graph, nodes, self.read)
         for node in nodes:
             at_border = not self.started or not self._feeds_device(node)
-            self.steps.append(host_step(self.graph, node, HOST.get(node.op, ""), at_border=at_border))
+            self.steps.append(host_step(self.graph, node, self.reasons.get(node.op, ""), at_border=at_border))
 
     def _feeds_device(self, node: Node) -> bool:
         """Whether NVDLA reads what comes of the node."""

@@ -67,14 +67,36 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Ramp:
+    """A linear table of EW as registers hold it."""
+
+    entries: tuple[int, ...]
+    """16 bits each."""
+    start: int
+    """An integer, or the bits of a float32; so is `end`."""
+    end: int
+    select: int
+    """The binary logarithm of the step from entry to entry."""
+    slope: int = 0
+    """Behind the end: an integer or the bits of an fp16; before the start it is 0."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """EW's tables; LE, where there is one, comes first."""
+
+    lo: Ramp
+    le: Ramp | None = None
+
+
+@dataclass(frozen=True)
 class Sdp:
     """What SDP does to every element."""
 
     x1: Unit
     x2: Unit
     converter: tuple[int, int, int] = IDENTITY
-    table: tuple[int, ...] = ()
-    """Results for the inputs -128..127, or none."""
+    table: Tables | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +172,8 @@ class Convolution:
     banks: Banks
     sdp: Sdp
     destination: Surface
+    truncate: int = 0
+    """Right shift of the sums (CLIP_TRUNCATE)."""
 
     @property
     def data_extents(self) -> tuple[int, int]:

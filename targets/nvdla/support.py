@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from math import inf
 
 from npuc.errors import Problem
-from npuc.host_nodes import quantised_forms
+from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.tables import is_relu
+from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.quantize.ties import MOVEMENT, average_kernel
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.quantisation import MOST_POOL
+from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
@@ -165,7 +166,8 @@ LUT_OPS = (
     "Sigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu", "Exp", "Erf", "Sqrt",
 )  # fmt: skip
 LUT = Row("SDP (table)", (one_image,), BATCH)
-"""Functions of one element: a value for each of the 256 inputs, where the configuration has the table."""
+"""Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
+COARSE = "tables that interpolate give it too coarsely beyond int8"
 
 REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
@@ -195,16 +197,43 @@ HOST: Mapping[str, str] = {
 }
 
 
-def row_of(op: str, machine: Machine) -> Row | None:
+def table_ops(machine: Machine, precision: str) -> tuple[str, ...]:
+    """The functions that EW's tables give: all of one entry an input, or those that interpolation gives well."""
+    if not machine.sdp_lut:
+        return ()
+    return {"int8": LUT_OPS, "int16": (), "fp16": tuple(INTERPOLATED)}[precision]
+
+
+def host(machine: Machine, precision: str) -> Mapping[str, str]:
+    """The operators that the host may run, and why."""
+    if not machine.sdp_lut:
+        return HOST
+    return {op: COARSE if op in LUT_OPS and precision != "int8" else why for op, why in HOST.items()}
+
+
+def precisions(op: str, machine: Machine) -> tuple[str, ...]:
+    """In which of its precisions the configuration runs an operator."""
+    return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
+
+
+def row_of(op: str, machine: Machine, precision: str) -> Row | None:
     """How the configuration runs an operator, or None."""
-    if op in LUT_OPS and machine.sdp_lut:
-        return LUT
-    return ARRAY.get(op)
+    return LUT if op in table_ops(machine, precision) else ARRAY.get(op)
 
 
-def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
+def quantised_already(graph: Graph, precision: str) -> Problem | None:
+    """Why a floating-point program cannot stand for a model that rounds to integers itself."""
+    node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
+    if node is None:
+        return None
+    name = node.sources[0] if node.sources else node.name
+    reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
+    return Problem("E202", reason, node=name, op=node.op, tensor=node.inputs[0], remedy=remedy)
+
+
+def refusal(graph: Graph, node: Node, machine: Machine, precision: str) -> Problem | None:
     """Why NVDLA cannot run the node (a node of the optimised float graph), or None if it can."""
-    row = row_of(node.op, machine)
+    row = row_of(node.op, machine, precision)
     where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
     remedy = f"npuc operators --target {machine.name}"
     if row is None and node.op in REWRITTEN:

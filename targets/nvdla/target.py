@@ -8,26 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from npuc.data import Samples
-from npuc.errors import ArtefactError, Problem
-from npuc.evidence import evidence, signature
+from npuc.errors import ArtefactError, Problem, UnsupportedOperator
+from npuc.evidence import evidence, float_evidence, signature
 from npuc.host_nodes import problems
 from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.quantize.calibration import spreads
+from npuc.quantize.draft import Quantised
 from npuc.quantize.given import given_steps
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
-from npuc.target import TARGETS, Options, Origin, last_writer
+from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, report, support
 from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
-from npuc.targets.nvdla.quantisation import quantise
+from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.targets.nvdla.weight_form import asked_forms, expect_asked
@@ -38,7 +39,6 @@ class Nvdla:
     """One configuration of NVDLA as a Target."""
 
     memories = ("dram", "cbuf")
-    precisions = ("int8",)
     exports = ("bin", "nvdla-trace", "loadable")
     chip_models = ("own",)
     inexact: tuple[str, ...] = ()
@@ -47,6 +47,7 @@ class Nvdla:
         self.name = name
         self.summary = TARGETS[name][2]
         self.weight_forms = asked_forms(machines.CONFIGURATIONS[name])
+        self.precisions = tuple(each for each in machines.CONFIGURATIONS[name].precisions if each != "int16")
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""
@@ -60,34 +61,45 @@ class Nvdla:
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither NVDLA nor the host may run, each with its constraint."""
         machine = self._machine(options)
-        on_device = {id(node) for node in self._integer(graph, machine)}
+        if options.precision in FLOATING and (quantised := support.quantised_already(graph, options.precision)):
+            return [quantised]
+        on_device = {id(node) for node in self._on_device(graph, machine, options.precision)}
         return problems(
             graph,
             on_device,
-            support.HOST,
-            lambda node: support.refusal(graph, node, machine),
+            support.host(machine, options.precision),
+            lambda node: support.refusal(graph, node, machine, options.precision),
             strict=options.strict,
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence.
 
-        A model that brings its scales and zero points along keeps them.
+        fp16 needs no calibration, and its evidence is the float network.
         """
         del hook
+        machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
+        expect_asked(machine, weights)
+        nodes = self._on_device(graph, machine, precision)
+        if precision in FLOATING:
+            written = in_fp16(graph, nodes)
+        else:
+            written = self._quantised(graph, nodes, samples, options)
+        lowered = lowering.lower(written, machine, support.host(machine, precision), weights)
+        manifest, files = report.manifest(lowered, machine)
+        manifest |= {"target": self.name, "precision": precision}
+        proof = float_evidence(graph, written.graph) if precision in FLOATING else evidence(lowered.quantised)
+        return Program({**manifest, **signature(graph)}, files, proof)
+
+    def _quantised(self, graph: Graph, nodes: tuple[Node, ...], samples: Samples, options: Options) -> Quantised:
+        """The integer graph; a model that brings its scales and zero points along keeps them."""
         import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
-        machine = self._machine(options)
-        expect_asked(machine, options.weights or "auto")
-        nodes = self._integer(graph, machine)
         tensors = tensors_of(nodes)
         given = given_steps(graph, tensors, equal_ties(graph, nodes))
         free = [name for name in tensors if name not in given]
         found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
         method = options.method or LEVELS[options.level].method
-        quantised = quantise(graph, nodes, found, method, given)
-        lowered = lowering.lower(quantised, machine, options.weights or "auto")
-        manifest, files = report.manifest(lowered, machine)
-        return Program({**manifest, "target": self.name, **signature(graph)}, files, evidence(lowered.quantised))
+        return quantise(graph, nodes, found, method, given, options.precision)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The steps of the manifest and the functional model of its machine."""
@@ -187,12 +199,17 @@ class Nvdla:
     def operators(self) -> list[dict[str, str]]:
         """Operators that NVDLA runs with their constraints, then those that the host runs."""
         machine = machines.CONFIGURATIONS[self.name]
+
+        def only(op: str) -> list[str]:
+            known = support.precisions(op, machine)
+            return [] if known == machine.precisions else [f"In {', '.join(known)}; else on the host."]
+
         rows = {**support.ARRAY, **(dict.fromkeys(support.LUT_OPS, support.LUT) if machine.sdp_lut else {})}
         device = [
             {
                 "op": op,
                 "runs as": row.unit,
-                "constraints": " ".join((each.__doc__ or "").strip() for each in row.constraints),
+                "constraints": " ".join([(each.__doc__ or "").strip() for each in row.constraints] + only(op)),
             }
             for op, row in rows.items()
         ]
@@ -208,11 +225,21 @@ class Nvdla:
         return device + rewritten + host
 
     def _machine(self, options: Options) -> Machine:
-        return machines.load(self.name, options.machine)
+        """The machine. Raises UnsupportedOperator (E202) where it does not compute in the precision."""
+        machine = machines.load(self.name, options.machine)
+        if options.precision not in machine.precisions:
+            known = ", ".join(machine.precisions)
+            raise UnsupportedOperator(
+                "E202", f"{machine.name} does not compute in {options.precision}", limit=known
+            )
+        return machine
 
-    def _integer(self, graph: Graph, machine: Machine) -> tuple[Node, ...]:
+    def _on_device(self, graph: Graph, machine: Machine, precision: str) -> tuple[Node, ...]:
+        """The nodes that NVDLA computes."""
+
         def accepted(node: Node) -> bool:
-            return support.row_of(node.op, machine) is not None and support.refusal(graph, node, machine) is None
+            known = support.row_of(node.op, machine, precision) is not None
+            return known and support.refusal(graph, node, machine, precision) is None
 
         return integer_nodes(graph, accepted)
 

@@ -56,7 +56,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     writer.raw("CACC.D_LINE_STRIDE", result.line_stride)
     writer.raw("CACC.D_SURF_STRIDE", result.surface_stride)
     writer.set("CACC.D_DATAOUT_MAP", LINE_PACKED="FALSE", SURF_PACKED="FALSE")
-    writer.set("CACC.D_CLIP_CFG", CLIP_TRUNCATE=0)
+    writer.set("CACC.D_CLIP_CFG", CLIP_TRUNCATE=operation.truncate)
 
 
 def _cdma(writer: Writer, operation: Convolution, precisions: dict[str, str], bank: dict[str, int]) -> None:

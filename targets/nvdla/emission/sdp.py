@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.integer import ALU
-from npuc.targets.nvdla.operations import Fetch, Sdp, Surface, Unit
-
-TABLE_ENTRIES = 257
-"""Of the linear table LO."""
+from npuc.targets.nvdla.operations import Fetch, Ramp, Sdp, Surface, Tables, Unit
 
 
 def write_sdp(
@@ -84,22 +79,28 @@ def _unit(writer: Writer, name: str, unit: Unit) -> None:
         writer.set(f"SDP.D_DP_{name}_{part}_SRC_VALUE", **{f"{name}_{part}_OPERAND": (value or 0) & 0xFFFF})
 
 
-def _table(writer: Writer, table: Sequence[int]) -> None:
-    """EW: bypassed, or its linear table, whose entries are the results for -128, -127 and so on."""
+def _table(writer: Writer, tables: Tables | None) -> None:
+    """EW: bypassed, or its linear tables; where both have a value, LE's is taken if there is one."""
     bypass = dict.fromkeys(("EW_ALU_BYPASS", "EW_MUL_BYPASS"), "YES")
-    if not table:
+    if tables is None:
         writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="YES", EW_LUT_BYPASS="YES", **bypass)
         return
     writer.set("SDP.D_DP_EW_CFG", EW_BYPASS="NO", EW_LUT_BYPASS="NO", **bypass)
     writer.set("SDP.D_DP_EW_TRUNCATE_VALUE", EW_TRUNCATE=0)
-    writer.set("SDP.S_LUT_ACCESS_CFG", LUT_ADDR=0, LUT_TABLE_ID="LO", LUT_ACCESS_TYPE="WRITE")
-    for value in (*table, *(table[-1],) * (TABLE_ENTRIES - len(table))):
-        writer.set("SDP.S_LUT_ACCESS_DATA", LUT_DATA=value & 0xFFFF)
-    priorities = dict.fromkeys(("LUT_UFLOW_PRIORITY", "LUT_OFLOW_PRIORITY", "LUT_HYBRID_PRIORITY"), "LO")
-    writer.set("SDP.S_LUT_CFG", LUT_LE_FUNCTION="LINEAR", **priorities)
-    writer.set("SDP.S_LUT_INFO", LUT_LE_INDEX_OFFSET=0, LUT_LE_INDEX_SELECT=0, LUT_LO_INDEX_SELECT=0)
-    for name in ("LE", "LO"):
-        writer.raw(f"SDP.S_LUT_{name}_START", -128)
-        writer.raw(f"SDP.S_LUT_{name}_END", -128 + (64 if name == "LE" else TABLE_ENTRIES - 1))
-        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SCALE", 0)
+    lo = tables.lo
+    le = tables.le or Ramp((), lo.start, lo.start, 0)
+    for name, ramp in (("LE", le), ("LO", lo)):
+        if ramp.entries:
+            writer.set("SDP.S_LUT_ACCESS_CFG", LUT_ADDR=0, LUT_TABLE_ID=name, LUT_ACCESS_TYPE="WRITE")
+        for value in ramp.entries:
+            writer.set("SDP.S_LUT_ACCESS_DATA", LUT_DATA=value)
+    outside = dict.fromkeys(("LUT_UFLOW_PRIORITY", "LUT_OFLOW_PRIORITY"), "LO")
+    both = "LO" if tables.le is None else "LE"
+    writer.set("SDP.S_LUT_CFG", LUT_LE_FUNCTION="LINEAR", LUT_HYBRID_PRIORITY=both, **outside)
+    selects = {f"LUT_{name}_INDEX_SELECT": ramp.select & 0xFF for name, ramp in (("LE", le), ("LO", lo))}
+    writer.set("SDP.S_LUT_INFO", LUT_LE_INDEX_OFFSET=0, **selects)
+    for name, ramp in (("LE", le), ("LO", lo)):
+        writer.raw(f"SDP.S_LUT_{name}_START", ramp.start)
+        writer.raw(f"SDP.S_LUT_{name}_END", ramp.end)
+        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SCALE", (ramp.slope & 0xFFFF) << 16)
         writer.raw(f"SDP.S_LUT_{name}_SLOPE_SHIFT", 0)

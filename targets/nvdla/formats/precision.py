@@ -109,6 +109,31 @@ def received(values: Array, precision: str) -> Array:
     return limited.astype(DTYPES[precision])
 
 
+def fp17_of_bits(bits: int) -> float:
+    """A number of 17 bits: sign, 6 bits of exponent (bias 31), 10 of mantissa.
+
+    >>> fp17_of_bits(0x7C00), fp17_of_bits(0x7800)
+    (1.0, 0.5)
+    """
+    exponent, mantissa = bits >> 10 & 0x3F, bits & 0x3FF
+    if exponent == 0:
+        return 0.0
+    return (-1.0 if bits >> 16 & 1 else 1.0) * (1 + mantissa / 1024) * 2.0 ** (exponent - 31)
+
+
+def bits_of_fp17(value: float) -> int:
+    """The 17 bits of the nearest number that is not below 2^-30.
+
+    >>> hex(bits_of_fp17(1.0)), fp17_of_bits(bits_of_fp17(1 / 3))
+    ('0x7c00', 0.333251953125)
+    """
+    mantissa, exponent = np.frexp(abs(value))
+    digits = round(float(mantissa) * 2**11)
+    if digits == 2**11:
+        digits, exponent = 2**10, exponent + 1
+    return (value < 0) << 16 | (int(exponent) + 30) << 10 | (digits - 2**10)
+
+
 def half_away(values: Array, shift: int) -> Array:
     """Integers divided by 2^shift, rounded half away from zero, as every right shift of NVDLA rounds."""
     wide = values.astype(np.int64)

@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla.formats.precision import DTYPES
+from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right, signed
@@ -174,18 +174,6 @@ def _padded(axis: Axis) -> Array:
     starts = np.arange(axis.out) * axis.stride - axis.pad
     inside = np.minimum(starts + axis.kernel, axis.size) - np.maximum(starts, 0)
     return axis.kernel - np.maximum(inside, 0)
-
-
-def fp17_of_bits(bits: int) -> float:
-    """A number of 17 bits: sign, 6 bits of exponent (bias 31), 10 of mantissa.
-
-    >>> fp17_of_bits(0x7C00), fp17_of_bits(0x7800)
-    (1.0, 0.5)
-    """
-    exponent, mantissa = bits >> 10 & 0x3F, bits & 0x3FF
-    if exponent == 0:
-        return 0.0
-    return (-1.0 if bits >> 16 & 1 else 1.0) * (1 + mantissa / 1024) * 2.0 ** (exponent - 31)
 
 
 METHODS: dict[str, Callable[[Group, Array, tuple[Axis, Axis]], Array]] = {

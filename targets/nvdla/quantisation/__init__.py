@@ -15,7 +15,9 @@ from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Quantised
 from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.scales import choose_scales
-from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
+from npuc.targets.nvdla.quantisation.builder import MOST_POOL
+from npuc.targets.nvdla.quantisation.floats import Floats
+from npuc.targets.nvdla.quantisation.integers import Integers
 from npuc.targets.nvdla.quantisation.ties import ties
 
 
@@ -25,6 +27,7 @@ def quantise(
     spreads: Mapping[str, Spread],
     method: str = "mse",
     given: Mapping[str, Steps] = NOTHING_GIVEN,
+    precision: str = "int8",
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
@@ -33,7 +36,12 @@ def quantise(
     free = {name: spread for name, spread in spreads.items() if name not in given}
     scales = choose_scales(free, ties(graph, nodes, free), method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
-    return Builder(graph, nodes, {**chosen, **given}, given.keys()).built()
+    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision).built()
 
 
-__all__ = ["MOST_POOL", "quantise"]
+def in_fp16(graph: Graph, nodes: Sequence[Node]) -> Quantised:
+    """The graph of a float graph, these of whose nodes NVDLA computes in fp16: every scale is 1."""
+    return Floats(graph, nodes).built()
+
+
+__all__ = ["MOST_POOL", "in_fp16", "quantise"]

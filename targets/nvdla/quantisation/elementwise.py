@@ -1,4 +1,4 @@
-"""The pass of each elementwise operator: what SDP's stages and the output converter do on int8.
+"""The pass of each elementwise operator: what SDP's stages and the output converter do on integers.
 
 With zero points an element stands for scale * (integer - zero). The map that goes through SDP loses its zero point
 in X1's adder, an operand's and the result's are the output converter's offset; so values between the stages stand
@@ -7,32 +7,49 @@ for themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
 
 import numpy as np
 
-from npuc.ir import Array, Attr, Node
-from npuc.quantize.draft import Draft
+from npuc.ir import Array, Node
 from npuc.quantize.given import Steps
-from npuc.quantize.tables import CONVERSIONS, is_relu, wanted_values
+from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.targets.nvdla.fixed_point import FRACTION, MOST_MULTIPLIER, addends, factor, factors, two_factors
 from npuc.targets.nvdla.integer import Stage
-from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, few, limited, per_channel, relu
-from npuc.targets.nvdla.quantisation.ties import upper_limit
+from npuc.targets.nvdla.quantisation.builder import Builder
+from npuc.targets.nvdla.quantisation.form import (
+    COMPARISONS,
+    FEW,
+    MAX,
+    SUM,
+    Form,
+    few,
+    limited,
+    per_channel,
+    relu,
+    slopes,
+)
+from npuc.targets.nvdla.quantisation.tables import every_value
 
-OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
-MOST_OPERAND_SHIFT = 22
-"""An 8-bit operand and its zero point, shifted left by that, leave room in 32 bits for another."""
-COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
+OPERAND_BITS = 30
+"""An operand with its zero point has one bit more than an element; shifted left it leaves room for another."""
 
 
-class Elementwise(Draft):
-    """A draft that knows the pass of each elementwise operator."""
+class Elementwise(Builder):
+    """A builder that knows the pass of each elementwise operator on integers."""
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return np.iinfo(self.dtype).bits
+
+    def unit(self, tensor: str) -> float:
+        """A fraction of the tensor's step."""
+        return self.scales[tensor] * 2.0**-FRACTION
 
     def elementwise(self, node: Node) -> tuple[str, Form]:
-        """The int8 map that goes through SDP, and the pass."""
+        """The map that goes through SDP, and the pass."""
         if node.op in ("Max", "Min") and self._zeros(node):
             return self._compared(node)
         x, form = self._form(node)
@@ -71,17 +88,11 @@ class Elementwise(Draft):
                 form = limited(Stage(SUM, shift, relu=1), beta)
                 return x, self._brought(form, ratio * node.number("alpha", 0.2))
             case _:
-                return x, self._table(node)
+                return x, every_value(node, self.steps(x), self.steps(node.output))
 
     def sloped(self, node: Node) -> Form:
         """Slopes of negative values in the second stage, on fractions of the result's steps."""
-        if node.op == "LeakyRelu":
-            slope, shift = factor(node.number("alpha", 0.01))
-            values = few(slope)
-        else:
-            shape = self.float.constants[node.inputs[1]].shape
-            given = self.float.constants[node.inputs[1]].reshape((-1, 1, 1) if len(shape) < 3 else shape[-3:])
-            values, shift = factors(given.astype(np.float64))
+        values, shift = factors(slopes(self.float, node))
         form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
         return form.convert(2.0**-FRACTION)
 
@@ -93,37 +104,6 @@ class Elementwise(Draft):
         form.operands["x2_alu"] = operand
         form.excess = zero * 2.0**FRACTION
         return form.convert(unit / self.scales[node.output])
-
-    def limits(self, node: Node) -> tuple[int, int]:
-        """The least and the largest integer of a node's result, by its activation or as a Clip from 0."""
-        zero = self.zeros[node.output]
-        top = upper_limit(node) / self.scales[node.output] + zero
-        return zero if relu(node) or is_relu(node) else -128, 127 if top >= 126.5 else round(top)
-
-    def emit(
-        self,
-        op: str,
-        inputs: tuple[str, ...],
-        output: str,
-        last: Node,
-        form: Form,
-        window: Mapping[str, Attr],
-        sources: tuple[str, ...],
-        suffix: str = "",
-    ) -> None:
-        """Appends a pass; inputs and output: names of integers; last: the float node that it is for."""
-        attrs: dict[str, Attr] = dict(window)
-        attrs |= {"x1": form.x1.as_attr(), "x2": form.x2.as_attr(), "converter": form.converter}
-        extra = tuple(self._operand(output, key, form.operands.get(key)) for key in OPERANDS)
-        name = (last.name or last.output) + suffix
-        self.add(Node(op, (*inputs, *extra), (output,), attrs, name, sources))
-
-    def _operand(self, output: str, key: str, value: Array | str | None) -> str:
-        if value is None:
-            return ""
-        if isinstance(value, str):
-            return self.as_int8(value)
-        return self.constant(f"{output}/{key}", value)
 
     def _zeros(self, node: Node) -> bool:
         return any(self.zeros.get(name, 0) for name in (*node.inputs, node.output))
@@ -201,9 +181,9 @@ class Elementwise(Draft):
         X2 and the converter multiply by the rest of the ratio, which is as exact as 16 bits twice can be.
         """
         ratio = x_scale / self.scales[other]
-        left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER / abs(ratio))), 0, MOST_OPERAND_SHIFT))
+        left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER / abs(ratio))), 0, OPERAND_BITS - self.bits))
         multiplier = round(np.clip(ratio * 2.0**left, -MOST_MULTIPLIER, MOST_MULTIPLIER))
-        reach = 256 * (abs(multiplier) + 2.0**left)
+        reach = 2**self.bits * (abs(multiplier) + 2.0**left)
         unit = self.scales[other] * 2.0**-left
         first, scale, shift = two_factors(unit / self.scales[node.output], 2.0**31 / reach)
         second = Stage(COMPARISONS[node.op], left, 1, relu=int(relu(node) and not self.zeros[other]))
@@ -233,13 +213,3 @@ class Elementwise(Draft):
             return x, form.convert(self.scales[x] * self.scales[other] / y)
         values, shift = factors(per_channel(constant) * (self.scales[x] / y))
         return x, Form(Stage(multiply=1, shift=shift), operands={"x1_mul": values})
-
-    def _table(self, node: Node) -> Form:
-        """A function of one element, its value for every int8."""
-        x, y = self.steps(node.inputs[0]), self.steps(node.output)
-        with np.errstate(invalid="ignore"):
-            wanted = np.rint(wanted_values(node, x.scale, y.scale, x.zero, y.zero))
-        if np.isnan(wanted).any():
-            wanted = np.nan_to_num(wanted, nan=0.0)
-        values: Array = wanted.clip(-128, 127).astype(np.int16)
-        return Form(operands={"table": values})

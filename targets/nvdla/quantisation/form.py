@@ -16,6 +16,7 @@ from npuc.targets.nvdla.fixed_point import (
 from npuc.targets.nvdla.integer import ALU, IDENTITY, IDLE, Stage
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
+COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
 FEW = (1, 1, 1)
 """The shape of an operand that stands in a register."""
 
@@ -29,6 +30,8 @@ class Form:
     operands: dict[str, Array | str] = field(default_factory=dict[str, "Array | str"])
     """x1_alu, x1_mul, x2_alu, x2_mul, table: constants, or the name of a float tensor."""
     converter: tuple[int, int, int] = IDENTITY
+    attrs: dict[str, Attr] = field(default_factory=dict[str, Attr])
+    """More attributes of the node: where tables lie, how far sums are cut."""
     excess: float = 0.0
     """By how much the converter's input exceeds what it stands for: the zero points of operands."""
 
@@ -39,6 +42,17 @@ class Form:
             scale, shift = scale // 2, shift - 1
         self.converter = (0, scale, shift)
         return self
+
+    def limit(self, most: Array) -> bool:
+        """Takes an upper limit in, if a stage is free behind all others; says whether it is."""
+        if "table" in self.operands or (not self.x1.idle and not self.x2.idle):
+            return False
+        if not self.x2.idle:
+            self.operands = {key.replace("x2", "x1"): value for key, value in self.operands.items()}
+            self.x1 = self.x2
+        self.x2 = Stage(MIN)
+        self.operands["x2_alu"] = most
+        return True
 
     def centred(self, zero: int) -> Form:
         """The form whose map is an operand with this zero point: the first adder subtracts it."""
@@ -76,6 +90,14 @@ def relu(node: Node) -> int:
 def few(value: int) -> Array:
     """An operand for a register."""
     return np.full(FEW, value, np.int16)
+
+
+def slopes(graph: Graph, node: Node) -> Array:
+    """The slopes of a PRelu or LeakyRelu as an operand, (1, 1, 1), (C, 1, 1) or (C, H, W)."""
+    if node.op == "LeakyRelu":
+        return np.full(FEW, node.number("alpha", 0.01))
+    given = graph.constants[node.inputs[1]]
+    return given.reshape((-1, 1, 1) if given.ndim < 3 else given.shape[-3:]).astype(np.float64)
 
 
 def per_channel(constant: Array) -> Array:

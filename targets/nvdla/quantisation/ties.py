@@ -19,8 +19,8 @@ def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ..
     return tuple((node.inputs[0], other) for node in moving for other in (*node.inputs[1:], *node.outputs))
 
 
-def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> Ties:
-    """Equal scales, and ceilings so that saturation is an upper limit, of the tensors with spreads.
+def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], most: int = 127) -> Ties:
+    """Equal scales, and ceilings so that saturation to `most` is an upper limit, of the tensors with spreads.
 
     What only annotates shares a scale where none is given: then neither side has other steps.
     """
@@ -28,7 +28,7 @@ def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> 
     for node in nodes:
         high = upper_limit(node)
         if high < inf and node.output in spreads:
-            ceilings[node.output] = min(ceilings.get(node.output, inf), high / 127)
+            ceilings[node.output] = min(ceilings.get(node.output, inf), high / most)
     annotated = ((node.inputs[0], node.output) for node in nodes if node.op in CONVERSIONS)
     equal = tuple(pair for pair in (*equal_ties(graph, nodes), *annotated) if spreads.keys() >= {*pair})
     return Ties(equal, (), ceilings, floors=floors(graph, nodes, spreads), unsaturated=visible(graph))

@@ -46,7 +46,7 @@ def select_convolutions(context: Context, node: Node, tiles: int, form: WeightFo
             sdp = select_sdp(context, node, y, part.first, part.count, tile)
             source = replace(part.source(x, tile), channels=shape.channels)
             result = _in_tiles(part.result(y, tile)) if form.kind == "winograd" else part.result(y, tile)
-            yield Convolution(source, kernels, window, banks, sdp, result)
+            yield Convolution(source, kernels, window, banks, sdp, result, node.integer("truncate"))
 
 
 def _in_tiles(result: Surface) -> Surface:

@@ -8,11 +8,22 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Node
 from npuc.targets.nvdla.formats import operands as operand_format
 from npuc.targets.nvdla.formats.operands import Operand
-from npuc.targets.nvdla.integer import Stage, converter, operands, stages
+from npuc.targets.nvdla.integer import (
+    LE_ENTRIES,
+    LO_ENTRIES,
+    Stage,
+    Table,
+    converter,
+    operands,
+    stages,
+    tables,
+)
 from npuc.targets.nvdla.machine import BYTES
 from npuc.targets.nvdla.operations import (
     Fetch,
+    Ramp,
     Sdp,
+    Tables,
     Unit,
 )
 from npuc.targets.nvdla.selection.context import Context, Placed
@@ -28,13 +39,34 @@ def select_sdp(
     """SDP of some lanes of the result and rows of it."""
     first_alu, first_mul, second_alu, second_mul, table = operands(node)
     x1, x2 = stages(node)
-    values = tuple(int(each) for each in context.graph.constants[table]) if table else ()
     return Sdp(
         _unit(context, x1, first_alu, first_mul, y, (first, count), tile),
         _unit(context, x2, second_alu, second_mul, y, (first, count), tile),
         converter(node),
-        values,
+        _tables(node, context.graph.constants[table]) if table else None,
     )
+
+
+def _tables(node: Node, entries: Array) -> Tables:
+    """One entry for every int8; else LE and LO as the node places them."""
+    placed = tables(node)
+    if placed is None:
+        values = np.concatenate([entries, np.repeat(entries[-1:], LO_ENTRIES - len(entries))])
+        return Tables(Ramp(_bits(values), -128, -128 + LO_ENTRIES - 1, 0))
+    le, lo = (_ramp(*each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    return Tables(lo, le)
+
+
+def _ramp(table: Table, entries: Array) -> Ramp:
+    real = entries.dtype.kind == "f"
+    start, end = table.start, table.end(len(entries))
+    edges = [int(np.float32(each).view(np.int32)) if real else round(each) for each in (start, end)]
+    slope = int(np.float16(table.beyond).view(np.int16)) if real else round(table.beyond)
+    return Ramp(_bits(entries), edges[0], edges[1], table.select, slope)
+
+
+def _bits(entries: Array) -> tuple[int, ...]:
+    return tuple(entries.view(np.uint16).tolist())
 
 
 def _unit(

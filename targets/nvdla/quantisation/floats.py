@@ -1,0 +1,199 @@
+"""The passes of fp16: every number stands for itself, and SDP computes in fp32.
+
+A tensor is its own form: the host has it in float32, and converts where NVDLA takes or gives it.
+Source: in-memory formats, FP16 Supporting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+import numpy as np
+
+from npuc.errors import DoesNotFit
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.quantize.given import Steps
+from npuc.quantize.tables import is_relu
+from npuc.quantize.ties import average_kernel, tensors_of
+from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
+from npuc.targets.nvdla.integer import Stage
+from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
+from npuc.targets.nvdla.quantisation.form import (
+    COMPARISONS,
+    FEW,
+    MAX,
+    MIN,
+    SUM,
+    Form,
+    explicit_window,
+    per_channel,
+    relu,
+    slopes,
+)
+from npuc.targets.nvdla.quantisation.tables import half_entries
+from npuc.targets.nvdla.quantisation.ties import upper_limit
+
+MULTIPLIERS = 1 + np.arange(1 << 10) / (1 << 10)
+"""Every fp16 from 1 to 2."""
+TRIED = 1 << 12
+"""How many weights of a channel are rounded to find its multiplier: those of small kernels more than once."""
+
+
+class Floats(Builder):
+    """Writes the graph of passes in fp16; every scale is 1."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+        super().__init__(graph, nodes, dict.fromkeys(tensors_of(nodes), Steps(1.0)), "float32")
+
+    def unit(self, tensor: str) -> float:
+        """1, whatever the tensor."""
+        del tensor
+        return 1.0
+
+    def elementwise(self, node: Node) -> tuple[str, Form]:
+        """The map that goes through SDP, and the pass."""
+        x = node.inputs[0]
+        match node.op:
+            case "Add" | "Sub" | "Max" | "Min":
+                return self._pair(node)
+            case "Mul":
+                return self._product(node)
+            case "Relu" | "Clip" if is_relu(node):
+                return x, Form(Stage(relu=1))
+            case "Neg":
+                return x, Form(Stage(multiply=1), operands={"x1_mul": _few(-1)})
+            case "Abs":
+                return x, Form(Stage(multiply=1, prelu=1), operands={"x1_mul": _few(-1)})
+            case "PRelu" | "LeakyRelu":
+                return x, self.sloped(node)
+            case "Clip":
+                return x, Form(Stage(MAX), operands={"x1_alu": _few(node.number("min", -inf))})
+            case "HardSigmoid":
+                operands = {"x1_mul": _few(node.number("alpha", 0.2)), "x2_alu": _few(node.number("beta", 0.5))}
+                return x, Form(Stage(multiply=1), Stage(SUM, relu=1), {**operands})
+            case _:
+                return x, half_entries(node)
+
+    def sloped(self, node: Node) -> Form:
+        """Slopes of negative values in the second stage."""
+        return Form(x2=Stage(multiply=1, prelu=1), operands={"x2_mul": half(slopes(self.float, node))})
+
+    def added(self, node: Node, operand: str) -> Form:
+        """The second stage that adds a map."""
+        return Form(x2=Stage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
+
+    def weights(self, form: Form, x: str, w: Array, bias: Array | None, unit: float) -> Array:
+        """Weights and bias as parts of a multiplier per channel, chosen so that the bias is hardly rounded.
+
+        A bias of 11 bits would cost as much as all of its channel's weights together.
+        """
+        del x, unit
+        if bias is None:
+            return half(w)
+        column = (-1, 1, 1)
+        multiplier = _multipliers(w, bias)
+        form.x1 = Stage(SUM, multiply=1)
+        form.operands["x1_alu"] = half(bias / multiplier).reshape(column)
+        form.operands["x1_mul"] = half(multiplier).reshape(column)
+        return half(w / multiplier.reshape(-1, *(1,) * (w.ndim - 1)))
+
+    def close(self, form: Form, last: Node) -> None:
+        """Nothing: limits of the result are those of any pass."""
+
+    def finish(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        last: Node,
+        form: Form,
+        window: Mapping[str, Attr],
+        sources: tuple[str, ...],
+    ) -> None:
+        """The pass with its upper limit, which takes another one where no stage is free behind all others."""
+        limit, name = upper_limit(last), last.output
+        if limit >= FP16_MOST or form.limit(_few(limit)):
+            return self.emit(op, inputs, name, last, form, window, sources)
+        free = f"{name}/unlimited"
+        self.emit(op, inputs, free, last, form, window, sources)
+        limits = Form(Stage(MIN), operands={"x1_alu": _few(limit)})
+        return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+
+    def average(self, node: Node) -> None:
+        """PDP's average, in fp17, where its window reaches; sums of a convolution for larger ones."""
+        kernel, x = average_kernel(self.float, node), node.inputs[0]
+        window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
+        mean = 1 / (kernel[0] * kernel[1])
+        if max(kernel) <= MOST_POOL and max(window_of(node, kernel).begins) < MOST_POOL:
+            reciprocals = bits_of_fp17(1.0), bits_of_fp17(mean)
+            attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": reciprocals}
+            outputs, name = (node.output,), node.name or node.output
+            return self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
+        channels = self.float.shape(x)[1]
+        taps = self.constant(self.part(node.output, "w"), np.ones((channels, 1, *kernel), np.float16))
+        form = Form(Stage(multiply=1), operands={"x1_mul": _few(mean)})
+        attrs = {**window, "group": channels, "average": 1}
+        return self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)
+
+    def _pair(self, node: Node) -> tuple[str, Form]:
+        """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
+        first, second = node.inputs
+        x, other = (first, second) if self._covers(node, first) else (second, first)
+        stage = Stage(COMPARISONS[node.op], relu=relu(node))
+        constant = self.float.constant(other)
+        if node.op != "Sub":
+            return x, Form(
+                x2=stage, operands={"x2_alu": other if constant is None else half(per_channel(constant))}
+            )
+        if constant is not None and other == second:
+            return x, Form(x2=stage, operands={"x2_alu": half(-per_channel(constant))})
+        operands: dict[str, Array | str] = {"x1_mul": _few(-1)}
+        operands["x2_alu"] = first if constant is None else half(per_channel(constant))
+        return second, Form(Stage(multiply=1), stage, operands)
+
+    def _product(self, node: Node) -> tuple[str, Form]:
+        first, second = node.inputs
+        x, other = (first, second) if self._covers(node, first) else (second, first)
+        constant = self.float.constant(other)
+        operand = other if constant is None else half(per_channel(constant))
+        return x, Form(Stage(multiply=1), operands={"x1_mul": operand})
+
+    def _covers(self, node: Node, name: str) -> bool:
+        """Whether an operand has the shape of the result, so that it goes through SDP."""
+        return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
+
+
+def half(values: Array) -> Array:
+    """Numbers rounded to fp16. Raises DoesNotFit (E301) for those that fp16 has not."""
+    largest = float(np.abs(values).max(initial=0))
+    if not largest <= FP16_MOST:
+        raise DoesNotFit(
+            "E301",
+            f"a constant of the network is {largest:g}",
+            limit=f"+/-{FP16_MOST:g} in fp16",
+            remedy="scale the layer, or compile with --precision int8",
+        )
+    return values.astype(np.float16)
+
+
+def _few(value: float) -> Array:
+    """An operand for a register."""
+    return half(np.full(FEW, value))
+
+
+def _multipliers(w: Array, bias: Array) -> Array:
+    """For each channel of the multipliers that suit its bias best the one that suits its weights best."""
+    taps = w.reshape(len(w), -1)
+    count = int(np.clip(TRIED // taps.shape[1], 1, 64))
+    suiting = np.argpartition(_rounding(bias[:, None], MULTIPLIERS), count - 1)[:, :count]
+    candidates = MULTIPLIERS[suiting]
+    errors = [_rounding(taps, each[:, None]).sum(axis=1) for each in candidates.T]
+    return candidates[np.arange(len(w)), np.argmin(errors, axis=0)]
+
+
+def _rounding(values: Array, multipliers: Array) -> Array:
+    """Squared error of values that are stored as fp16 parts of multipliers."""
+    exact = values.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return ((exact / multipliers).astype(np.float16) * multipliers - exact) ** 2

@@ -1,0 +1,123 @@
+"""The passes of int8 and int16: weights, limits and averages by scales and zero points."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.quantize.given import Steps
+from npuc.quantize.tables import is_relu
+from npuc.quantize.ties import average_kernel
+from npuc.targets.nvdla.fixed_point import addends, factor, quantise_weights
+from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.quantisation.builder import MOST_POOL
+from npuc.targets.nvdla.quantisation.elementwise import Elementwise
+from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
+from npuc.targets.nvdla.quantisation.kept_weights import COLUMN, kept, stages_of
+from npuc.targets.nvdla.quantisation.ties import upper_limit
+
+
+class Integers(Elementwise):
+    """Writes the integer graph; a scale for every tensor, given ones with the integers of weights."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        steps: Mapping[str, Steps],
+        given: Collection[str],
+        precision: str = "int8",
+    ) -> None:
+        super().__init__(graph, nodes, steps, precision)
+        self.given = given
+
+    def weights(self, form: Form, x: str, w: Array, bias: Array | None, unit: float) -> Array:
+        """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
+        steps = self.steps(x)
+        sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
+        if sums is None:
+            found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.dtype)
+            form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
+            form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
+            form.attrs |= {"truncate": found.truncate} if found.truncate else {}
+            return found.w
+        form.x1, second, operands = stages_of(sums, free=form.x2 == IDLE)
+        form.operands |= operands
+        form.x2 = form.x2 if second == IDLE else second
+        return sums.w
+
+    def close(self, form: Form, last: Node) -> None:
+        """The upper limit where a stage is free, and the result's zero point."""
+        most = self._limits(last)[1]
+        if form.x2 == IDLE and most < np.iinfo(self.dtype).max:
+            form.x2 = Stage(MIN)
+            form.operands["x2_alu"] = few(most - self.zeros[last.output])
+        form.converter = form.converted(self.zeros[last.output])
+
+    def _limits(self, node: Node) -> tuple[int, int]:
+        """The least and the largest integer of a node's result, by its activation or as a Clip from 0."""
+        zero, whole = self.zeros[node.output], np.iinfo(self.dtype)
+        top = upper_limit(node) / self.scales[node.output] + zero
+        low = node.text("activation") in ("Relu", "Clip") or is_relu(node)
+        return zero if low else whole.min, whole.max if top >= whole.max - 0.5 else round(top)
+
+    def finish(
+        self,
+        op: str,
+        inputs: tuple[str, ...],
+        last: Node,
+        form: Form,
+        window: Mapping[str, Attr],
+        sources: tuple[str, ...],
+    ) -> None:
+        """The pass, and another for the limits of the result that it has no stage for."""
+        low, high = self._limits(last)
+        whole, name = np.iinfo(self.dtype), self.int8(last.output)
+        lower = low > whole.min and not (form.x2.relu or (form.x2.alu in (0, MIN) and form.x1.relu))
+        upper = high < whole.max and form.x2.alu != MIN
+        if not lower and not upper:
+            return self.emit(op, inputs, name, last, form, window, sources)
+        free = f"{name}/unlimited"
+        self.stand(free, last.output)
+        self.emit(op, inputs, free, last, form, window, sources)
+        limits = Form(Stage(MAX), Stage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
+        return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+
+    def average(self, node: Node) -> None:
+        """PDP's average where its window reaches; sums of a convolution for larger ones and other zero points."""
+        kernel, x = average_kernel(self.float, node), node.inputs[0]
+        (x_scale, x_zero), (y_scale, y_zero) = (
+            (each.scale, each.zero) for each in map(self.steps, (x, node.output))
+        )
+        ratio, count = x_scale / y_scale, kernel[0] * kernel[1]
+        window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
+        window |= self.padding(x, window)
+        reciprocal = round(ratio / count * 2**RECIPROCAL_BITS)
+        if (
+            max(kernel) <= MOST_POOL
+            and max(window_of(node, kernel).begins) < MOST_POOL
+            and 64 <= reciprocal < 1 << 17
+            and (ratio == 1 or not x_zero)
+            and x_zero == y_zero
+        ):
+            reciprocals = 1 << RECIPROCAL_BITS, reciprocal
+            attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": reciprocals}
+            outputs = (self.int8(node.output),)
+            name = node.name or node.output
+            self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))
+            return
+        multiplier, shift = factor(ratio / count)
+        form = Form(Stage(multiply=1, shift=shift), operands={"x1_mul": few(multiplier)})
+        if x_zero:
+            offset, left = addends(np.full(FEW, -x_zero * count))
+            form.x1 = replace(form.x1, alu=SUM, alu_shift=left)
+            form.operands["x1_alu"] = offset
+        form.converter = form.converted(y_zero)
+        channels = self.float.shape(x)[1]
+        taps = self.constant(self.part(self.int8(node.output), "w"), np.ones((channels, 1, *kernel), self.dtype))
+        attrs = {**window, "group": channels, "average": 1}
+        self.finish("NvConv", (self.as_int8(x), taps), node, form, attrs, node.sources)

@@ -1,0 +1,71 @@
+"""Functions of one element as the contents of EW's tables.
+
+int8: one entry for every input. int16 and fp16: LO has 257 entries over the range where the function bends, LE 65
+over the middle of it, and straight lines go on outside; between entries the tables interpolate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops import OPS
+from npuc.quantize.given import Steps
+from npuc.quantize.tables import wanted_values
+from npuc.targets.nvdla.integer import LE_ENTRIES, LO_ENTRIES, Table
+from npuc.targets.nvdla.quantisation.form import Form
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Binary logarithms of the steps of LO and LE, which both have 0 in their middle; the slope beyond."""
+
+    lo: int
+    le: int
+    beyond: float = 0.0
+
+
+INTERPOLATED: Mapping[str, Shape] = {
+    "Sigmoid": Shape(-4, -5),
+    "Tanh": Shape(-5, -6),
+    "Erf": Shape(-5, -6),
+    "HardSwish": Shape(-5, -6, 1.0),
+    "Swish": Shape(-3, -4, 1.0),
+    "Gelu": Shape(-3, -5, 1.0),
+    "Mish": Shape(-3, -5, 1.0),
+    "Softplus": Shape(-3, -4, 1.0),
+    "Elu": Shape(-4, -5, 1.0),
+}
+"""What interpolation gives well enough (docs/nvdla.md has the errors); before the first entry all are flat."""
+
+
+def every_value(node: Node, x: Steps, y: Steps) -> Form:
+    """The pass of a function on int8: results (256,) for the inputs -128..127."""
+    with np.errstate(invalid="ignore"):
+        wanted = np.rint(wanted_values(node, x.scale, y.scale, x.zero, y.zero))
+    if np.isnan(wanted).any():
+        wanted = np.nan_to_num(wanted, nan=0.0)
+    values: Array = wanted.clip(-128, 127).astype(np.int16)
+    return Form(operands={"table": values})
+
+
+def half_entries(node: Node) -> Form:
+    """The pass of a function in fp16."""
+    shape = INTERPOLATED[node.op]
+    lo, le = _centred(shape.lo, LO_ENTRIES), _centred(shape.le, LE_ENTRIES)
+    entries = np.concatenate([_values(node, le, LE_ENTRIES), _values(node, lo, LO_ENTRIES)])
+    placed = Table(lo.start, lo.select, shape.beyond)
+    return Form(operands={"table": entries.astype(np.float16)}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
+
+
+def _centred(select: int, entries: int) -> Table:
+    return Table(-(2.0**select) * (entries // 2), select)
+
+
+def _values(node: Node, table: Table, entries: int) -> Array:
+    """The function at the entries of a table."""
+    (values,) = OPS[node.op].compute(node, [table.start + 2.0**table.select * np.arange(entries)])
+    return values

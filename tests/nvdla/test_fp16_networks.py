@@ -1,0 +1,247 @@
+"""Networks in fp16 on nv_full: compared with onnxruntime's float32, without calibration.
+
+fp16 has 11 significant bits, a rounding of 78 dB; the bounds below leave room for its sums over some layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc import driver
+from npuc.errors import NpucError
+from npuc.ir import Array
+from npuc.models import MODELS
+from npuc.target import Options, target
+from npuc.targets.nvdla.artefact import Contents
+from npuc.targets.nvdla.machine import FULL
+from tests.nvdla.networks import compiled, network, node, verified, weights
+
+FP16 = {"name": "nvdla-full", "precision": "fp16"}
+SHAPE = (1, 20, 9, 11)
+
+
+def expect_close(report: dict[str, Any], sqnr_db: float = 60.0) -> None:
+    """The outputs differ from fp32 by roundings."""
+    assert report["bit_exact"] is None
+    for output in report["outputs"]:
+        assert output["cosine"] >= 0.9999, output
+        assert output["sqnr_db"] is None or output["sqnr_db"] >= sqnr_db, output
+
+
+@pytest.mark.parametrize("model", ["digits", "lenet", "resnet8", "ds_cnn", "residual_awkward", "mobilenet_v1_025"])
+def test_a_network_is_close_to_fp32(model: str, tmp_path: Path) -> None:
+    expect_close(verified(MODELS[model](), tmp_path, samples=1, **FP16), 50.0)
+
+
+def _conv(w: Array, **attrs: Any) -> onnx.ModelProto:
+    bias = weights(len(w), 1)[:, 0]
+    return network([node("Conv", "x w b", "y", **attrs)], SHAPE, {"w": w, "b": bias})
+
+
+CONVOLUTIONS: dict[str, onnx.ModelProto] = {
+    "dense": _conv(weights(33, 20, 3, 3), pads=[1, 1, 1, 1]),
+    "strided": _conv(weights(16, 20, 3, 2), strides=[2, 3], pads=[0, 1, 1, 0]),
+    "dilated": _conv(weights(7, 20, 3, 3), dilations=[2, 3], pads=[2, 3, 2, 3]),
+    "grouped": _conv(weights(30, 4, 3, 3), group=5, pads=[1, 1, 1, 1]),
+    "depthwise": _conv(weights(20, 1, 5, 5), group=20, pads=[2, 2, 2, 2]),
+    "fully connected": _conv(weights(40, 20, 9, 11)),
+    "transposed": network(
+        [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 0, 0])], SHAPE, {"w": weights(20, 9, 3, 3)}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_every_kind_of_convolution(kind: str, tmp_path: Path) -> None:
+    report = verified(CONVOLUTIONS[kind], tmp_path, samples=1, **FP16)
+    expect_close(report, 65.0)
+    assert not report["compiled"]["host_steps"]
+
+
+def test_a_kernel_that_does_not_fit_beside_all_lines_is_cut_by_rows(tmp_path: Path) -> None:
+    model = network([node("Conv", "x w", "y")], (1, 256, 60, 60), {"w": weights(20, 256, 3, 3)})
+    report = verified(model, tmp_path, samples=1, **FP16)
+    expect_close(report, 65.0)
+    assert report["compiled"]["layers"][0]["jobs"] > 1
+
+
+SLOPES = weights(20, 1, 1)
+UNARY: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
+    "Relu": ("x", {}, {}),
+    "LeakyRelu": ("x", {"alpha": 0.3}, {}),
+    "PRelu": ("x slopes", {}, {"slopes": SLOPES}),
+    "Clip": ("x low high", {}, {"low": np.float32(-0.4), "high": np.float32(0.9)}),
+    "Abs": ("x", {}, {}),
+    "Neg": ("x", {}, {}),
+    "HardSigmoid": ("x", {"alpha": 0.3, "beta": 0.4}, {}),
+    "MaxPool": ("x", {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, {}),
+    "GlobalAveragePool": ("x", {}, {}),
+    "GlobalMaxPool": ("x", {}, {}),
+}
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_an_operator_on_a_map(op: str, tmp_path: Path) -> None:
+    inputs, attrs, constants = UNARY[op]
+    report = verified(network([node(op, inputs, "y", **attrs)], SHAPE, constants), tmp_path, samples=1, **FP16)
+    expect_close(report, 60.0 if op == "GlobalAveragePool" else 65.0)  # its sums are rounded to fp17 one by one
+    assert not report["compiled"]["host_steps"]
+
+
+@pytest.mark.parametrize("kernel", [3, 9, 17])
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+def test_windows_of_any_size_are_pooled(op: str, kernel: int, tmp_path: Path) -> None:
+    attrs = {"kernel_shape": [kernel, kernel], "strides": [2, 2]}
+    report = verified(network([node(op, "x", "y", **attrs)], (1, 5, 20, 21)), tmp_path, samples=1, **FP16)
+    expect_close(report)
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Max", "Min"])
+@pytest.mark.parametrize("other", ["map", "per channel", "constant map"])
+def test_two_operands(op: str, other: str, tmp_path: Path) -> None:
+    constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 1, 1)[::-1].copy()}
+    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*SHAPE[1:])}
+    nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node(op, "a b" if other == "map" else "a c", "y")]
+    expect_close(verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **FP16), 64.0)
+
+
+def test_an_upper_limit_behind_an_addition_takes_a_pass_of_its_own(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x w b", "a"), node("Add", "a x", "s"), node("Clip", "s low high", "y")
+    ]  # fmt: skip
+    constants = {
+        "w": weights(20, 20, 1, 1), "b": weights(20, 1)[:, 0],
+        "low": np.float32(0), "high": np.float32(0.5),
+    }  # fmt: skip
+    report = verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **FP16)
+    expect_close(report)
+    assert [layer["op"] for layer in report["compiled"]["layers"]] == ["convolution", "elementwise"]
+
+
+def test_concat_and_split_take_no_operation(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x u", "a"),
+        node("Conv", "x v", "b"),
+        node("Concat", "a b", "c", axis=1),
+        node("Slice", "c starts ends axes", "d"),
+        node("Conv", "d w", "y"),
+    ]
+    constants = {
+        "u": weights(5, 20, 1, 1), "v": weights(20, 20, 1, 1), "w": weights(9, 18, 1, 1),
+        "starts": np.array([5]), "ends": np.array([23]), "axes": np.array([1]),
+    }  # fmt: skip
+    report = verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **FP16)
+    expect_close(report)
+    assert [layer["op"] for layer in report["compiled"]["layers"]] == ["convolution"] * 3
+
+
+def test_softmax_runs_on_the_host_in_fp32(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Softmax", "a", "y", axis=1)]
+    report = verified(network(nodes, SHAPE, {"w": weights(9, 20, 1, 1)}), tmp_path, samples=1, **FP16)
+    expect_close(report)
+    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Softmax"]
+
+
+def test_weights_lie_in_groups_of_16_kernels_and_blocks_of_64_channels(tmp_path: Path) -> None:
+    """Worked by hand from the document, Basic Weight for Direct Convolution, with 2 bytes an element."""
+    w = (np.arange(18 * 70, dtype=np.float32) % 2048).reshape(18, 70, 1, 1)
+    model = network([node("Conv", "x w", "y")], (1, 70, 4, 4), {"w": w})
+    _, _, loaded = compiled(model, tmp_path, **FP16)
+    stored = np.frombuffer(loaded.files["weights.bin"], np.float16)
+    expected = [
+        w[:16, :64].ravel(),  # group 0, block 0: kernel after kernel, 64 channels each
+        w[:16, 64:].ravel(),  # group 0, block 1: 6 channels each
+        w[16:, :64].ravel(),  # group 1: 2 kernels
+        w[16:, 64:].ravel(),
+    ]
+    np.testing.assert_array_equal(stored[: w.size], np.concatenate(expected))
+    texts = {entry["text"] for entry in target("nvdla-full").listing(loaded)}
+    assert "CDMA.D_WEIGHT_SIZE_0 BYTE_PER_KERNEL=0x8b" in texts  # 70 elements of 2 bytes, minus one
+
+
+def test_registers_say_fp16_and_a_line_takes_twice_the_entries(tmp_path: Path) -> None:
+    """Worked by hand: 70 channels are 5 atoms of 16, an entry has 4: 4 pixels and a quarter of 4, 5 in all."""
+    model = network([node("Conv", "x w", "y")], (1, 70, 4, 4), {"w": weights(3, 70, 1, 1)})
+    _, _, loaded = compiled(model, tmp_path, **FP16)
+    texts = [entry["text"] for entry in target("nvdla-full").listing(loaded)]
+    for block in ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC"):
+        text = next(each for each in texts if each.startswith(f"{block}.D_MISC_CFG"))
+        assert "PROC_PRECISION=FP16" in text
+    assert "CDMA.D_ENTRY_PER_SLICE ENTRIES=4" in texts
+
+
+def _run(model: onnx.ModelProto, folder: Path, x: Array) -> Array:
+    _, _, loaded = compiled(model, folder, **FP16)
+    runner = target("nvdla-full").runner(loaded)
+    return next(iter(runner({"x": x[None]}).values()))[0]
+
+
+def test_what_exceeds_the_range_saturates_to_65504(tmp_path: Path) -> None:
+    """FP16 Supporting: no module puts out an infinity, but the largest number."""
+    x = np.array([60000.0, -60000.0, 7e4, -1e30], np.float32).reshape(1, 1, 1, 4)
+    nodes = [node("Add", "x c", "y")]
+    found = _run(network(nodes, (1, 1, 1, 4), {"c": np.full((1, 1, 1), 10000.0, np.float32)}), tmp_path, x)
+    np.testing.assert_array_equal(found.ravel(), [65504.0, -49984.0, 65504.0, -55488.0])
+
+
+def test_sums_are_rounded_once(tmp_path: Path) -> None:
+    """Worked by hand: 2048 + 1 + 1 is 2050 in fp32, though fp16 would keep 2048 after each addition of 1."""
+    w = np.array([1.0, 1.0, 1.0], np.float32).reshape(1, 3, 1, 1)
+    x = np.array([2048.0, 1.0, 1.0], np.float32).reshape(1, 3, 1, 1)
+    found = _run(network([node("Conv", "x w", "y")], (1, 3, 1, 1), {"w": w}), tmp_path, x)
+    assert found.ravel().tolist() == [2050.0]
+
+
+def test_a_constant_beyond_the_range_is_refused(tmp_path: Path) -> None:
+    model = network([node("Conv", "x w", "y")], (1, 3, 4, 4), {"w": np.full((2, 3, 1, 1), 7e4, np.float32)})
+    with pytest.raises(NpucError, match="70000") as caught:
+        compiled(model, tmp_path, **FP16)
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.op, problem.node) == ("E301", "Conv", "y")
+
+
+def test_a_model_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d"), node("Conv", "d w", "y")
+    ]  # fmt: skip
+    constants = {"s": np.float32(0.1), "z": np.int8(0), "w": weights(2, 3, 1, 1)}
+    with pytest.raises(NpucError, match="quantised already") as caught:
+        compiled(network(nodes, (1, 3, 4, 4), constants), tmp_path, **FP16)
+    assert caught.value.problems[0].code == "E202" and len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large"])
+def test_other_configurations_have_no_fp16(name: str) -> None:
+    assert target(name).precisions == ("int8",)
+
+
+def test_a_machine_file_that_takes_fp16_away_is_heeded(tmp_path: Path) -> None:
+    machine = tmp_path / "mine.toml"
+    machine.write_text("fp16 = false\n")
+    model = network([node("Relu", "x", "y")], (1, 3, 4, 4))
+    with pytest.raises(NpucError, match="does not compute in fp16"):
+        compiled(model, tmp_path, machine=str(machine), **FP16)
+
+
+def test_a_manifest_with_a_precision_that_the_machine_has_not_is_refused(tmp_path: Path) -> None:
+    _, _, loaded = compiled(network([node("Relu", "x", "y")], (1, 3, 4, 4)), tmp_path, **FP16)
+    machine = {**FULL.as_dict(), "fp16": False}
+    manifest = {**loaded.manifest, "machine": machine}
+    contents = Contents.of(manifest)
+    move = next(step.loads[0] for step in contents.steps if hasattr(step, "loads"))
+    with pytest.raises(NpucError, match="has no fp16"):
+        move.cube(contents.machine)
+
+
+def test_two_compilations_give_the_same_bytes(tmp_path: Path) -> None:
+    model = tmp_path / "network.onnx"
+    onnx.save(MODELS["digits"](), model)
+    first, second = (
+        driver.compile_model(model, target("nvdla-full"), Options(precision="fp16"), {})[0] for _ in range(2)
+    )
+    assert first.files == second.files and first.manifest == second.manifest
