@@ -19,6 +19,8 @@ from npuc.text import costs, count, short
 from npuc.timeline import Timeline
 
 Report = Mapping[str, Any]
+MOSTLY_EMPTY = 20
+"""A memory with so many times the capacity of what is used."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,13 @@ def _maps(report: Report, timeline: Timeline) -> Iterator[tuple[str, str]]:
     """A drawing for every memory that the timeline knows."""
     for name, use in report["memory"].items():
         if any(each.memory == name for each in timeline.buffers):
-            yield name, charts.memory(timeline, name, use["capacity_bytes"])
+            yield name, charts.memory(timeline, name, _height(use))
+
+
+def _height(use: Report) -> int:
+    """The bytes that a drawing of a memory shows: all, but of one that is nearly empty the used part."""
+    peak, capacity = use["peak_bytes"], use["capacity_bytes"]
+    return peak if capacity is None or capacity > MOSTLY_EMPTY * peak else capacity
 
 
 def _roofline(report: Report, layers: Sequence[Report]) -> str:

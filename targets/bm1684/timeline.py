@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from npuc.program import Program
 from npuc.targets.bm1684.artefact import Contents, Instruction
@@ -20,11 +20,20 @@ def timeline(program: Program) -> Timeline:
         clock[call.region, call.engine] = start + call.cycles
         name = call.text.partition("(")[0].removeprefix("okk_")
         activities.append(Activity(call.engine.upper(), name, start, start + call.cycles, call.tensor))
-    buffers = (
+    local = (
         Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
         for each in Contents.occupied(program.manifest)
     )
-    return Timeline(starts[-1], tuple(activities), tuple(buffers))
+    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])))
+
+
+def _system(program: Program, end: int) -> Iterator[Buffer]:
+    """The regions of system memory, one behind another, for the whole run."""
+    at = 0
+    for region in Contents.of(program.manifest).regions:
+        if region.bytes:
+            yield Buffer("system", region.name, at, region.bytes, 0, end)
+        at += region.bytes
 
 
 def _starts(calls: Sequence[Instruction]) -> list[int]:

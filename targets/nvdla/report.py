@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from math import ceil, prod
@@ -16,7 +15,6 @@ from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Convolution
 from npuc.targets.nvdla.selection import Alternative
-from npuc.timeline import Activity, Timeline
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -115,20 +113,6 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
 def _alternative(found: Alternative) -> dict[str, Any]:
     """A form that a layer's weights could have, and what the layer would cost alone."""
     return {"weight_form": str(found.form), "cycles": found.cycles, "bytes": found.bytes}
-
-
-ENGINES = {"convolution": "CONV + SDP", "elementwise": "SDP", "pooling": "PDP"}
-
-
-def timeline(manifest: Mapping[str, Any]) -> Timeline:
-    """The layers of a program's report, one after the other."""
-    activities: list[Activity] = []
-    at = 0
-    for layer in manifest["report"]["layers"]:
-        end = at + layer["cycles"]
-        activities.append(Activity(ENGINES[layer["op"]], layer["op"], at, end, layer["name"]))
-        at = end
-    return Timeline(at, tuple(activities), ())
 
 
 def macs(graph: Graph, node: Node) -> int:

@@ -31,6 +31,7 @@ from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
 from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
+from npuc.targets.nvdla.timeline import timeline
 from npuc.targets.nvdla.weight_form import asked_forms, expect_asked
 from npuc.timeline import Timeline
 
@@ -111,8 +112,8 @@ class Nvdla:
         del program, trace
 
     def timeline(self, program: Program) -> Timeline:
-        """Operations one after the other, each for the cycles of its layer."""
-        return report.timeline(program.manifest)
+        """Layers one after the other, the maps in DRAM, and the banks of the convolution buffer."""
+        return timeline(program)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a command: number, text, and the ONNX nodes that it is for."""
