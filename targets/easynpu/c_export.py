@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from npuc.c_text import array, comment, floating, listed, named, string
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.artefact import Contents, ImageLoad, Segment, TensorMove
 from npuc.targets.easynpu.c_host import Copy, Operation, bytes_of
 from npuc.targets.easynpu.c_plan import Plan, plan
-from npuc.targets.easynpu.c_text import array, comment, floating, listed, named, string
 from npuc.targets.easynpu.isa import WORD_BYTES
 from npuc.targets.easynpu.memory import LANES
 

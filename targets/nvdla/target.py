@@ -40,7 +40,7 @@ class Nvdla:
     """One configuration of NVDLA as a Target."""
 
     memories = ("dram", "cbuf")
-    exports = ("bin", "nvdla-trace", "loadable")
+    exports = ("bin", "nvdla-trace", "loadable", "c")
     chip_models = ("own",)
     inexact: tuple[str, ...] = ()
 
@@ -176,7 +176,7 @@ class Nvdla:
         raise ArtefactError("E504", f"'{listing}': NVDLA has registers, no instruction words to assemble")
 
     def exported(self, program: Program, form: str) -> dict[str, bytes]:
-        """The files of the program as they are, its segments as test programs, or what the stock runtime loads."""
+        """The program's files as they are, as test programs, as the stock runtime loads them, or as C."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export import traces
 
@@ -185,6 +185,10 @@ class Nvdla:
             from npuc.targets.nvdla.loadable.export import files
 
             return files(program)
+        if form == "c":
+            from npuc.targets.nvdla import c_export
+
+            return c_export.exported(program)
         if form != "bin":
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)
