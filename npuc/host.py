@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -77,8 +77,10 @@ class HostStep:
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
         """Operators whose last bits depend on who computes them: the host's library is onnxruntime."""
-        model, names = self._session(tuple(type_of(values[0]) for values in inputs))
-        results = [model.run(None, dict(zip(names, sample, strict=True))) for sample in zip(*inputs, strict=True)]
+        constants = [values[0] for values in inputs[1:]] if self.op == "Conv" else []
+        data = inputs[: len(inputs) - len(constants)]
+        model, names = self._session(tuple(type_of(values[0]) for values in data), constants)
+        results = [model.run(None, dict(zip(names, sample, strict=True))) for sample in zip(*data, strict=True)]
         return tuple(np.stack(column) for column in zip(*results, strict=True))
 
     @cached_property
@@ -86,8 +88,8 @@ class HostStep:
         """Sessions of this operator by the types of its inputs, made once."""
         return {}
 
-    def _session(self, types: tuple[TensorType, ...]) -> tuple[Any, tuple[str, ...]]:
-        """An onnxruntime session of this operator, and its inputs' names."""
+    def _session(self, types: tuple[TensorType, ...], constants: Sequence[Array]) -> tuple[Any, tuple[str, ...]]:
+        """An onnxruntime session of this operator, and the names of the inputs that are no constants."""
         from npuc.export_onnx import to_onnx
         from npuc.ops import build
         from npuc.reference import session
@@ -95,14 +97,15 @@ class HostStep:
         names = tuple(f"x{position}" for position in range(len(types)))
         if types not in self._sessions:
             outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
-            node = Node(self.op, names, outputs, self.attrs, self.node)
-            graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, {})
+            fixed = {f"c{position}": value for position, value in enumerate(constants)}
+            node = Node(self.op, (*names, *fixed), outputs, self.attrs, self.node)
+            graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, fixed)
             self._sessions[types] = session(to_onnx(graph))
         return self._sessions[types], names
 
 
 CONSTANT = "Constant"
-ROUNDED = ("Softmax", "LogSoftmax", "LRN")
+ROUNDED = ("Softmax", "LogSoftmax", "LRN", "Conv")
 """Operators with float arithmetic beyond one exact operation."""
 
 

@@ -47,6 +47,8 @@ class Options:
     """What is done for accuracy, a rung of quantize.ladder."""
     notify: Callable[[Sequence[Step]], None] | None = None
     """Called with what was tried for accuracy."""
+    mixed: bool = False
+    """A few layers may run on the host for accuracy."""
 
 
 FLOATING = ("fp16", "fp32")
@@ -95,6 +97,14 @@ class Stepper(Runner, Protocol):
     def report(self) -> dict[str, Any]:
         """Of the last sample: `cycles`, and `layers` with what each of them took."""
         ...
+
+
+@runtime_checkable
+class Mixing(Protocol):
+    """A target of whose programs the host may compute a few layers, for accuracy."""
+
+    host_layers: tuple[str, ...]
+    """Operators of such layers."""
 
 
 @runtime_checkable

@@ -19,10 +19,12 @@ from npuc.cli.options import (
     level_option,
     machine_option,
     method_option,
+    mixed_option,
     precision_option,
     shape_option,
     strict_option,
     target_option,
+    wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, print_json, with_seconds
 from npuc.text import closest
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 )
 @level_option
 @method_option
+@mixed_option
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
 )
@@ -83,6 +86,7 @@ def compile_command(
     weights: str | None,
     level: str,
     method: str | None,
+    mixed: str,
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
     force: bool,
@@ -110,7 +114,10 @@ def compile_command(
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
     tried: list[Step] = []
-    options = Options(machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend)
+    options = Options(
+        machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
+        wants_mixed(machine_kind, mixed, strict=strict),
+    )  # fmt: skip
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 

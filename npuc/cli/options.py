@@ -80,6 +80,12 @@ method_option = click.option(
     type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
     help="Calibration method [default: the level's].",
 )
+mixed_option = click.option(
+    "--mixed",
+    type=Choice(("off", "auto")),
+    default="off",
+    help="auto: the host computes a few layers in float, where int8 costs the most accuracy.",
+)
 calibration_option = click.option(
     "--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz)."
 )
@@ -113,6 +119,19 @@ def format_options(command: Callable[..., T]) -> Callable[..., T]:
         return command(*args, form="json" if as_json else form, **options)
 
     return formatted
+
+
+def wants_mixed(target: Target, mixed: str, *, strict: bool) -> bool:
+    """Whether the host may take layers over. Raises UsageError where it may not, and that is asked for."""
+    from npuc.target import Mixing
+
+    if mixed == "off":
+        return False
+    if not isinstance(target, Mixing):
+        raise click.UsageError(f"the host takes no layers over from {target.name}; --mixed auto is not for it")
+    if strict:
+        raise click.UsageError("--strict and --mixed auto exclude each other")
+    return True
 
 
 def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:

@@ -14,9 +14,11 @@ from npuc.cli.options import (
     level_option,
     machine_option,
     method_option,
+    mixed_option,
     modified_option,
     shape_option,
     target_option,
+    wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, load_program, print_json
 
@@ -31,6 +33,7 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 @isa_option
 @level_option
 @method_option
+@mixed_option
 @json_option
 def quantize(
     model: Path,
@@ -42,6 +45,7 @@ def quantize(
     isa: str,
     level: str,
     method: str | None,
+    mixed: str,
     as_json: bool,
 ) -> None:
     """Write MODEL quantised as a target computes it.
@@ -64,7 +68,14 @@ def quantize(
     if not isinstance(machine_kind, Quantising):
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
     tried: list[Step] = []
-    options = Options(machine, isa=isa, method=method, level=level, notify=tried.extend)
+    options = Options(
+        machine,
+        isa=isa,
+        method=method,
+        level=level,
+        notify=tried.extend,
+        mixed=wants_mixed(machine_kind, mixed, strict=False),
+    )
     written, samples = driver.quantise_model(model, machine_kind, options, shapes, calibration)
     if samples.synthetic:
         announce_synthetic("calibrated", "--calibration DATA.npz")

@@ -19,7 +19,7 @@ from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.integer import accumulator_bound
 from npuc.quantize.scales import Ties, choose_scales
 from npuc.quantize.tables import CONVERSIONS, INPUTS, Tabulate, as_unary, is_relu, wanted_values
-from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, ties_of
+from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, tensors_of, ties_of
 from npuc.quantize.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
@@ -43,7 +43,7 @@ def quantise(
     spreads: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
     tables. Raises UnsupportedOperator (E205) for a node without an integer form.
     """
-    free = {name: spread for name, spread in spreads.items() if name not in given}
+    free = {name: spreads[name] for name in tensors_of(nodes) if name not in given}
     ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
     chosen = _free_steps(graph, nodes, free, ties, method, given)
     return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()

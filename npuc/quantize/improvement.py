@@ -249,12 +249,13 @@ class _Ladder:
 
     def _equalised(self, method: str, share: float | None) -> Network:
         """The plain network with another method, equalised if there is anything to equalise."""
-        groups = equalisation.groups(self.plain.graph) if share is not None else ()
+        found = equalisation.groups(self.plain.graph) if share is not None else ()
+        groups = tuple(each for each in found if not self.guard.exact.keys() & set(each.tensors))
         if not groups:
             return self.plain if method == self.plain_method else self.maker.drawn(self.plain.graph, method)
         sizes = equalisation.sizes(self.plain.graph, groups, self.training)
-        found = equalisation.equalised(self.plain.graph, groups, sizes, share or 0.0)
-        return self.maker.drawn(found.graph, method, found.factors)
+        equal = equalisation.equalised(self.plain.graph, groups, sizes, share or 0.0)
+        return self.maker.drawn(equal.graph, method, equal.factors)
 
     @property
     def plain_method(self) -> str:

@@ -226,7 +226,10 @@ def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Regi
     arrays = [position for position, each in enumerate(regions) if each.array]
     here = regions.index(region)
     at_border = not arrays or here <= arrays[0] or here > arrays[-1]
-    return host_step(graph, node, HOST.get(node.op, ""), at_border=at_border)
+    return host_step(graph, node, HOST.get(node.op, CHOSEN), at_border=at_border)
+
+
+CHOSEN = "int8 would cost accuracy here (--mixed auto)"
 
 
 def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:

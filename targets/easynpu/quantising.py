@@ -12,6 +12,7 @@ from npuc.quantize.given import given_steps, reaches
 from npuc.quantize.improvement import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.made_up import made_up
+from npuc.quantize.mixed import Host, mixed, without
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -49,14 +50,24 @@ def network(
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
     found = {name: found[name] for name in tensors if name in found}
-    if not given:
-        recipe = Recipe(lambda each: integer(each, machine), best_table, offsets=not documented)
-        return best_network(graph, recipe, samples, level, options.method, found)
     given = {name: given[name] for name in tensors if name in given}
+    free_scales = not given
     if documented:  # the document adds and pools at equal scales: of what is given the range remains
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
-    network = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, best_table, given))
     if samples.synthetic and given:
         samples = made_up(graph) or samples
-    return best_weights(network, Recipe(lambda each: integer(each, machine), best_table), samples, level)
+
+    def drawn(host: Host) -> Network:
+        chosen = without(integer(graph, machine), host)
+        return Network(graph, chosen, found, {}, quantise(graph, chosen, found, method, best_table, given))
+
+    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+        recipe = Recipe(lambda each: without(integer(each, machine), host), best_table, offsets=not documented)
+        if free_scales:
+            return best_network(graph, recipe, samples, level, options.method, found)
+        return best_weights(drawn(host), recipe, samples, level)
+
+    if not options.mixed:
+        return best(frozenset())
+    return mixed(graph, lambda host: drawn(host).quantised, best, samples)

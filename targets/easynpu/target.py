@@ -39,6 +39,7 @@ class EasyNpu:
     exports = ("bin", "readmemh", "c")
     chip_models = ("own",)
     inexact = ("split_average_pool",)
+    host_layers = ("Conv",)
     weight_forms: tuple[str, ...] = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:

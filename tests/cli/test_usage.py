@@ -75,3 +75,14 @@ def test_a_number_that_is_none_is_a_usage_error(digits: Digits) -> None:
 @pytest.mark.parametrize("level", ["3", "9", "s"])
 def test_an_unknown_level_is_a_usage_error(level: str) -> None:
     assert "-O" in npuc("compile", "x.onnx", "--target", "easynpu", f"-O{level}").usage()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--target", "easynpu", "--strict"), "--strict and --mixed auto exclude each other"),
+        (("--target", "bm1684"), "the host takes no layers over from bm1684"),
+    ],
+)
+def test_where_the_host_may_take_nothing_over_mixed_is_refused(arguments: tuple[str, ...], reason: str) -> None:
+    assert reason in npuc("compile", "model.onnx", "--mixed", "auto", *arguments).usage()

@@ -1,0 +1,64 @@
+"""--mixed auto: a few layers in float on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc import data, driver, program
+from npuc.program import Program
+from npuc.reference import session
+from npuc.target import Options, target
+from npuc.verification import Tolerance, verify
+
+EASYNPU = target("easynpu")
+
+
+@pytest.fixture(scope="module")
+def model(shared: Path) -> Path:
+    return shared / "models" / "tiny_resnet8_fp32.onnx"
+
+
+@pytest.fixture(scope="module")
+def task(shared: Path) -> Path:
+    return shared / "tasks" / "cifar20_resnet8"
+
+
+@pytest.fixture(scope="module")
+def mixed(model: Path, task: Path) -> Program:
+    return driver.compile_model(model, EASYNPU, Options(mixed=True), {}, [task / "calibration.npz"])[0]
+
+
+def test_resnet8_gains_with_two_layers_on_the_host_and_stays_bit_exact(
+    model: Path, task: Path, mixed: Program, tmp_path: Path
+) -> None:
+    array, _ = driver.compile_model(model, EASYNPU, Options(), {}, [task / "calibration.npz"])
+    samples = data.load([task / "test.npz"], driver.program_inputs(array)).first(10)
+    found: dict[bool, float] = {}
+    for on_host, compiled in ((False, array), (True, mixed)):
+        directory = tmp_path / str(on_host)
+        program.save(compiled, directory)
+        report = verify(model, directory, program.load(directory), EASYNPU, samples, Tolerance(0, 0))
+        assert report["bit_exact"]
+        assert any(each.get("op") == "Conv" for each in compiled.manifest["steps"]) == on_host
+        found[on_host] = report["outputs"][0]["sqnr_db"]
+    assert found[True] > found[False] + 2
+
+
+def test_a_quantised_network_with_layers_on_the_host_opens_elsewhere(
+    model: Path, task: Path, mixed: Program
+) -> None:
+    made, _ = driver.quantise_model(model, EASYNPU, Options(mixed=True), {}, [task / "calibration.npz"])
+    runs = [session(each) for each in (made, mixed.evidence["reference.onnx"])]
+    with np.load(task / "test.npz") as archive:
+        images = archive["x"][:8, None].astype(np.float32)
+    theirs, ours = (
+        np.stack([run.run(None, {run.get_inputs()[0].name: each})[0].ravel() for each in images]) for run in runs
+    )
+    assert (theirs.argmax(axis=1) == ours.argmax(axis=1)).all()
+    assert np.square(theirs).sum() > 1e3 * np.square(theirs - ours).sum()  # 30 dB
+    kernels = [each for each in onnx.load_from_string(made).graph.initializer if len(each.dims) == 4]
+    assert {each.data_type for each in kernels} == {onnx.TensorProto.FLOAT, onnx.TensorProto.INT8}
