@@ -88,14 +88,14 @@ class IntegerCheck:
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.outputs = [port.name for port in program.outputs]
         self.said, self.tally = Outputs(self.outputs), _Tally()
-        self.run = target.runner(program)
+        self.run, self.dtype = target.runner(program), program.precision
         fp32 = read_model(model)
         floats = [entry["float"] for entry in self.tensors.values()]
         self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
         self.fp32 = session(with_outputs(fp32, self.floats), optimise=True)
         try:
             self.reference = session(reference)
-            self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors))
+            self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors, self.dtype))
         except ModelError as error:
             raise damaged("reference.onnx", error.problems[0].reason) from None
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
@@ -157,7 +157,7 @@ class IntegerCheck:
                     )
 
     def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
-        """Each layer's int8 result on the exact fp32 values of its inputs, quantised; where those are known."""
+        """Each layer's integer result on the exact fp32 values of its inputs, quantised; where those are known."""
         from npuc.host import quantise
 
         feeds: dict[str, Array] = {}
@@ -167,7 +167,7 @@ class IntegerCheck:
                 feeds[name] = known[name]
             elif entry["float"] in known:
                 value = known[entry["float"]].reshape(entry["shape"])
-                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0))
+                feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.dtype)
             else:
                 feeds[name] = integer[name.removesuffix(EXACT)]
         return _values(self.single, list(self.tensors), feeds)
@@ -189,17 +189,18 @@ def _values(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> d
 EXACT = "/exact"
 
 
-def _cut(model: Any, tensors: Mapping[str, Any]) -> Any:
-    """The integer network with every edge cut: each layer reads int8 inputs of the model, `tensor/exact`."""
-    from onnx import TensorProto, helper
+def _cut(model: Any, tensors: Mapping[str, Any], dtype: str) -> Any:
+    """The integer network with every edge cut: each layer reads integers as inputs, `tensor/exact`."""
+    from onnx import helper
 
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     found: dict[str, Any] = {}
     for node in model.graph.node:
         for position, name in enumerate(node.input):
             if name in tensors:
                 node.input[position] = f"{name}{EXACT}"
                 shape = tensors[name]["shape"]
-                found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", TensorProto.INT8, shape)
+                found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
     model.graph.input.extend(found.values())
     return model
 

@@ -10,7 +10,7 @@ Importing this module adds the rules to the exporter; integer_model writes a who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +20,15 @@ from npuc.export_onnx import EXPORTERS, Emitter, Exporter, to_onnx
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
 
-FLOAT, DOUBLE, INT8, INT32 = (
+FLOAT, DOUBLE, INT8, INT16, INT32 = (
     onnx.TensorProto.FLOAT,
     onnx.TensorProto.DOUBLE,
     onnx.TensorProto.INT8,
+    onnx.TensorProto.INT16,
     onnx.TensorProto.INT32,
 )
+INTEGERS = {"int8": INT8, "int16": INT16}
+"""The element types of activations."""
 
 
 def step(emit: Emitter, op: str, *inputs: str, **attrs: Attr) -> str:
@@ -157,22 +160,24 @@ def _prelu(node: Node, emit: Emitter) -> None:
     emit.node("Cast", [step(emit, "Clip", floor, low, high)], [node.output], to=INT8)
 
 
-def through_float(rule: Exporter) -> Exporter:
-    """The rule of an operator that onnxruntime does not know for int8: the values pass through float32."""
+def through_float(rule: Exporter, dtypes: Collection[str] = tuple(INTEGERS)) -> Exporter:
+    """The rule of an operator that onnxruntime does not know for these types: the values pass through float32."""
 
     def export(node: Node, emit: Emitter) -> None:
-        if emit.graph.tensors[node.output].dtype != "int8":
+        dtype = emit.graph.tensors[node.output].dtype
+        if dtype not in dtypes:
             rule(node, emit)
             return
         moved = emit.fresh("moved")
         x = step(emit, "Cast", node.inputs[0], to=FLOAT)
         rule(replace(node, inputs=(x,), outputs=(moved,)), emit)
-        emit.node("Cast", [moved], [node.output], to=INT8)
+        emit.node("Cast", [moved], [node.output], to=INTEGERS[dtype])
 
     return export
 
 
 EXPORTERS.update({op: through_float(EXPORTERS[op]) for op in ("DepthToSpace", "SpaceToDepth")})
+EXPORTERS["MaxPool"] = through_float(EXPORTERS["MaxPool"], ("int16",))
 EXPORTERS.update(
     {
         "IntConv": _conv,

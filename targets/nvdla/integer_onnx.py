@@ -7,12 +7,14 @@ Importing this module adds the rules to the exporter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from npuc.export_onnx import EXPORTERS, Emitter
-from npuc.ir import Node
+from npuc.ir import Array, Attr, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
-from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INT8, step, wide_sums, windowed
+from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INTEGERS, step, wide_sums, windowed
 from npuc.targets.nvdla.integer import ALU, INT32, RECIPROCAL_BITS, Stage, converter, operands, stages
 
 INT64 = 7
@@ -21,18 +23,60 @@ INT64 = 7
 def _conv(node: Node, emit: Emitter) -> None:
     w = emit.graph.constants[node.inputs[1]]
     x, attrs = windowed(node, emit, w)
-    bound = int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
+    most = _magnitude(node, emit)
+    bound = most // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
     if bound < EXACT_FLOAT32:
-        values = step(emit, "Cast", x, to=FLOAT)
-        acc = step(emit, "Conv", values, emit.constant(w.astype(np.float32), "w"), **attrs)
-        acc = step(emit, "Cast", acc, to=DOUBLE)
+        acc = _sums(emit, step(emit, "Cast", x, to=FLOAT), w, attrs)
     else:
-        acc = wide_sums(emit, x, w, attrs)
+        acc = wide_sums(emit, x, w, attrs) if most == 128 else _wider_sums(emit, x, w, attrs)
+    if node.integer("truncate"):
+        factor = emit.constant(np.ldexp(np.float64(1), -node.integer("truncate")), "truncate")
+        acc, bound = _half_away(emit, step(emit, "Mul", acc, factor)), (bound >> node.integer("truncate")) + 1
     _through(node, emit, acc, bound)
 
 
+def _sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+    """The sums of a float32 map, which float32 holds, in double."""
+    acc = step(emit, "Conv", x, emit.constant(w.astype(np.float32), "w"), **attrs)
+    return step(emit, "Cast", acc, to=DOUBLE)
+
+
+def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+    """The sums of an int16 map and weights of 16 bits: bytes of the map times digits of the weights, in double."""
+    values = step(emit, "Cast", x, to=FLOAT)
+    upper = step(emit, "Floor", step(emit, "Mul", values, emit.constant(np.float32(2.0**-8))))
+    lower = step(emit, "Sub", values, step(emit, "Mul", upper, emit.constant(np.float32(2.0**8))))
+    digits, bits = _digits(w)
+    total = ""
+    for position, digit in enumerate(digits):
+        for exponent, part in ((0, lower), (8, upper)):
+            scale = emit.constant(np.ldexp(np.float64(1), exponent + bits * position), "scale")
+            term = step(emit, "Mul", _sums(emit, part, digit, attrs), scale)
+            total = step(emit, "Add", total, term) if total else term
+    return total
+
+
+def _digits(w: Array) -> tuple[list[Array], int]:
+    """Weights as digits of so many bits, lowest first, whose sums with bytes stay below 2^24; each has a sign."""
+    for bits in (8, 6, 4, 3, 2):
+        rest, digits = w.astype(np.int64), list[Array]()
+        while rest.any() or not digits:
+            digit = (rest + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+            digits.append(digit)
+            rest = (rest - digit) >> bits
+        reach = max(int(np.abs(each).reshape(len(w), -1).sum(axis=1).max()) for each in digits)
+        if 256 * reach < EXACT_FLOAT32 or bits == 2:
+            return digits, bits
+    raise AssertionError("unreachable")
+
+
+def _magnitude(node: Node, emit: Emitter) -> int:
+    """What no element of the node's map exceeds."""
+    return -int(np.iinfo(emit.graph.tensors[node.inputs[0]].dtype).min)
+
+
 def _elementwise(node: Node, emit: Emitter) -> None:
-    _through(node, emit, step(emit, "Cast", node.inputs[0], to=DOUBLE), 128)
+    _through(node, emit, step(emit, "Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit))
 
 
 def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
@@ -49,7 +93,14 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
         x = step(emit, "Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
         x = _half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
-    emit.node("Cast", [_clipped(emit, x, -128, 127)], [node.output], to=INT8)
+    _saturated(node, emit, x)
+
+
+def _saturated(node: Node, emit: Emitter, x: str) -> None:
+    """The node's result: a double in the type of its output."""
+    dtype = emit.graph.tensors[node.output].dtype
+    limits = np.iinfo(dtype)
+    emit.node("Cast", [_clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=INTEGERS[dtype])
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
@@ -78,7 +129,7 @@ def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
         scaled = np.ldexp(value.astype(np.float64), shift)
         return emit.constant(scaled, "operand"), float(np.abs(scaled).max(initial=0))
     scaled = step(emit, "Mul", step(emit, "Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
-    return scaled, 128 * 2.0**shift
+    return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
 
 
 def _half_away(emit: Emitter, x: str, *, positive: bool = False) -> str:
@@ -103,7 +154,7 @@ def _average(node: Node, emit: Emitter) -> None:
     for reciprocal in node.integers("reciprocals"):
         factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
         total = _half_away(emit, step(emit, "Mul", total, factor))
-    emit.node("Cast", [_clipped(emit, total, -128, 127)], [node.output], to=INT8)
+    _saturated(node, emit, total)
 
 
 EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average})

@@ -71,10 +71,9 @@ class Machine:
         """One bank of the convolution buffer."""
         return self.cbuf_entries * self.cbuf_entry_bytes
 
-    @property
-    def macs_per_cycle(self) -> int:
-        """Multiply-accumulates of the array in int8."""
-        return self.atomic_c * self.atomic_k
+    def macs_per_cycle(self, precision: str) -> int:
+        """Multiply-accumulates of the array."""
+        return self.atomic_c * self.kernel_group(precision)
 
     @property
     def dram_bytes_per_cycle(self) -> float:

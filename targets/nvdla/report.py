@@ -60,7 +60,7 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "ideal_cycles": ideal,
         "utilization": ideal / cycles if cycles else None,
         "clock_mhz": machine.clock_mhz,
-        "macs_per_cycle": machine.macs_per_cycle,
+        "macs_per_cycle": machine.macs_per_cycle(_precision(lowered)),
         "bytes_per_cycle": machine.dram_bytes_per_cycle,
         "frames_per_second": machine.clock_mhz * 1e6 / cycles if cycles else None,
         "memory": {
@@ -77,6 +77,11 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
         "registers": len(lowered.registers) // 16,
         "nodes": len(graph.nodes),
     }
+
+
+def _precision(lowered: Lowered) -> str:
+    """What the program computes in."""
+    return next((each.destination.precision for row in lowered.emitted for each in row.operations), "int8")
 
 
 def _taken(lowered: Lowered, machine: Machine) -> list[int]:
@@ -99,7 +104,7 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
         "nodes": list(node.sources),
         "macs": multiplied,
         "cycles": taken,
-        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "ideal_cycles": multiplied / machine.macs_per_cycle(result.precision),
         "tile": [result.height, result.width],
         "bytes": sum(timing.moved_bytes(operation, machine) for operation in each.operations),
         "bound": timing.bound(each.operations[0], machine),

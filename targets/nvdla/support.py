@@ -222,7 +222,7 @@ def row_of(op: str, machine: Machine, precision: str) -> Row | None:
 
 
 def quantised_already(graph: Graph, precision: str) -> Problem | None:
-    """Why a floating-point program cannot stand for a model that rounds to integers itself."""
+    """Why fp16 and int16 cannot stand for a model that rounds to int8 itself."""
     node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
     if node is None:
         return None

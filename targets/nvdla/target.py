@@ -48,11 +48,12 @@ class Nvdla:
         self.name = name
         self.summary = TARGETS[name][2]
         self.weight_forms = asked_forms(machines.CONFIGURATIONS[name])
-        self.precisions = tuple(each for each in machines.CONFIGURATIONS[name].precisions if each != "int16")
+        self.precisions = machines.CONFIGURATIONS[name].precisions
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""
-        return PASSES if self._machine(options).sdp_lut else (*PASSES, *WITHOUT_TABLES)
+        tables = support.table_ops(self._machine(options), options.precision)
+        return PASSES if "HardSwish" in tables else (*PASSES, *WITHOUT_TABLES)
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Not told of single nodes: what a node costs depends on its neighbours."""
@@ -62,7 +63,7 @@ class Nvdla:
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither NVDLA nor the host may run, each with its constraint."""
         machine = self._machine(options)
-        if options.precision in FLOATING and (quantised := support.quantised_already(graph, options.precision)):
+        if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
         on_device = {id(node) for node in self._on_device(graph, machine, options.precision)}
         return problems(

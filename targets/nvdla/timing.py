@@ -108,7 +108,7 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
         return 0.0
     kernels, out = operation.kernels, operation.destination
     products = kernels.count * kernels.height * kernels.width * kernels.channels * out.width * out.height
-    return products / (machine.atomic_c * machine.kernel_group(out.precision))
+    return products / machine.macs_per_cycle(out.precision)
 
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:

@@ -91,3 +91,20 @@ def test_help_fits_a_terminal(command: tuple[str, ...]) -> None:
     text = npuc(*command, "--help").done()
     assert text.startswith("Usage: npuc") and max(map(len, text.splitlines())) <= 110
     assert text == npuc(*command, "-h").out
+
+
+def test_targets_say_their_precisions_the_usual_one_first() -> None:
+    found = {each["name"]: each["precisions"] for each in npuc("targets", "--json").json["targets"]}
+    assert found["nvdla-full"] == ["int8", "int16", "fp16"] and found["nvdla-small"] == ["int8"]
+
+
+def test_a_precision_that_the_target_lacks_is_a_usage_error_of_check(digits: Digits) -> None:
+    text = npuc("check", digits.model, "--target", "nvdla-small", "--precision", "fp16").usage()
+    assert "nvdla-small computes in int8; --precision fp16 is not for it" in text
+    assert "runs all of it" in npuc("check", digits.model, "--target", "nvdla-full", "--precision", "fp16").done()
+
+
+def test_operators_say_what_runs_in_one_precision_only() -> None:
+    rows = {row["op"]: row for row in npuc("operators", "--target", "nvdla-full", "--json").json["operators"]}
+    assert rows["Exp"]["constraints"].endswith("In int8; else on the host.")
+    assert rows["Sigmoid"]["constraints"].endswith("In int8, fp16; else on the host.")

@@ -12,7 +12,8 @@ from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine, load
 
 def test_the_configurations_have_the_sizes_of_the_table() -> None:
     assert [each.cbuf_bytes // 1024 for each in (FULL, LARGE, SMALL)] == [512, 512, 128]
-    assert [each.macs_per_cycle for each in (FULL, LARGE, SMALL)] == [2048, 2048, 64]
+    assert [each.macs_per_cycle("int8") for each in (FULL, LARGE, SMALL)] == [2048, 2048, 64]
+    assert [FULL.macs_per_cycle(each) for each in ("int16", "fp16")] == [1024, 1024]
     assert [each.atom_bytes for each in (FULL, LARGE, SMALL)] == [32, 32, 8]
     assert [each.precisions for each in (FULL, SMALL)] == [("int8", "int16", "fp16"), ("int8",)]
 

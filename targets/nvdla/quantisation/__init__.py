@@ -9,12 +9,13 @@ another map, slopes. Between the stages values keep FRACTION fractional bits of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Quantised
 from npuc.quantize.given import NOTHING_GIVEN, Steps
-from npuc.quantize.scales import choose_scales
+from npuc.quantize.scales import Ties, choose_scales, components
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
@@ -29,14 +30,36 @@ def quantise(
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     precision: str = "int8",
 ) -> Quantised:
-    """The integer graph of a float graph, these of whose nodes become integer.
+    """The integer graph of a float graph, these of whose nodes become integer (int8 or int16).
 
     nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
     """
     free = {name: spread for name, spread in spreads.items() if name not in given}
-    scales = choose_scales(free, ties(graph, nodes, free), method)
+    if precision == "int16":
+        scales = wide_scales(free, ties(graph, nodes, free, INT16_MOST))
+    else:
+        scales = choose_scales(free, ties(graph, nodes, free), method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
     return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision).built()
+
+
+INT16_MOST = 32767
+HEADROOM = 2.0
+"""int16 reaches so far beyond the largest value of calibration: a bit that costs less than what saturates."""
+
+
+def wide_scales(spreads: Mapping[str, Spread], demands: Ties) -> dict[str, float]:
+    """A scale for every int16 tensor, by its largest value: steps are fine whatever the method."""
+    class_of = components(spreads, demands.equal)
+    largest = dict.fromkeys(class_of.values(), 0.0)
+    ceilings = dict.fromkeys(largest, inf)
+    for name, leader in class_of.items():
+        largest[leader] = max(largest[leader], spreads[name].largest)
+        ceilings[leader] = min(ceilings[leader], demands.ceilings.get(name, inf))
+    return {
+        name: min((HEADROOM * largest[leader] or 1.0) / INT16_MOST, ceilings[leader])
+        for name, leader in class_of.items()
+    }
 
 
 def in_fp16(graph: Graph, nodes: Sequence[Node]) -> Quantised:

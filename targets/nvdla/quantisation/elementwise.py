@@ -25,7 +25,6 @@ from npuc.targets.nvdla.quantisation.form import (
     SUM,
     Form,
     few,
-    limited,
     per_channel,
     relu,
     slopes,
@@ -44,9 +43,19 @@ class Elementwise(Builder):
         """Of an element."""
         return np.iinfo(self.dtype).bits
 
+    @property
+    def fraction(self) -> int:
+        """Fractional bits that a value keeps between the stages; int16 has enough without."""
+        return FRACTION if self.bits == 8 else 0
+
+    @property
+    def fine(self) -> float:
+        """A step between the stages, in steps of a tensor."""
+        return 2.0**-self.fraction
+
     def unit(self, tensor: str) -> float:
         """A fraction of the tensor's step."""
-        return self.scales[tensor] * 2.0**-FRACTION
+        return self.scales[tensor] * self.fine
 
     def elementwise(self, node: Node) -> tuple[str, Form]:
         """The map that goes through SDP, and the pass."""
@@ -81,11 +90,11 @@ class Elementwise(Builder):
             case "PRelu" | "LeakyRelu":
                 return x, self._brought(self.sloped(node), ratio)
             case "Clip":
-                low, shift = addends(np.array(node.number("min", -inf) / y * 2.0**FRACTION).reshape(FEW))
-                return x, self._brought(limited(Stage(MAX, shift), low), ratio)
+                low, shift = addends(np.array(node.number("min", -inf) / y * 2.0**self.fraction).reshape(FEW))
+                return x, self._brought(self._second(Stage(MAX, shift), low), ratio)
             case "HardSigmoid":
-                beta, shift = addends(np.array(node.number("beta", 0.5) / y * 2.0**FRACTION).reshape(FEW))
-                form = limited(Stage(SUM, shift, relu=1), beta)
+                beta, shift = addends(np.array(node.number("beta", 0.5) / y * 2.0**self.fraction).reshape(FEW))
+                form = self._second(Stage(SUM, shift, relu=1), beta)
                 return x, self._brought(form, ratio * node.number("alpha", 0.2))
             case _:
                 return x, every_value(node, self.steps(x), self.steps(node.output))
@@ -94,15 +103,19 @@ class Elementwise(Builder):
         """Slopes of negative values in the second stage, on fractions of the result's steps."""
         values, shift = factors(slopes(self.float, node))
         form = Form(x2=Stage(multiply=1, prelu=1, shift=shift), operands={"x2_mul": values})
-        return form.convert(2.0**-FRACTION)
+        return form.convert(self.fine)
+
+    def _second(self, stage: Stage, operand: Array) -> Form:
+        """A second stage with a register operand on fractions of steps."""
+        return Form(x2=stage, operands={"x2_alu": operand}).convert(self.fine)
 
     def added(self, node: Node, operand: str) -> Form:
         """The second stage that adds a map, in fractions of its steps, to what the first gives."""
-        unit = self.scales[operand] * 2.0**-FRACTION
+        unit = self.scales[operand] * self.fine
         zero = self.zeros[operand]
-        form = Form(x2=Stage(COMPARISONS[node.op], FRACTION, relu=int(relu(node) and not zero)))
+        form = Form(x2=Stage(COMPARISONS[node.op], self.fraction, relu=int(relu(node) and not zero)))
         form.operands["x2_alu"] = operand
-        form.excess = zero * 2.0**FRACTION
+        form.excess = zero * 2.0**self.fraction
         return form.convert(unit / self.scales[node.output])
 
     def _zeros(self, node: Node) -> bool:
@@ -140,19 +153,19 @@ class Elementwise(Builder):
 
     def _brought(self, form: Form, ratio: float) -> Form:
         """The form behind a first stage that brings x to fractions of the result's steps."""
-        multiplier, shift = factor(ratio * 2.0**FRACTION)
+        multiplier, shift = factor(ratio * 2.0**self.fraction)
         form.x1 = Stage(multiply=1, shift=shift)
         form.operands["x1_mul"] = few(multiplier)
-        return form.convert(2.0**-FRACTION)
+        return form.convert(self.fine)
 
     def _absolute(self, node: Node, ratio: float) -> Form:
         form = Form(Stage(multiply=1, prelu=1), operands={"x1_mul": few(-1)})
         if self._plain(node):
             return form.convert(ratio)
-        multiplier, shift = factor(ratio * 2.0**FRACTION)
+        multiplier, shift = factor(ratio * 2.0**self.fraction)
         form.x2 = Stage(multiply=1, shift=shift)
         form.operands["x2_mul"] = few(multiplier)
-        return form.convert(2.0**-FRACTION)
+        return form.convert(self.fine)
 
     def _pair(self, node: Node, y: float) -> tuple[str, Form]:
         """Sum, difference, maximum or minimum of two maps, or of a map and a constant."""
@@ -166,7 +179,7 @@ class Elementwise(Builder):
         constant = self.float.constant(other)
         if constant is None:
             return x, self._two_maps(node, sign * self.scales[x], other)
-        unit = y * 2.0**-FRACTION
+        unit = y * self.fine
         negative = node.op == "Sub" and other == second
         values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
         form = Form(x2=Stage(COMPARISONS[node.op], shift, relu=relu(node)), operands={"x2_alu": values})

@@ -9,7 +9,6 @@ import numpy as np
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.fixed_point import (
-    FRACTION,
     MOST_CONVERTER_SHIFT,
     factor,
 )
@@ -75,11 +74,6 @@ def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[s
     needed = zip(extents, window.strides, window.reach, spatial, window.begins, strict=True)
     ends = tuple(max((count - 1) * s + reach - extent - begin, 0) for count, s, reach, extent, begin in needed)
     return {"strides": window.strides, "dilations": window.dilations, "pads": (*window.begins, *ends)}
-
-
-def limited(stage: Stage, operand: Array) -> Form:
-    """A second stage with a register operand on fractions of steps."""
-    return Form(x2=stage, operands={"x2_alu": operand}).convert(2.0**-FRACTION)
 
 
 def relu(node: Node) -> int:

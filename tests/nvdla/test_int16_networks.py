@@ -1,0 +1,163 @@
+"""Networks in int16 on nv_full: the simulator agrees with onnxruntime on the integer network, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from npuc.errors import NpucError
+from npuc.ir import Array, Node, TensorType
+from npuc.models import MODELS
+from npuc.ops import build
+from npuc.quantize.integer_onnx import integer_model
+from npuc.target import target
+from npuc.targets.nvdla import integer_onnx  # noqa: F401  (its rules for the exporter)
+from npuc.targets.nvdla.fixed_point import quantise_weights
+from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
+
+INT16 = {"name": "nvdla-full", "precision": "int16"}
+SHAPE = (1, 20, 9, 11)
+
+
+@pytest.mark.parametrize("model", ["digits", "lenet", "resnet8", "ds_cnn", "residual_awkward", "mobilenet_v1_025"])
+def test_a_network_is_bit_exact_and_finer_than_int8(model: str, tmp_path: Path) -> None:
+    expect_exact(verified(MODELS[model](), tmp_path, samples=1, **INT16), 55.0)
+
+
+def _conv(w: Array, **attrs: Any) -> onnx.ModelProto:
+    return network([node("Conv", "x w b", "y", **attrs)], SHAPE, {"w": w, "b": weights(len(w), 1)[:, 0]})
+
+
+CONVOLUTIONS: dict[str, onnx.ModelProto] = {
+    "strided": _conv(weights(33, 20, 3, 2), strides=[2, 3], pads=[0, 1, 1, 0]),
+    "grouped": _conv(weights(30, 4, 3, 3), group=5, pads=[1, 1, 1, 1]),
+    "depthwise": _conv(weights(20, 1, 5, 5), group=20, pads=[2, 2, 2, 2]),
+    "fully connected": _conv(weights(40, 20, 9, 11)),
+    "transposed": network(
+        [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 0, 0])], SHAPE, {"w": weights(20, 9, 3, 3)}
+    ),
+    "of equal signs": _conv(np.full((16, 20, 9, 11), 0.03, np.float32)),
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_every_kind_of_convolution(kind: str, tmp_path: Path) -> None:
+    report = verified(CONVOLUTIONS[kind], tmp_path, samples=1, **INT16)
+    expect_exact(report, 65.0)
+    assert not report["compiled"]["host_steps"]
+
+
+UNARY: dict[str, tuple[str, dict[str, Any], dict[str, Array]]] = {
+    "Relu": ("x", {}, {}),
+    "LeakyRelu": ("x", {"alpha": 0.3}, {}),
+    "PRelu": ("x slopes", {}, {"slopes": weights(20, 1, 1)}),
+    "Clip": ("x low high", {}, {"low": np.float32(-0.4), "high": np.float32(0.9)}),
+    "Abs": ("x", {}, {}),
+    "Neg": ("x", {}, {}),
+    "HardSigmoid": ("x", {"alpha": 0.3, "beta": 0.4}, {}),
+    "HardSwish": ("x", {}, {}),
+    "MaxPool": ("x", {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}, {}),
+    "AveragePool": ("x", {"kernel_shape": [3, 3], "strides": [2, 2]}, {}),
+    "GlobalAveragePool": ("x", {}, {}),
+    "GlobalMaxPool": ("x", {}, {}),
+}
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_an_operator_on_a_map(op: str, tmp_path: Path) -> None:
+    inputs, attrs, constants = UNARY[op]
+    report = verified(network([node(op, inputs, "y", **attrs)], SHAPE, constants), tmp_path, samples=1, **INT16)
+    expect_exact(report, 55.0)
+    assert not report["compiled"]["host_steps"]
+
+
+@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Max", "Min"])
+@pytest.mark.parametrize("other", ["map", "per channel", "constant map"])
+def test_two_operands(op: str, other: str, tmp_path: Path) -> None:
+    constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 1, 1)[::-1].copy()}
+    constants |= {"c": weights(20, 1, 1) if other == "per channel" else weights(*SHAPE[1:])}
+    nodes = [node("Conv", "x w", "a"), node("Conv", "x v", "b"), node(op, "a b" if other == "map" else "a c", "y")]
+    expect_exact(verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **INT16), 60.0)
+
+
+def test_concat_and_softmax(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x u", "a"), node("Conv", "x v", "b"), node("Concat", "a b", "c", axis=1),
+        node("Conv", "c w", "d"), node("Softmax", "d", "y", axis=1),
+    ]  # fmt: skip
+    constants = {"u": weights(5, 20, 1, 1), "v": weights(20, 20, 1, 1), "w": weights(9, 25, 1, 1)}
+    report = verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **INT16)
+    expect_exact(report, 60.0)
+    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Softmax"]
+
+
+def test_functions_of_one_element_run_on_the_host(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "y")]
+    report = verified(network(nodes, SHAPE, {"w": weights(9, 20, 1, 1)}), tmp_path, samples=1, **INT16)
+    expect_exact(report, 60.0)
+    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Tanh"]
+
+
+def test_sums_that_32_bits_do_not_hold_are_truncated() -> None:
+    """Worked by hand: 4096 weights of 32767 times inputs of -32768 are 2^42 in magnitude: 11 bits too many."""
+    found = quantise_weights(np.ones((1, 4096, 1, 1), np.float32), None, 1.0, 2.0**12, 0, "int16")
+    largest = 32768 * int(np.abs(found.w.astype(np.int64)).sum())
+    assert found.truncate >= 11
+    assert (largest >> found.truncate) + 1 < 1 << 31
+    gain = float(found.multiplier[0]) * 2.0 ** (found.truncate * -1.0 - found.shift) * float(found.w.ravel()[0])
+    assert gain * 2.0**12 == pytest.approx(1, rel=1e-4)  # an input of 1 gives 2^-12 of a step of 2^12
+
+
+def test_int8_sums_are_not_truncated() -> None:
+    assert quantise_weights(np.ones((1, 4096, 1, 1), np.float32), None, 1.0, 64.0).truncate == 0
+
+
+@pytest.mark.parametrize("channels", [3, 700])
+def test_onnx_adds_the_products_of_16_bits_exactly(channels: int) -> None:
+    """Against Python's own integers: sums of 700 products of 30 bits exceed what float32 holds."""
+    random = np.random.default_rng(channels)
+    x = random.integers(-32768, 32768, (1, channels, 1, 1)).astype(np.int16)
+    w = random.integers(-32767, 32768, (2, channels, 1, 1)).astype(np.int16)
+    attrs = {"truncate": 12, "converter": (0, 1, 15)}
+    graph = build(
+        "g",
+        [Node("NvConv", ("x", "w"), ("y",), attrs, "c")],
+        {"x": TensorType(x.shape, "int16")},
+        ("y",),
+        {"w": w},
+    )
+    session = onnxruntime.InferenceSession(integer_model(graph, ["y"]))
+    found = session.run(["y"], {"x": x})[0].ravel().tolist()
+
+    def rounded(value: int, shift: int) -> int:
+        half = (abs(value) + (1 << (shift - 1))) >> shift
+        return half if value >= 0 else -half
+
+    pairs = ([(int(a), int(b)) for a, b in zip(x.ravel(), row.ravel(), strict=True)] for row in w)
+    sums = (sum(a * b for a, b in each) for each in pairs)
+    wanted = [max(-32768, min(32767, rounded(rounded(each, 12), 15))) for each in sums]
+    assert found == wanted
+
+
+def test_registers_say_int16(tmp_path: Path) -> None:
+    _, _, loaded = compiled(
+        network([node("Conv", "x w", "y")], SHAPE, {"w": weights(3, 20, 1, 1)}), tmp_path, **INT16
+    )
+    texts = [entry["text"] for entry in target("nvdla-full").listing(loaded)]
+    for block in ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC"):
+        text = next(each for each in texts if each.startswith(f"{block}.D_MISC_CFG"))
+        assert "PROC_PRECISION=INT16" in text
+
+
+def test_a_model_that_is_quantised_to_int8_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"), node("DequantizeLinear", "q s z", "d"), node("Conv", "d w", "y")
+    ]  # fmt: skip
+    constants = {"s": np.float32(0.1), "z": np.int8(0), "w": weights(2, 3, 1, 1)}
+    with pytest.raises(NpucError, match="quantised already"):
+        compiled(network(nodes, (1, 3, 4, 4), constants), tmp_path, **INT16)
