@@ -93,9 +93,9 @@ def accuracy(
 
 def _labels(samples: Samples) -> Array:
     if samples.labels is None:
-        reason = "the data has no labels: an array 'y' with a class for every sample"
+        reason = samples.left_out or "the data has no labels: an array 'y' with a class for every sample"
         raise DataError("E401", reason, tensor="y", remedy="save them with numpy.savez(..., y=labels)")
-    return np.asarray(samples.labels).astype(np.int64)
+    return samples.labels
 
 
 def _by_onnxruntime(model: Any, samples: Samples, output: str) -> Array:

@@ -31,6 +31,8 @@ class Samples:
     inputs: Mapping[str, Array]
     labels: Array | None = None
     synthetic: bool = False
+    left_out: str = ""
+    """Why labels that the files have are none; empty where they have none, or they are taken."""
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))
@@ -45,12 +47,14 @@ class Samples:
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             labels = None if self.labels is None else self.labels[part]
-            yield Samples({name: values[part] for name, values in self.inputs.items()}, labels, self.synthetic)
+            inputs = {name: values[part] for name, values in self.inputs.items()}
+            yield Samples(inputs, labels, self.synthetic, self.left_out)
 
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
         labels = None if self.labels is None else self.labels[:count]
-        return Samples({name: values[:count] for name, values in self.inputs.items()}, labels, self.synthetic)
+        inputs = {name: values[:count] for name, values in self.inputs.items()}
+        return Samples(inputs, labels, self.synthetic, self.left_out)
 
 
 def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
@@ -62,7 +66,10 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
     parts = [_load_one(path, inputs) for path in paths]
     merged = {name: np.concatenate([part.inputs[name] for part in parts]) for name in inputs}
     labels = [part.labels for part in parts if part.labels is not None]
-    return Samples(merged, np.concatenate(labels) if len(labels) == len(parts) else None)
+    left_out = "; ".join(part.left_out for part in parts if part.left_out)
+    if len(labels) == len(parts):
+        return Samples(merged, np.concatenate(labels))
+    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""))
 
 
 def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
@@ -96,10 +103,21 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
         raise DataError("E402", f"'{path}' has a different number of samples per input: {sorted(counts)}")
     if counts == {0}:
         raise DataError("E402", f"'{path}' has no samples")
-    labels = arrays.get("y") if "y" not in inputs else None
-    if labels is not None and (labels.ndim != 1 or len(labels) not in counts):
-        labels = None
-    return Samples(found, labels)
+    if "y" not in arrays or "y" in inputs:
+        return Samples(found)
+    labels, reason = _labels(arrays["y"], *counts)
+    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
+
+
+def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
+    """The classes of so many samples as int64, or why the array is none of them."""
+    if values is None:
+        return None, "the labels 'y' are damaged or hold Python objects"
+    if values.shape not in ((count,), (count, 1)):
+        return None, f"the labels 'y' have the shape {list(values.shape)} for {count} samples"
+    if values.dtype.kind not in "fiub" or not np.isfinite(values).all() or (values != np.floor(values)).any():
+        return None, f"the labels 'y' are no class numbers, but {values.dtype}"
+    return values.ravel().astype(np.int64), ""
 
 
 def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:

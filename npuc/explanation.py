@@ -15,10 +15,13 @@ WINDOWED = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Gemm")
 """Operators that need more than one pixel of what they read."""
 
 
-def explanation(program: Program, target: Target, graph: Report, asked: str) -> dict[str, Any]:
+def explanation(
+    program: Program, target: Target, graph: Report, asked: str, verification: Report | None = None
+) -> dict[str, Any]:
     """The report of `npuc explain`.
 
-    graph: graph.json. asked: the name of an ONNX node, a tensor or a layer, or the number of an instruction.
+    graph: graph.json. verification: the report of `npuc verify`, whose errors are told. asked: the name of an ONNX
+    node, a tensor or a layer, or the number of an instruction.
     Raises ArtefactError (E508) where the program has nothing of that name.
     """
     listing = target.listing(program)
@@ -35,7 +38,7 @@ def explanation(program: Program, target: Target, graph: Report, asked: str) -> 
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
         "host_steps": [step for step in program.manifest["report"]["host_steps"] if step["node"] in around],
         "layers": layers,
-        "tensors": [_tensor(each, graph) for each in integer],
+        "tensors": [_tensor(each, graph, verification) for each in integer],
         "buffers": [
             {"memory": each.memory, "tensor": each.label, "address": each.address, "bytes": each.size,
              "from_cycle": each.start, "to_cycle": each.end}
@@ -77,15 +80,20 @@ def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator
         yield from ((node, [node]) for node in entry["nodes"])
 
 
-def _tensor(layer: Report, graph: Report) -> dict[str, Any]:
-    """The result of an integer layer: shape, scale, and who reads it, which says why it went to memory or not."""
+def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[str, Any]:
+    """The result of an integer layer: shape, scale, error, and who reads it: why it went to memory or not."""
     found = graph["tensors"].get(layer["tensor"], {})
+    name = found.get("float", layer["tensor"])
+    rows = verification["layers"] if verification else ()
+    errors = next((each for each in rows if each["name"] == name), {})
     readers = [each for each in graph["layers"] if layer["tensor"] in each["inputs"]]
     return {
         "tensor": layer["tensor"],
         "float": found.get("float"),
         "shape": found.get("shape"),
         "scale": found.get("scale"),
+        "entire": errors.get("entire"),
+        "single": errors.get("single"),
         "readers": [each["name"] for each in readers],
         "kept": _kept(readers),
     }

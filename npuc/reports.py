@@ -258,7 +258,7 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
 
 def difference(report: Report, first: Path, second: Path) -> str:
     """What `npuc diff` found."""
-    if report["same"]:
+    if report["same"] and "accuracy" not in report:
         return f"{first} and {second} are the same program"
     rows = [(key, *values) for key, values in report["totals"].items()]
     lines = [table(("", str(first), str(second)), rows)] if rows else []
@@ -275,6 +275,9 @@ def difference(report: Report, first: Path, second: Path) -> str:
         f"largest difference {each['max_abs_error']:.6g}"
         for each in report.get("outputs", ())
     ]
+    if "accuracy" in report:
+        rows = [(key.replace("_", " "), *values) for key, values in report["accuracy"].items()]
+        lines += ["", table(("against fp32", str(first), str(second)), rows)]
     return "\n".join(lines).lstrip("\n")
 
 
@@ -291,6 +294,7 @@ def explanation(report: Report) -> str:
             f"tensor {each['tensor']}",
             f"  shape {_value(each['shape'])}, scale {_value(each['scale'])}",
         ]
+        lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
         lines.append(f"  {each['kept']}")
         lines += [
             f"  {use['memory']} bytes {count(use['address'])} to {count(use['address'] + use['bytes'] - 1)}, "
@@ -300,6 +304,12 @@ def explanation(report: Report) -> str:
         ]
     lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
     return "\n".join(lines)
+
+
+def _told(error: Report | None) -> str:
+    if error is None:
+        return "not measured"
+    return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"
 
 
 def _costs(layer: Report) -> list[str]:
@@ -315,7 +325,9 @@ def _costs(layer: Report) -> list[str]:
         lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles")
     if "tile_runner_up" in known:
         *runner_up, cycles = layer["tile_runner_up"]
-        lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles")
+        jobs = known.get("jobs", 1)
+        of = "" if jobs == 1 else f" in the first of {jobs} jobs"
+        lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles{of}")
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
     told += ("tile_fewest_cycles", "weight_form", "alternatives")
     if "weight_form" in known:

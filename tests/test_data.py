@@ -82,9 +82,27 @@ def test_labels_are_y_unless_an_input_has_that_name(tmp_path: Path) -> None:
     assert load([_file(tmp_path, y=np.zeros((2, 2)))], {"y": TensorType((1, 2))}).labels is None
 
 
-@pytest.mark.parametrize("labels", [np.zeros(3), np.zeros((2, 10)), np.float32(1)])
-def test_labels_that_are_not_one_a_sample_are_left_out(tmp_path: Path, labels: Any) -> None:
-    assert load([_file(tmp_path, x=np.zeros((2, 2, 3)), y=labels)], ONE).labels is None
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (np.zeros(3), "have the shape [3] for 2 samples"),
+        (np.zeros((2, 10)), "have the shape [2, 10] for 2 samples"),
+        (np.float32(1), "have the shape [] for 2 samples"),
+        (np.array(["cat", "dog"]), "are no class numbers, but <U3"),
+        (np.array([0.5, 1]), "are no class numbers, but float64"),
+        (np.array([np.nan, 1]), "are no class numbers, but float64"),
+    ],
+)
+def test_labels_that_are_not_a_class_a_sample_are_left_out_with_a_reason(
+    tmp_path: Path, labels: Any, reason: str
+) -> None:
+    found = load([_file(tmp_path, x=np.zeros((2, 2, 3)), y=labels)], ONE)
+    assert found.labels is None and found.left_out.endswith(f"the labels 'y' {reason}")
+
+
+def test_labels_in_a_column_and_whole_floats_are_classes(tmp_path: Path) -> None:
+    found = load([_file(tmp_path, x=np.zeros((2, 2, 3)), y=np.array([[3.0], [1.0]]))], ONE)
+    assert found.labels is not None and found.labels.tolist() == [3, 1] and not found.left_out
 
 
 def test_labels_in_only_some_files_are_left_out(tmp_path: Path) -> None:

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @data_option
+@click.option("--model", type=PATH, help="What both were compiled from: their accuracy on the data is compared.")
 @modified_option
 @json_option
-def diff(first: Path, second: Path, data: tuple[Path, ...], allow_modified: bool, as_json: bool) -> None:
+def diff(
+    first: Path, second: Path, data: tuple[Path, ...], model: Path | None, allow_modified: bool, as_json: bool
+) -> None:
     """Show what changed between two programs. With --data also how far their outputs are apart.
 
     \b
@@ -43,18 +46,38 @@ def diff(first: Path, second: Path, data: tuple[Path, ...], allow_modified: bool
       npuc compile m.onnx --target easynpu -o a.npu
       npuc compile m.onnx --target easynpu -o b.npu --machine large
       npuc diff a.npu b.npu
+      npuc diff a.npu b.npu --data test.npz --model m.onnx
     """
     from npuc import reports
     from npuc.difference import difference
 
     pair = load_program(first, allow_modified), load_program(second, allow_modified)
     report = difference(*pair)
+    if model is not None and not data:
+        raise click.UsageError("--model needs --data")
     if data:
         report["outputs"] = _outputs(pair, data)
+    if model is not None:
+        report["accuracy"] = _accuracy(pair, data, model)
     if as_json:
         print_json(report)
     else:
         click.echo(reports.difference(report, first, second))
+
+
+def _accuracy(
+    pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...], model: Path
+) -> dict[str, Any]:
+    """How far each program is from the model in fp32, by measure: the first program's and the second's."""
+    from npuc import data as samples_of
+    from npuc import driver, metrics
+
+    found: list[dict[str, Any]] = []
+    for program, target in pair:
+        samples = samples_of.load(data, driver.program_inputs(program))
+        exact = metrics.expected(model, samples)
+        found.append(metrics.scores(exact, driver.run_program(program, target, samples), samples.labels))
+    return {key: [each[key] for each in found] for key in found[0]}
 
 
 def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...]) -> list[Any]:

@@ -12,6 +12,7 @@ from npuc.errors import ArtefactError
 from npuc.text import as_json
 
 if TYPE_CHECKING:
+    from npuc.data import Samples
     from npuc.program import Program
     from npuc.quantize.improvement import Step
     from npuc.target import Target
@@ -26,6 +27,12 @@ def announce_synthetic(what: str, remedy: str) -> None:
     """Says on stderr that there was no real data."""
     note = f"note: {what} on synthetic data (8 normal samples, fixed seed); give real data with {remedy}"
     click.echo(note, err=True)
+
+
+def announce_left_out(samples: Samples) -> None:
+    """Says on stderr that labels of the data are not used, and why."""
+    if samples.left_out:
+        click.echo(f"note: {samples.left_out}; they are left out", err=True)
 
 
 def with_seconds(report: Mapping[str, Any], tried: Sequence[Step]) -> dict[str, Any]:

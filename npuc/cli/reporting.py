@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model,
 from npuc.cli.output import load_program, print_json
 
 if TYPE_CHECKING:
+    from npuc.data import Samples
     from npuc.page.page import Evidence
     from npuc.program import Program
     from npuc.target import Target
@@ -74,42 +75,67 @@ def _evidence(
     """What simulation and verification on the data, or on a few synthetic samples, show."""
     import json
 
-    from npuc import data as samples_of
-    from npuc import driver
-    from npuc.metrics import Tolerance
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
     from npuc.program import load_evidence
     from npuc.target import FLOATING
-    from npuc.verification import verify
 
-    inputs = driver.program_inputs(program)
-    samples = samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
+    samples = _samples(program, data)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
     found = Evidence(graph, values, about)
     if model is None:
         return found
-    checked = verify(
+    checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
+    return replace(found, verification=checked)
+
+
+def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
+    """Of the data, or a few synthetic ones."""
+    from npuc import data as samples_of
+    from npuc.driver import program_inputs
+
+    inputs = program_inputs(program)
+    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
+
+
+def _verified(
+    model: Path,
+    artefact: Path,
+    program: Program,
+    target: Target,
+    samples: Samples,
+    chip_model: str,
+    allow_modified: bool,
+) -> dict[str, Any]:
+    """The errors of every layer."""
+    from npuc.metrics import Tolerance
+    from npuc.verification import verify
+
+    return verify(
         model, artefact, program, target, samples, Tolerance.of(program.precision),
         allow_modified=allow_modified, chip_model=chip_model,
     )  # fmt: skip
-    return replace(found, verification=checked)
 
 
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.argument("node")
+@click.option("--model", type=PATH, help="What it was compiled from: errors are measured and told.")
+@data_option
 @modified_option
 @json_option
-def explain(artefact: Path, node: str, allow_modified: bool, as_json: bool) -> None:
+def explain(
+    artefact: Path, node: str, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool
+) -> None:
     """Explain what became of a node. NODE is a node, tensor or layer of the model, or an instruction's number.
 
     \b
     Examples:
       npuc explain resnet8.npu Conv_3
       npuc explain resnet8.npu 12
+      npuc explain resnet8.npu Conv_3 --model resnet8.onnx --data test.npz
     """
     import json
 
@@ -119,7 +145,13 @@ def explain(artefact: Path, node: str, allow_modified: bool, as_json: bool) -> N
 
     program, target = load_program(artefact, allow_modified)
     graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
-    found = explanation(program, target, graph, node)
+    if data and model is None:
+        raise click.UsageError("--data needs --model")
+    checked = None
+    if model is not None:
+        samples = _samples(program, data)
+        checked = _verified(model, artefact, program, target, samples, "own", allow_modified)
+    found = explanation(program, target, graph, node, checked)
     if as_json:
         print_json(found)
     else:

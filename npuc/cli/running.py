@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
-from npuc.cli.output import announce_synthetic, load_program, print_json
+from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json
 
 if TYPE_CHECKING:
     from npuc.data import Samples
@@ -178,6 +178,8 @@ def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Sam
 
     inputs = program_inputs(program)
     if data:
-        return samples_of.load(data, inputs).first(count)
+        samples = samples_of.load(data, inputs).first(count)
+        announce_left_out(samples)
+        return samples
     announce_synthetic("verified", "--data DATA.npz")
     return samples_of.synthetic(inputs, seed=1).first(count)

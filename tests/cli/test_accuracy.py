@@ -44,6 +44,17 @@ def test_data_without_labels_are_refused(digits: Digits, tmp_path: Path) -> None
     assert "labels" in printed.json["errors"][0]["reason"]
 
 
+def test_labels_that_are_no_classes_are_refused_by_accuracy_and_noted_by_verify(
+    digits: Digits, tmp_path: Path
+) -> None:
+    with np.load(digits.few) as file:
+        np.savez(tmp_path / "x.npz", x=file["x"], y=np.array(["one", "two", "three", "four"]))
+    command = (digits.model, digits.program, "--data", tmp_path / "x.npz")
+    assert "no class numbers" in npuc("accuracy", *command).refused("E401")
+    verified = npuc("verify", *command, "--json")
+    assert verified.json["task"] is None and verified.err.startswith("note: ") and "left out" in verified.err
+
+
 def test_the_interval_is_wilson_s() -> None:
     # Source: Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I, method 3
     for right, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):

@@ -71,3 +71,15 @@ def test_a_host_step_is_explained_by_its_reason(program: Path) -> None:
 def test_an_unknown_name_is_refused_with_the_closest_one(program: Path, digits: Digits) -> None:
     assert "Did you mean 'Relu_1'?" in npuc("explain", program, "Relu_11").refused("E508")
     npuc("explain", digits.program, "999999").refused("E508")
+
+
+def test_with_the_model_the_errors_of_a_node_are_those_of_verify(digits: Digits) -> None:
+    command = ("--model", digits.model, "--data", digits.few)
+    found = npuc("explain", digits.program, "n0_Conv", *command, "--json").json
+    verified = npuc("verify", digits.model, digits.program, "--data", digits.few, "--json").json
+    (layer,) = [each for each in verified["layers"] if "n0_Conv" in each["nodes"]]
+    (tensor,) = [each for each in found["tensors"] if each["float"] == layer["name"]]
+    assert tensor["entire"] == layer["entire"] and tensor["single"] == layer["single"]
+    text = npuc("explain", digits.program, "n0_Conv", *command).done()
+    assert f"  error {layer['entire']['sqnr_db']:.1f} dB, cosine" in text
+    assert "--model" in npuc("explain", digits.program, "n0_Conv", "--data", digits.few).usage()
