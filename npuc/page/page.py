@@ -94,7 +94,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     }
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
     found["sections"] = _sections(found)
-    return rendered("template.html", found)
+    return rendered("report.html", found)
 
 
 def _name(program: Program) -> str:

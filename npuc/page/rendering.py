@@ -9,12 +9,13 @@ from typing import Any
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
     """The page of a template of this folder; text is escaped, Markup is not."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    loader = FunctionLoader(_asset)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
-    return environment.from_string(_asset(template)).render({**values, "style": style, "script": script})
+    return environment.get_template(template).render({**values, "style": style, "script": script})
 
 
 def _asset(name: str) -> str:
