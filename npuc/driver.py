@@ -26,6 +26,9 @@ from npuc.target import Options, Quantising, Runner, Stepper, Target
 BATCH = 32
 """Samples simulated side by side."""
 
+OF_FILES = ("files", "seal", "model")
+"""Entries of a manifest that are of the bytes of files, not of what they mean."""
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -101,7 +104,7 @@ def compile_model(
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
     """A program compiled afresh from its model for its machine: what its files should be.
 
-    None where that gives other instructions, as it was compiled with other options or by another npuc.
+    None where that gives another manifest, as it was compiled with other options or by another npuc.
     """
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
@@ -112,7 +115,8 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
             fresh = as_loaded(compile_model(model, target, options, shapes)[0])
         except NpucError:
             return None
-    return fresh if fresh.manifest.get("instructions") == program.manifest.get("instructions") else None
+    made, given = ({**each.manifest, **dict.fromkeys(OF_FILES)} for each in (fresh, program))
+    return fresh if made == given else None
 
 
 def quantise_model(
