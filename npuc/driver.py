@@ -141,7 +141,10 @@ def quantise_model(
         raise UnsupportedOperator("E205", reason, node=given.name, op=given.op, remedy=remedy)
     types = input_types(graph)
     samples = load_samples(calibration, types) if calibration else synthetic(types)
-    return qdq_model(target.quantised(graph, samples, options)), samples
+    network, tried = target.quantised(graph, samples, options)
+    if options.notify is not None:
+        options.notify(tried)
+    return qdq_model(network), samples
 
 
 Steps = Sequence[tuple[str, Graph, Graph]]

@@ -111,8 +111,8 @@ class Mixing(Protocol):
 class Quantising(Protocol):
     """A target whose programs compute an integer network that other runtimes can open."""
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> Network:
-        """The integer network that `lower` writes as a program, with its float graph."""
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+        """The integer network that `lower` writes as a program, with its float graph, and what was tried."""
         ...
 
 

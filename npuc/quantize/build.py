@@ -14,11 +14,11 @@ import numpy as np
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.quantize.calibration import Spread
-from npuc.quantize.draft import Draft, Quantised, int8_name
+from npuc.quantize.draft import Draft, Quantise, Quantised, int8_name
 from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.integer import accumulator_bound
 from npuc.quantize.scales import Ties, choose_scales
-from npuc.quantize.tables import CONVERSIONS, INPUTS, Tabulate, as_unary, is_relu, wanted_values
+from npuc.quantize.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, tensors_of, ties_of
 from npuc.quantize.weights import (
     ACCUMULATOR_LIMIT,
@@ -47,6 +47,29 @@ def quantise(
     ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
     chosen = _free_steps(graph, nodes, free, ties, method, given)
     return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
+
+
+def quantiser(tabulate: Tabulate | None) -> Quantise:
+    """`quantise` with a search for tables that remembers what it found."""
+    found: dict[bytes, Table] = {}
+
+    def remembered(values: Array) -> Table:
+        assert tabulate is not None
+        key = values.tobytes()
+        if key not in found:
+            found[key] = tabulate(values)
+        return found[key]
+
+    def made(
+        graph: Graph,
+        nodes: Sequence[Node],
+        spreads: Mapping[str, Spread],
+        method: str,
+        given: Mapping[str, Steps],
+    ) -> Quantised:
+        return quantise(graph, nodes, spreads, method, remembered if tabulate else None, given)
+
+    return made
 
 
 MOST_ROUNDS = 4

@@ -8,13 +8,15 @@ its own form and nothing arises in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
+from npuc.quantize.calibration import Spread
 from npuc.quantize.given import Steps, steps_of
 
 
@@ -31,6 +33,25 @@ class Quantised:
     floats: Mapping[str, str]
     zeros: Mapping[str, int] = field(default_factory=dict[str, int])
     factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+
+class Quantise(Protocol):
+    """How a target makes its integer graph."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        spreads: Mapping[str, Spread],
+        method: str,
+        given: Mapping[str, Steps],
+        /,
+    ) -> Quantised:
+        """The integer graph of a float graph, these of whose nodes become integer.
+
+        spreads: of every tensor that becomes int8 and has no given steps. method: of calibration.
+        """
+        ...
 
 
 def int8_name(tensor: str) -> str:

@@ -17,16 +17,16 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize import equalisation, proposals
-from npuc.quantize.build import quantise
 from npuc.quantize.calibration import Spread, output_gains, spreads
-from npuc.quantize.draft import Quantised, int8_name
+from npuc.quantize.draft import Quantise, Quantised, int8_name
 from npuc.quantize.evidence import sampled
 from npuc.quantize.given import Steps
 from npuc.quantize.guard import decibels, ends, guard
 from npuc.quantize.ladder import Level, Variant
+from npuc.quantize.layers import SHIFTED, Layers
 from npuc.quantize.lockstep import improved, weighted
-from npuc.quantize.offsets import offset_inputs, offset_results
-from npuc.quantize.tables import Table, Tabulate, domains
+from npuc.quantize.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
+from npuc.quantize.tables import domains
 from npuc.quantize.ties import tensors_of
 
 FEWEST_SAMPLES = 4
@@ -63,22 +63,30 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a target quantises: which nodes of a float graph, with which tables, with zero points or without."""
+    """How a target quantises: which nodes of a float graph, and into what.
+
+    layers: how the convolutions of the integer graph are read. zero_points: None where there are none.
+    """
 
     select: Callable[[Graph], tuple[Node, ...]]
-    tabulate: Tabulate | None
-    offsets: bool = True
+    quantise: Quantise
+    layers: Layers = SHIFTED
+    zero_points: ZeroPoints | None = IN_BIASES
 
 
 @dataclass(frozen=True)
 class Network:
-    """A float graph, the spreads of its tensors, the factors of its channels, and its integer form once made."""
+    """A float graph, the spreads of its tensors, the factors of its channels, and its integer form once made.
+
+    layers: how the convolutions of the integer form are read.
+    """
 
     graph: Graph
     nodes: tuple[Node, ...]
     spreads: Mapping[str, Spread]
     factors: Mapping[str, Array]
     integer: Quantised | None = None
+    layers: Layers = SHIFTED
 
     @property
     def quantised(self) -> Quantised:
@@ -100,17 +108,7 @@ def best_network(
     method: of calibration, instead of the level's. known: the spreads of the graph's tensors, if they have been
     found before. Made-up samples only give scales: nothing is learned from them.
     """
-    tables: dict[bytes, Table] = {}
-
-    def tabulate(values: Array) -> Table:
-        assert recipe.tabulate is not None
-        key = values.tobytes()
-        if key not in tables:
-            tables[key] = recipe.tabulate(values)
-        return tables[key]
-
-    kept = replace(recipe, tabulate=tabulate) if recipe.tabulate else recipe
-    maker = _Maker(kept, samples)
+    maker = _Maker(recipe, samples)
     plain = maker.drawn(graph, method or level.method, known=known)
     judged = bool(ends(plain.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.variants or not judged:
@@ -149,11 +147,11 @@ class _Maker:
         gains = output_gains(graph, nodes) if method == "output" else None
         if known is None or gains is not None:
             known = spreads(graph, self.samples.feeds(), tensors, domains(graph, nodes), gains)
-        return self.quantised(Network(graph, nodes, known, factors or {}), method, {})
+        return self.quantised(Network(graph, nodes, known, factors or {}, layers=self.recipe.layers), method, {})
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method and these steps."""
-        made = quantise(network.graph, network.nodes, network.spreads, method, self.recipe.tabulate, given)
+        made = self.recipe.quantise(network.graph, network.nodes, network.spreads, method, given)
         return replace(network, integer=_named(made, network.factors))
 
 
@@ -240,9 +238,10 @@ class _Ladder:
         method = self.method or variant.method
         network = self._equalised(method, variant.share)
         given: dict[str, Steps] = {}
-        if self.maker.recipe.offsets and variant.offsets:
-            given = offset_inputs(network.graph, network.nodes, self.training, padded=self.level.thorough)
-            given |= offset_results(network.graph, network.nodes, network.spreads)
+        taken = self.maker.recipe.zero_points
+        if taken is not None and variant.offsets:
+            given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=self.level.thorough)
+            given |= offset_results(network.graph, network.nodes, network.spreads, taken)
         if given:
             return self.maker.quantised(network, method, given)
         return network
@@ -267,7 +266,8 @@ class _Ladder:
         feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
         evidence = sampled(network.graph, nodes, feeds, np.arange(len(feeds)) >= len(self.training))
         wanted = [proposals.PROPOSALS[name] for name in names]
-        better = improved(network.graph, network.quantised, evidence, wanted, self.level.depth)
+        layers = network.layers
+        better = improved(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)
         return replace(network, integer=better)
 
 

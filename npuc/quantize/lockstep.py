@@ -14,11 +14,12 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.draft import Quantised, float_name
+from npuc.quantize.draft import Quantised
 from npuc.quantize.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.integer import accumulator_bound
+from npuc.quantize.layers import IntegerLayer, Layers, LayerWeights
 from npuc.quantize.proposals import Layer, Proposal, rounded_in_turn
-from npuc.quantize.weights import ACCUMULATOR_LIMIT, IntegerWeights
+from npuc.quantize.weights import ACCUMULATOR_LIMIT
 
 
 def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -27,11 +28,17 @@ def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def improved(
-    graph: Graph, quantised: Quantised, sampled: Sampled, proposals: Sequence[Proposal], depth: int
+    graph: Graph,
+    quantised: Quantised,
+    layers: Layers,
+    sampled: Sampled,
+    proposals: Sequence[Proposal],
+    depth: int,
 ) -> Quantised:
     """The integer network with the weights and biases that the proposals give, each layer on its own.
 
-    graph: the float graph that was quantised; sampled: of its `weighted` nodes. depth: a layer with more inputs to
+    graph: the float graph that was quantised; layers: how its convolutions are read; sampled: of the graph's
+    `weighted` nodes. depth: a layer with more inputs to
     an output channel keeps its weights: rounding them in turn takes time with the cube of their number.
     """
     integer = quantised.graph
@@ -39,10 +46,11 @@ def improved(
     values = {name: np.stack([feed[name] for feed in sampled.feeds]) for name in integer.inputs}
     last = {name: position for position, node in enumerate(integer.nodes) for name in node.inputs}
     for position, node in enumerate(integer.nodes):
-        if node.op == "IntConv" and float_name(node.output) in sampled.witnesses:
+        found = layers.layer(quantised, node)
+        if found is not None and found.source in sampled.witnesses:
             allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
-            better = _improve(graph, quantised, sampled, node, values[node.inputs[0]], allowed)
-            constants.update(zip(node.inputs[1:], (better.w, better.bias, better.shift), strict=True))
+            layer = _layer(graph, quantised, sampled, node, found, values[node.inputs[0]])
+            constants.update(layers.constants(quantised, node, _improved(layer, found.weights, allowed)))
         values.update(_run(integer, node, constants, values))
         for name in set(node.inputs) & values.keys():
             if last[name] == position:
@@ -59,18 +67,8 @@ def _data(node: Node, constants: Mapping[str, Array]) -> list[str]:
     return [name for name in node.inputs if name and name not in constants]
 
 
-def _improve(
-    graph: Graph,
-    quantised: Quantised,
-    sampled: Sampled,
-    node: Node,
-    x: Array,
-    proposals: Sequence[Proposal],
-) -> IntegerWeights:
+def _improved(layer: Layer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
     """The best of a layer's weights and those proposed for it, each proposal made from the best so far."""
-    w, bias, shift = (quantised.graph.constants[name] for name in node.inputs[1:])
-    best = IntegerWeights(w, bias, shift)
-    layer = _layer(graph, quantised, sampled, node, x)
     least = layer.error(best)
     for proposal in proposals:
         candidate = proposal(layer, best)
@@ -80,13 +78,15 @@ def _improve(
     return best
 
 
-def _layer(graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, x: Array) -> Layer:
+def _layer(
+    graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, found: IntegerLayer, x: Array
+) -> Layer:
     """What the layer is judged by, in steps of its scales."""
-    source = graph.producers[float_name(node.output)]
-    witness = sampled.witnesses[source.output]
-    x_scale, y_scale = quantised.scales[node.inputs[0]], quantised.scales[node.output]
+    source = graph.producers[found.source]
+    witness = sampled.witnesses[found.source]
+    x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
     w = graph.constants[source.inputs[1]]
-    x_zero, y_zero = (quantised.zeros.get(name, 0) for name in (node.inputs[0], node.output))
+    x_zero = quantised.zeros.get(node.inputs[0], 0)
     maps = x.reshape(len(x), *x.shape[2:]).astype(np.int16) - x_zero
     return Layer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
@@ -97,8 +97,9 @@ def _layer(graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, x: 
         sample=witness.places.sample,
         training=sampled.training[witness.places.sample],
         x_zero=x_zero,
-        y_zero=y_zero,
-        lowest=0 if node.integer("relu") else -128,
+        y_zero=found.zero,
+        lowest=found.lowest,
+        largest=found.largest,
         limited=bool(source.text("activation")),
     )
 

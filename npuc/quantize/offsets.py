@@ -7,7 +7,8 @@ and to the network's inputs, as nothing behind them is better than they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,18 +23,44 @@ SCALES = np.exp2(np.arange(-40 * 16, 40 * 16) / 16)
 lie."""
 
 
-def offset_inputs(
-    graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Array]], *, padded: bool
-) -> dict[str, Steps]:
-    """Steps for the quantised inputs without negative values that only convolutions read.
+@dataclass(frozen=True)
+class ZeroPoints:
+    """Where a target takes zero points at no cost, or at one that is worth it.
 
-    padded: also those whose readers see padding. Whole numbers up to 255, as images are, keep their values.
+    reads: whether a node takes such an input; its second argument: whatever it costs. writes: the operators that
+    give such results where a ReLU ends them.
+    """
+
+    reads: Callable[[Node, bool], bool]
+    writes: tuple[str, ...] = ("Conv",)
+
+
+def by_convolutions(node: Node, anyway: bool) -> bool:
+    """Whether a machine whose windows are surrounded by zeros takes a zero point: the bias does, padding costs."""
+    return node.op == "Conv" and not node.integer("selects") and (anyway or not any(node.integers("pads")))
+
+
+IN_BIASES = ZeroPoints(by_convolutions)
+"""Of a machine without zero points: biases take them."""
+
+
+def offset_inputs(
+    graph: Graph,
+    nodes: Sequence[Node],
+    feeds: Sequence[Mapping[str, Array]],
+    zero_points: ZeroPoints = IN_BIASES,
+    *,
+    anyway: bool,
+) -> dict[str, Steps]:
+    """Steps for the quantised inputs without negative values whose readers take a zero point.
+
+    anyway: whatever it costs. Whole numbers up to 255, as images are, keep their values.
     """
     integer = {id(node) for node in nodes}
     sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
-        if source is None or not _by_convolutions(graph, name, integer, padded=padded):
+        if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
             continue
         values = [feed[source] for feed in feeds]
         least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
@@ -53,17 +80,19 @@ def _source(graph: Graph, name: str) -> str | None:
     return name if name in graph.inputs else None
 
 
-def offset_results(graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spread]) -> dict[str, Steps]:
-    """Steps for the results of ReLUs that only convolutions without padding read."""
+def offset_results(
+    graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spread], zero_points: ZeroPoints = IN_BIASES
+) -> dict[str, Steps]:
+    """Steps for the results of ReLUs whose readers take a zero point at no cost."""
     integer = {id(node) for node in nodes}
     found: dict[str, Steps] = {}
     for node in nodes:
         name = node.output
-        limited = node.op == "Conv" and node.text("activation") in ("Relu", "Clip")
+        limited = node.op in zero_points.writes and node.text("activation") in ("Relu", "Clip")
         if (
             limited
             and name in known
-            and _by_convolutions(graph, name, integer, padded=False)
+            and _taken(graph, name, integer, zero_points, anyway=False)
             and known[name].largest
         ):
             top = node.number("max", np.inf) / LEVELS
@@ -75,7 +104,9 @@ def offset_results(graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spre
 
 
 def _finest(graph: Graph, node: Node, known: Mapping[str, Spread]) -> float:
-    """The scale with which a step of a convolution's input is up to FINEST steps of its result."""
+    """The scale with which a step of a convolution's input is up to FINEST steps of its result; 0 for others."""
+    if node.op != "Conv" or node.inputs[0] not in known:
+        return 0.0
     w = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
     return w * known[node.inputs[0]].largest / 127 / FINEST
 
@@ -84,17 +115,8 @@ FINEST = 64
 """Weights are 8 bits, and finer steps would hold nothing but the error of the input."""
 
 
-def _by_convolutions(graph: Graph, name: str, integer: set[int], *, padded: bool) -> bool:
-    """Whether all readers of a tensor are integer convolutions, and, unless padded, see no padding."""
+def _taken(graph: Graph, name: str, integer: set[int], zero_points: ZeroPoints, *, anyway: bool) -> bool:
+    """Whether all readers of a tensor are integer nodes that take a zero point."""
     readers = graph.readers[name]
-    return (
-        bool(readers)
-        and name not in graph.outputs
-        and all(
-            id(node) in integer
-            and node.op == "Conv"
-            and not node.integer("selects")
-            and (padded or not any(node.integers("pads")))
-            for node in readers
-        )
-    )
+    fits = all(id(node) in integer and zero_points.reads(node, anyway) for node in readers)
+    return bool(readers) and name not in graph.outputs and fits

@@ -15,7 +15,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.quantize.evidence import sums
-from npuc.quantize.weights import ACCUMULATOR_LIMIT, IntegerWeights
+from npuc.quantize.layers import LayerWeights
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Layer:
     exact, bias: (Co, K) and (Co,), the float weights as they act on steps: results = inputs @ exact.T + bias.
     found: (windows, groups, K), what the integer network gives under the windows, less its zero point, float32.
     results: (windows, Co) of the float network before the activation. mean: (groups, K) of the float network's
-    inputs. sample: (windows,), training: (windows,) bool. lowest: the least integer that can result; limited:
+    inputs. sample: (windows,), training: (windows,) bool. lowest, largest: the limits of what can result; limited:
     whether an activation keeps results from falling below 0.
     """
 
@@ -38,52 +38,45 @@ class Layer:
     training: Array
     x_zero: int
     y_zero: int
-    lowest: int
+    lowest: float
+    largest: float
     limited: bool
 
-    def error(self, weights: IntegerWeights) -> float:
+    def error(self, weights: LayerWeights) -> float:
         """The squared error of the int8 results under the windows that are held out."""
         held = ~self.training
-        power = np.exp2(weights.shift.astype(np.float32))
-        bias = (weights.bias + self.x_zero * _total(weights)).astype(np.float32)
+        power = weights.power.astype(np.float32)
+        bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
         acc = sums(self.found[held], weights.w.reshape(len(weights.w), -1)) + bias
-        found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, 127) - self.y_zero
+        found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
         exact = np.maximum(self.results[held], 0) if self.limited else self.results[held]
         return float(np.square(found - exact).sum())
 
-    def with_bias(self, weights: IntegerWeights, bias: Array) -> IntegerWeights:
+    def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
         """The weights with this bias, (Co,) in steps, which takes up the zero points."""
-        rounded = np.rint((bias + self.y_zero) * np.exp2(weights.shift.astype(np.float64)))
-        limited = (rounded - self.x_zero * _total(weights)).clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
-        return replace(weights, bias=limited.astype(np.int32))
+        rounded = np.rint((bias + self.y_zero) * weights.power)
+        return replace(weights, bias=weights.rounded(rounded - self.x_zero * weights.total))
 
 
-def _total(weights: IntegerWeights) -> Array:
-    """The sum of each output channel's weights."""
-    return weights.w.astype(np.int64).reshape(len(weights.w), -1).sum(axis=1)
-
-
-Proposal = Callable[[Layer, IntegerWeights], IntegerWeights]
+Proposal = Callable[[Layer, LayerWeights], LayerWeights]
 """Other weights for the layer, from those it has."""
 
 
-def bias_by_weights(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
+def bias_by_weights(layer: Layer, weights: LayerWeights) -> LayerWeights:
     """The bias less the mean of what the rounding of the weights adds: (W' - W) E[x]."""
-    power = np.exp2(weights.shift.astype(np.float64))
-    flat = weights.w.reshape(len(weights.w), -1) / power[:, None]
+    flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
     added = sums(layer.mean[None], flat - layer.exact)[0]
     return layer.with_bias(weights, layer.bias - added)
 
 
-def bias_by_results(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
+def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
     """The bias less the mean difference from the float results, as far as the samples agree on it.
 
     Windows of one sample resemble each other, so the samples' means count as the observations. A mean difference m
     whose standard error is e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
     """
     learned = layer.training
-    power = np.exp2(weights.shift.astype(np.float64))
-    found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / power
+    found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / weights.power
     sample = layer.sample[learned]
     missing = (layer.results[learned] - layer.bias) - found
     means = np.stack([missing[sample == each].mean(axis=0) for each in np.unique(sample)]).astype(np.float64)
@@ -93,12 +86,12 @@ def bias_by_results(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
     return layer.with_bias(weights, layer.bias + mean * shrunk)
 
 
-def rounded_in_turn(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
+def rounded_in_turn(layer: Layer, weights: LayerWeights) -> LayerWeights:
     """`solved` weights with the bias that the results ask for."""
     return bias_by_results(layer, solved(layer, weights))
 
 
-def solved(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
+def solved(layer: Layer, weights: LayerWeights) -> LayerWeights:
     """Weights rounded one after the other, the rest taking up each error as the inputs' correlations allow.
 
     Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias takes: the most active inputs first,
@@ -109,9 +102,7 @@ def solved(layer: Layer, weights: IntegerWeights) -> IntegerWeights:
     x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64)
     x -= x.mean(axis=1, keepdims=True)
     hessian = x.transpose(0, 2, 1) @ x
-    wanted = layer.exact.reshape(groups, -1, depth) * np.exp2(weights.shift.astype(np.float64)).reshape(
-        groups, -1, 1
-    )
+    wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
     order = np.argsort(-np.diagonal(hessian, axis1=1, axis2=2), axis=1, kind="stable")
     hessian = np.take_along_axis(np.take_along_axis(hessian, order[:, :, None], 1), order[:, None, :], 2)
     rounded = _in_order(np.take_along_axis(wanted, order[:, None, :], 2), hessian)

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.draft import float_name, int8_name
+from npuc.quantize.draft import int8_name
 from npuc.quantize.equalisation import SUFFIX
 from npuc.quantize.improvement import Network
 
@@ -31,7 +31,10 @@ class _Writer:
         self.graph = network.graph
         self.integer = {id(node) for node in network.nodes}
         self.found = network.quantised
-        self.layers = {node.output: node for node in self.found.graph.nodes if node.op == "IntConv"}
+        read = ((node, network.layers.layer(self.found, node)) for node in self.found.graph.nodes)
+        self.layers = {
+            int8_name(layer.source): (node.inputs[0], layer) for node, layer in read if layer is not None
+        }
         self.constants = dict(network.graph.constants)
         self.nodes: list[Node] = []
 
@@ -68,22 +71,18 @@ class _Writer:
 
     def _weighted(self, node: Node) -> tuple[str, ...]:
         """The inputs of an integer node; those of a convolution with the integer network's weights and bias."""
-        layer = self.layers.get(self._integers(node.output))
+        x, layer = self.layers.get(self._integers(node.output), ("", None))
         if node.op != "Conv" or layer is None:
             return node.inputs
-        w, bias, shift = (self.found.graph.constants[name] for name in layer.inputs[1:4])
-        x, y = (self.found.scales[name] for name in (layer.inputs[0], layer.output))
-        x_zero, y_zero = (self.found.zeros.get(name, 0) for name in (layer.inputs[0], layer.output))
-        power = np.exp2(-shift.astype(np.float64))
-        total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
-        centred = bias + x_zero * total - np.rint(y_zero / power).astype(np.int64)
+        weights = layer.weights
+        zeros = np.rint(layer.zero * weights.power) - self.found.zeros.get(x, 0) * weights.total
         limits = np.iinfo(np.int32)
-        stem = float_name(layer.output)
-        weights = self._dequantised(f"{stem}/w", w, y / x * power)
+        bias = np.clip(weights.bias - zeros, limits.min, limits.max).astype(np.int32)
+        step, stem = layer.scale / weights.power, layer.source
         return (
             node.inputs[0],
-            weights,
-            self._dequantised(f"{stem}/b", np.clip(centred, limits.min, limits.max).astype(np.int32), y * power),
+            self._dequantised(f"{stem}/w", weights.w, step / self.found.scales[x]),
+            self._dequantised(f"{stem}/b", bias, step),
         )
 
     def _dequantised(self, name: str, values: Array, scales: Array) -> str:

@@ -6,13 +6,14 @@ from npuc.data import Samples
 from npuc.ir import Graph, Node
 from npuc.passes.fold_short_cuts import FoldShortCuts
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.build import quantise
+from npuc.quantize.build import quantiser
 from npuc.quantize.calibration import spreads, uniform
 from npuc.quantize.given import given_steps, reaches
 from npuc.quantize.improvement import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.made_up import made_up
 from npuc.quantize.mixed import Host, mixed, without
+from npuc.quantize.offsets import IN_BIASES
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -58,12 +59,15 @@ def network(
     if samples.synthetic and given:
         samples = made_up(graph) or samples
 
+    make = quantiser(best_table)
+
     def drawn(host: Host) -> Network:
         chosen = without(integer(graph, machine), host)
-        return Network(graph, chosen, found, {}, quantise(graph, chosen, found, method, best_table, given))
+        return Network(graph, chosen, found, {}, make(graph, chosen, found, method, given))
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
-        recipe = Recipe(lambda each: without(integer(each, machine), host), best_table, offsets=not documented)
+        zeros = None if documented else IN_BIASES
+        recipe = Recipe(lambda each: without(integer(each, machine), host), make, zero_points=zeros)
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
         return best_weights(drawn(host), recipe, samples, level)

@@ -17,7 +17,7 @@ from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.improvement import Network, as_json
+from npuc.quantize.improvement import Network, Step, as_json
 from npuc.target import Options, Origin
 from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
 from npuc.targets.easynpu import machine as machines
@@ -83,9 +83,9 @@ class EasyNpu:
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> Network:
-        """The network that `lower` writes as a program."""
-        return quantising.network(graph, samples, machines.load(options.machine), options)[0]
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+        """The network that `lower` writes as a program, and what was tried to make it better."""
+        return quantising.network(graph, samples, machines.load(options.machine), options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:  # noqa: ARG002  (as Target)
         """The steps of the manifest and the simulator of its machine."""

@@ -77,15 +77,22 @@ SUM_BITS = 31
 
 
 def quantise_weights(
-    w: Array, bias: Array | None, x_scale: float, unit: float, x_zero: int = 0, precision: str = "int8"
+    w: Array,
+    bias: Array | None,
+    x_scale: float,
+    unit: float,
+    x_zero: int = 0,
+    precision: str = "int8",
+    fraction: int = 0,
 ) -> Weights:
     """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
 
     w: (Co, ...) float; bias: (Co,) float; x_zero: the integer that stands for 0, which the bias takes exactly but
-    for its rounding. The multiplier of a channel is chosen first, so that its rounding changes the scale of the
-    weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough for the
-    largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR: nothing
-    saturates. Sums that could exceed 32 bits (int16) are truncated.
+    for its rounding. fraction: a step of the layer's result is 2^fraction units. The multiplier of a channel is
+    chosen first, so that its rounding changes the scale of the weights and not the result: weight scale =
+    multiplier * 2^-shift * unit / x_scale. It is large enough for the largest weight, and for the bias to fit 16
+    bits behind a left shift that costs at most BIAS_ERROR: nothing saturates. Sums that could exceed 32 bits
+    (int16) are truncated.
     """
     largest_weight = np.iinfo(precision).max
     truncate = _truncation(w.reshape(len(w), -1), largest_weight)
@@ -93,7 +100,7 @@ def quantise_weights(
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
     wanted = np.abs(flat).max(axis=1) / largest_weight
     largest = float(max(wanted.max(), 2.0**-40))
-    bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR[precision] / largest)), 0, 16))
+    bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR[precision] * 2.0**fraction / largest)), 0, 16))
     most = MOST_MULTIPLIER * 2.0**bias_shift
     wanted = np.maximum(wanted, np.abs(offset) / most)
     while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,15 @@ from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.calibration import spreads
-from npuc.quantize.draft import Quantised
-from npuc.quantize.given import given_steps
-from npuc.quantize.ladder import LEVELS
-from npuc.quantize.tables import domains
-from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.improvement import Network, Step, as_json
 from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
-from npuc.targets.nvdla import lowering, report, support
+from npuc.targets.nvdla import lowering, quantising, report, support
 from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
-from npuc.targets.nvdla.quantisation import in_fp16, quantise
+from npuc.targets.nvdla.quantisation import in_fp16
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.targets.nvdla.timeline import timeline
@@ -65,7 +59,7 @@ class Nvdla:
         machine = self._machine(options)
         if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
-        on_device = {id(node) for node in self._on_device(graph, machine, options.precision)}
+        on_device = {id(node) for node in quantising.on_device(graph, machine, options.precision)}
         return problems(
             graph,
             on_device,
@@ -82,26 +76,26 @@ class Nvdla:
         del hook
         machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
         expect_asked(machine, weights)
-        nodes = self._on_device(graph, machine, precision)
         if precision in FLOATING:
-            written = in_fp16(graph, nodes)
+            written, tried = in_fp16(graph, quantising.on_device(graph, machine, precision)), ()
         else:
-            written = self._quantised(graph, nodes, samples, options)
+            network, tried = quantising.network(graph, samples, machine, options)
+            written = network.quantised
+        if options.notify is not None:
+            options.notify(tried)
         lowered = lowering.lower(written, machine, support.host(machine, precision), weights)
         manifest, files = report.manifest(lowered, machine)
         manifest |= {"target": self.name, "precision": precision}
-        proof = float_evidence(graph, written.graph) if precision in FLOATING else evidence(lowered.quantised)
+        if precision in FLOATING:
+            proof = float_evidence(graph, written.graph)
+        else:
+            manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(tried)}
+            proof = evidence(lowered.quantised)
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def _quantised(self, graph: Graph, nodes: tuple[Node, ...], samples: Samples, options: Options) -> Quantised:
-        """The integer graph; a model that brings its scales and zero points along keeps them."""
-        import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
-        tensors = tensors_of(nodes)
-        given = given_steps(graph, tensors, equal_ties(graph, nodes))
-        free = [name for name in tensors if name not in given]
-        found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
-        method = options.method or LEVELS[options.level].method
-        return quantise(graph, nodes, found, method, given, options.precision)
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+        """The network that `lower` writes as a program, and what was tried to make it better."""
+        return quantising.network(graph, samples, self._machine(options), options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The steps of the manifest and the functional model of its machine."""
@@ -239,15 +233,6 @@ class Nvdla:
                 "E202", f"{machine.name} does not compute in {options.precision}", limit=known
             )
         return machine
-
-    def _on_device(self, graph: Graph, machine: Machine, precision: str) -> tuple[Node, ...]:
-        """The nodes that NVDLA computes."""
-
-        def accepted(node: Node) -> bool:
-            known = support.row_of(node.op, machine, precision) is not None
-            return known and support.refusal(graph, node, machine, precision) is None
-
-        return integer_nodes(graph, accepted)
 
 
 def _described(command: Write | Poll | Wait, registers: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from npuc.data import Samples
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.quantize import proposals
+from npuc.quantize.build import quantiser
 from npuc.quantize.calibration import EMPTY, spreads
 from npuc.quantize.clipping import METHODS, range_limit
 from npuc.quantize.equalisation import equalised, groups, sizes
@@ -19,11 +20,11 @@ from npuc.quantize.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.guard import ends, guard
 from npuc.quantize.improvement import Network, Recipe, best_network, divided
 from npuc.quantize.ladder import LEVELS, Level
+from npuc.quantize.layers import LayerWeights, Shifted
 from npuc.quantize.lockstep import improved, weighted
 from npuc.quantize.offsets import offset_inputs, offset_results
 from npuc.quantize.proposals import Layer
 from npuc.quantize.ties import integer_nodes, tensors_of
-from npuc.quantize.weights import IntegerWeights
 from npuc.targets.easynpu.tables import best_table
 from tests.passes.networks import network, node
 
@@ -62,7 +63,7 @@ def select(graph: Graph) -> tuple[Node, ...]:
     return integer_nodes(graph, lambda each: each.op in ("Conv", "Relu", "Add"))
 
 
-RECIPE = Recipe(select, best_table)
+RECIPE = Recipe(select, quantiser(best_table))
 
 
 def sqnr(graph: Graph, found: Network, data: Samples) -> float:
@@ -127,9 +128,9 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
     assert sqnr(graph, best, fresh) > sqnr(graph, plain, fresh)
 
 
-def harmful(_layer: Layer, found: IntegerWeights) -> IntegerWeights:
+def harmful(_layer: Layer, found: LayerWeights) -> LayerWeights:
     """Moves every result by several steps."""
-    return replace(found, bias=(found.bias + (20 << found.shift.astype(np.int64))).astype(np.int32))
+    return replace(found, bias=found.rounded(found.bias + 20 * found.power))
 
 
 def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
@@ -138,7 +139,7 @@ def test_a_proposal_that_hurts_a_layer_leaves_it_as_it_is() -> None:
     plain, _ = best_network(graph, RECIPE, data, LEVELS["0"])
     feeds = list(data.feeds())
     evidence = sampled(graph, weighted(plain.nodes), feeds, np.arange(len(feeds)) % 4 == 3)
-    after = improved(graph, plain.quantised, evidence, [harmful], depth=100).graph
+    after = improved(graph, plain.quantised, Shifted(), evidence, [harmful], depth=100).graph
     for name, value in plain.quantised.graph.constants.items():
         assert np.array_equal(after.constants[name], value), name
 
@@ -148,7 +149,7 @@ def test_a_step_that_hurts_the_network_is_dropped(monkeypatch: pytest.MonkeyPatc
     data = samples(graph)
     monkeypatch.setattr(proposals, "PROPOSALS", {"harm": harmful})
 
-    def flattered(_layer: Layer, found: IntegerWeights) -> float:
+    def flattered(_layer: Layer, found: LayerWeights) -> float:
         """Less for every bias that moves up: the layers are deceived, and only the network shows it."""
         return -float(found.bias.astype(np.float64).sum())
 
@@ -196,7 +197,7 @@ def test_an_image_keeps_its_values(padded: bool, whole: bool) -> None:
     graph = residual()
     image = RANDOM.integers(0, 256, graph.shape("x")).astype(np.float32)
     image[0, 0, 0, 0] = 255
-    given = offset_inputs(graph, select(graph), [{"x": image if whole else image / 510}], padded=padded)
+    given = offset_inputs(graph, select(graph), [{"x": image if whole else image / 510}], anyway=padded)
     if padded:
         assert (given["x"].scale, given["x"].zero) == (1.0 if whole else 0.5 / 255, -128)
     else:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
+from npuc.quantize.layers import LayerWeights
 from npuc.quantize.proposals import Layer, bias_by_results, bias_by_weights, rounded_in_turn, solved
-from npuc.quantize.weights import IntegerWeights, quantise_weights
+from npuc.quantize.weights import quantise_weights
 
 
 def layer(
     exact: Array, inputs: Array, results: Array | None = None, sample: Array | None = None, x_zero: int = 0
-) -> tuple[Layer, IntegerWeights]:
+) -> tuple[Layer, LayerWeights]:
     """A fully connected layer with these inputs (windows, K); every fourth window is held out."""
-    weights = quantise_weights(exact, None, 1.0, 1.0, x_zero)
+    rounded = quantise_weights(exact, None, 1.0, 1.0, x_zero)
+    weights = LayerWeights(rounded.w, rounded.bias.astype(np.int64), np.exp2(rounded.shift.astype(np.float64)))
     found = inputs[:, None].astype(np.float32)
     training = np.arange(len(inputs)) % 4 != 3
     return Layer(
@@ -30,16 +32,16 @@ def layer(
         x_zero=x_zero,
         y_zero=0,
         lowest=-128,
+        largest=127,
         limited=False,
     ), weights
 
 
-def mean_error(layer: Layer, weights: IntegerWeights) -> Array:
+def mean_error(layer: Layer, weights: LayerWeights) -> Array:
     """By float64, before rounding and saturation: what the integers give on average beyond the exact results."""
-    power = np.exp2(weights.shift.astype(np.float64))
     inputs = layer.found[layer.training][:, 0].astype(np.float64)
     bias = weights.bias + layer.x_zero * weights.w.astype(np.int64).sum(axis=1)
-    found = (inputs @ weights.w.astype(np.float64).T + bias) / power
+    found = (inputs @ weights.w.astype(np.float64).T + bias) / weights.power
     return (found - layer.results[layer.training]).mean(axis=0)
 
 
@@ -64,7 +66,7 @@ def test_a_difference_that_all_samples_share_is_taken_back_and_one_by_chance_is_
     results[0, 1] += 40  # a mean of 40 / 48 whose standard error is about 40 / sqrt(48)
     found, weights = layer(np.ones((2, 2)), inputs, results)
     better = bias_by_results(found, weights)
-    assert (better.bias / np.exp2(weights.shift.astype(float))).tolist() == [3, 0]
+    assert (better.bias / weights.power).tolist() == [3, 0]
 
 
 def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -> None:
@@ -73,10 +75,9 @@ def test_rounding_in_turn_loses_less_of_correlated_inputs_than_rounding_each() -
     inputs = causes @ mixture + random.integers(-2, 3, (256, 24))
     found, weights = layer(random.standard_normal((8, 24)) / 3, inputs)
 
-    def error(each: IntegerWeights) -> float:
+    def error(each: LayerWeights) -> float:
         """By float64, without the mean, which the bias takes."""
-        power = np.exp2(each.shift.astype(np.float64))
-        lost = inputs @ (each.w / power[:, None] - found.exact).T
+        lost = inputs @ (each.w / each.power[:, None] - found.exact).T
         return float(np.square(lost - lost.mean(axis=0)).sum())
 
     assert error(solved(found, weights)) < 0.5 * error(weights)
@@ -87,7 +88,7 @@ def test_weights_of_inputs_that_do_not_resemble_each_other_are_rounded_each() ->
     inputs = np.kron(np.eye(4), np.array([[60], [-60]])).repeat(4, axis=0)
     found, weights = layer(np.random.default_rng(2).standard_normal((5, 4)), inputs)
     found = replace(found, training=np.ones(len(inputs), bool))
-    rounded = np.rint(found.exact * np.exp2(weights.shift.astype(np.float64))[:, None])
+    rounded = np.rint(found.exact * weights.power[:, None])
     assert np.array_equal(solved(found, weights).w, rounded)
 
 

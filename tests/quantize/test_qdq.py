@@ -11,6 +11,7 @@ import pytest
 from npuc.export_onnx import to_onnx
 from npuc.ir import Graph
 from npuc.quantize import integer_onnx as _rules  # noqa: F401  the exporter's rules for integer operators
+from npuc.quantize.build import quantiser
 from npuc.quantize.improvement import Network, Recipe, best_network
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.qdq import qdq_graph, qdq_model
@@ -21,7 +22,7 @@ from tests.passes.networks import network, node
 from tests.quantize.test_improvement import PADS, residual, samples, weights
 
 OPS = ("Conv", "Relu", "Add", "AveragePool", "HardSwish", "GlobalAveragePool", "Sigmoid", "Mul")
-RECIPE = Recipe(lambda graph: integer_nodes(graph, lambda each: each.op in OPS), best_table)
+RECIPE = Recipe(lambda graph: integer_nodes(graph, lambda each: each.op in OPS), quantiser(best_table))
 
 
 def gated() -> Graph:

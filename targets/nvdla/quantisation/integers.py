@@ -12,12 +12,12 @@ from npuc.ops.windows import window_of
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel
-from npuc.targets.nvdla.fixed_point import addends, factor, quantise_weights
+from npuc.targets.nvdla.fixed_point import FRACTION, addends, factor, quantise_weights
 from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
-from npuc.targets.nvdla.quantisation.kept_weights import COLUMN, kept, stages_of
+from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 
 
@@ -39,8 +39,11 @@ class Integers(Elementwise):
         """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
         steps = self.steps(x)
         sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
+        if sums is None and steps.zero and form.x2 == IDLE:
+            sums = chosen(w, bias, steps.scale, steps.zero, unit)
         if sums is None:
-            found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.dtype)
+            fraction = 0 if form.x2 == IDLE else FRACTION
+            found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.dtype, fraction)
             form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
             form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
             form.attrs |= {"truncate": found.truncate} if found.truncate else {}

@@ -1,4 +1,4 @@
-"""Weights that a model gives as integers: kept as they are, whatever multipliers of 16 bits must then do."""
+"""Convolutions through both stages: any bias, any ratio of scales, as zero points and given weights ask."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float)
     step = np.where(integers.any(axis=tuple(range(1, w.ndim))), x_scale * scales, alone)
     total = integers.astype(np.float64).reshape(len(w), -1).sum(axis=1)
     return Sums(integers.astype(np.int8), np.rint(held / step) - x_zero * total, step / unit)
+
+
+def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
+    """The sums of float weights (Co, ...), whose largest of each channel becomes 127."""
+    flat = w.reshape(len(w), -1).astype(np.float64)
+    held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
+    alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
+    scales = np.where(flat.any(axis=1), np.abs(flat).max(axis=1) / 127, alone / x_scale)
+    integers = np.rint(flat / scales[:, None])
+    step = x_scale * scales
+    total = np.rint(held / step) - x_zero * integers.sum(axis=1)
+    return Sums(integers.astype(np.int8).reshape(w.shape), total, step / unit)
 
 
 Operands = dict[str, Array]

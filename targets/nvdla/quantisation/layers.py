@@ -1,0 +1,66 @@
+"""NvConv as the convolution that it computes: weights, a bias of 16 bits behind a shift, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.quantize.draft import Quantised
+from npuc.quantize.layers import IntegerLayer, LayerWeights, source_of
+from npuc.targets.nvdla.fixed_point import FRACTION, MOST_MULTIPLIER
+from npuc.targets.nvdla.integer import operands, stages
+from npuc.targets.nvdla.quantisation.sums import COLUMN
+
+
+class Multiplied:
+    """NvConv: X1 or both stages make steps of the result, or X1 fractions of steps where X2 does more."""
+
+    def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
+        """The convolution of an NvConv; None for other nodes and for averages."""
+        if node.op != "NvConv" or node.integer("average"):
+            return None
+        first, second = stages(node)
+        operand, step = operands(node)[2], quantised.scales[node.output]
+        zero = quantised.zeros.get(node.output, 0)
+        lowest, largest = -128.0 - zero, 127.0 - zero
+        if operand in quantised.scales or second.prelu:
+            step = quantised.scales.get(operand, step) * 2.0**-FRACTION
+            lowest, largest = -inf, inf
+        relu = first.relu or (second.relu and operand not in quantised.scales)
+        weights = self._weights(quantised, node)
+        return IntegerLayer(source_of(node), weights, step, 0, max(lowest, 0) if relu else lowest, largest)
+
+    def _weights(self, quantised: Quantised, node: Node) -> LayerWeights:
+        first, second = stages(node)
+        constants = quantised.graph.constants
+        names = operands(node)[:4]
+        upper, multiplier, lower, other = (
+            constants[name].ravel().astype(np.int64) if name in constants else None for name in names
+        )
+        assert upper is not None
+        assert multiplier is not None
+        w, grain = constants[node.inputs[1]], 1 << first.alu_shift
+        if not second.multiply or second.prelu:
+            power = 2.0**first.shift / multiplier
+            return LayerWeights(w, upper * grain, power, grain, MOST_MULTIPLIER * grain)
+        assert lower is not None
+        assert other is not None
+        bias = upper * grain + np.rint((lower << second.alu_shift) / multiplier).astype(np.int64)
+        power = 2.0**second.shift / np.maximum(multiplier * other, 0.5)
+        return LayerWeights(w, bias, power, 1, MOST_MULTIPLIER * grain)
+
+    def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
+        """Weights, and the bias in one part or two."""
+        first, second = stages(node)
+        upper, multiplier, lower, _, _ = operands(node)
+        grain = 1 << first.alu_shift
+        parts = np.rint(weights.bias / grain).astype(np.int64)
+        found = {node.inputs[1]: weights.w, upper: parts.astype(np.int16).reshape(COLUMN)}
+        if second.multiply and not second.prelu:
+            rest = (weights.bias - parts * grain) * quantised.graph.constants[multiplier].ravel()
+            limited = np.rint(rest / 2.0**second.alu_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
+            found[lower] = limited.astype(np.int16).reshape(COLUMN)
+        return found

@@ -1,0 +1,61 @@
+"""How NVDLA quantises a network: which nodes become integer, and by which rungs of the ladder."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from npuc.data import Samples
+from npuc.ir import Graph, Node
+from npuc.quantize.calibration import spreads
+from npuc.quantize.given import given_steps
+from npuc.quantize.improvement import Network, Recipe, Step, best_network
+from npuc.quantize.ladder import LEVELS
+from npuc.quantize.offsets import ZeroPoints
+from npuc.quantize.tables import domains
+from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
+from npuc.target import Options
+from npuc.targets.nvdla import support
+from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.quantisation import quantise
+from npuc.targets.nvdla.quantisation.layers import Multiplied
+
+LAYERS = Multiplied()
+
+
+def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
+    """The nodes that NVDLA computes in a precision."""
+
+    def accepted(node: Node) -> bool:
+        known = support.row_of(node.op, machine, precision) is not None
+        return known and support.refusal(graph, node, machine, precision) is None
+
+    return integer_nodes(graph, accepted)
+
+
+def _reads(node: Node, anyway: bool) -> bool:
+    """Whether a node takes a zero point: CDMA pads with it, sums subtract it, averages become convolutions."""
+    return node.op in ("Conv", "Add") or (anyway and node.op == "GlobalAveragePool")
+
+
+ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
+
+
+def network(
+    graph: Graph, samples: Samples, machine: Machine, options: Options
+) -> tuple[Network, tuple[Step, ...]]:
+    """The integer network, and what was tried to make it better.
+
+    A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
+    """
+    import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
+    level, precision = LEVELS[options.level], options.precision
+    nodes = on_device(graph, machine, precision)
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    free = [name for name in tensors if name not in given]
+    found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
+    if not given and precision == "int8":
+        recipe = Recipe(lambda each: on_device(each, machine), quantise, LAYERS, ZERO_POINTS)
+        return best_network(graph, recipe, samples, level, options.method, found)
+    made = quantise(graph, nodes, found, options.method or level.method, given, precision)
+    return Network(graph, nodes, found, {}, made, LAYERS), ()
