@@ -29,8 +29,14 @@ def bound(graph: Graph, node: Node) -> int | None:
             return int((sums + (1 << np.maximum(shift.astype(np.int64) - 1, 0))).max())
         case "IntAdd":
             return 2 * LARGEST + _rounding(node)
+        case "IntSum":
+            factors, bias = (graph.constants[name].astype(np.int64) for name in node.inputs[2:])
+            return int(LARGEST * np.abs(factors).sum() + np.abs(bias)) + _rounding(node)
         case "IntMul":
             return LARGEST * LARGEST + _rounding(node)
+        case "IntPRelu":
+            sides = [[graph.constants[name].astype(np.int64) for name in node.inputs[k : k + 2]] for k in (1, 3)]
+            return max(int((LARGEST * np.abs(w) + ((1 << shift) >> 1)).max()) for w, shift in sides)
         case "IntTable":
             starts, a, b = (graph.constants[name].astype(np.int64) for name in node.inputs[1:4])
             ends = np.append(starts[1:] - 1, 127)

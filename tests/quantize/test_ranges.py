@@ -51,6 +51,22 @@ def test_a_table_is_bounded_at_the_ends_of_its_segments() -> None:
     assert bound(_graph(node, "x", t=starts, a=a, b=b), node) == exact
 
 
+def test_a_sum_with_factors_reaches_its_bound() -> None:
+    factors, bias = np.array([-90, 127], np.int8), np.array(-70_000, np.int32)
+    node = Node("IntSum", ("x", "z", "w", "b"), ("y",), {"shift": 6, "relu": 0}, "y")
+    worst = abs(-90 * 127 + 127 * -128 - 70_000) + 32
+    limit = bound(_graph(node, "x", "z", w=factors, b=bias), node)
+    assert limit is not None
+    assert worst <= limit < 1.01 * worst  # 127 is not 128
+
+
+def test_slopes_are_bounded_on_the_side_that_reaches_further() -> None:
+    values = {"p": [64, 1], "ps": [6, 0], "n": [-128, 100], "ns": [0, 8]}
+    constants = {name: np.array(value, np.int8) for name, value in values.items()}
+    node = Node("IntPRelu", ("x", *constants), ("y",), {}, "y")
+    assert bound(_graph(node, "x", **constants), node) == 128 * 128  # a slope of -128 without a shift
+
+
 def test_a_movement_has_none() -> None:
     node = Node("MaxPool", ("x",), ("y",), {"kernel_shape": (2, 2)}, "y")
     assert bound(_graph(node, "x"), node) is None
