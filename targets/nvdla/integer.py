@@ -96,7 +96,8 @@ class Table:
     start: float
     select: int
     beyond: float = 0.0
-    """The slope behind the last entry; before the first one it is 0."""
+    """The slope behind the last entry times 2^shift; before the first one it is 0."""
+    shift: int = 0
 
     def as_attr(self) -> tuple[float, ...]:
         """The table as a node's attribute."""
@@ -111,22 +112,27 @@ def tables(node: Node) -> tuple[Table, Table] | None:
     """LE and LO of a node whose tables interpolate."""
     if not node.attrs.get("lo"):
         return None
-    given = (node.numbers("le"), node.numbers("lo"))
-    le, lo = (Table(start, int(select), beyond) for start, select, beyond in given)
+    le, lo = (
+        Table(start, int(select), beyond, int(shift))
+        for start, select, beyond, shift in (node.numbers("le"), node.numbers("lo"))
+    )
     return le, lo
 
 
-def interpolated(node: Node, x: Array, entries: Array) -> Array:
-    """Real values of a node's tables: LE where it reaches, LO elsewhere."""
-    found = tables(node)
-    assert found is not None
-    values: list[Array] = []
-    for table, part in zip(found, (entries[:LE_ENTRIES], entries[LE_ENTRIES:]), strict=True):
-        at = table.start + 2.0**table.select * np.arange(len(part))
-        beyond = table.beyond * np.maximum(x - table.end(len(part)), 0)
-        values.append(np.interp(x, at, part.astype(np.float64)) + beyond)
-    le = found[0]
-    return np.where((x > le.start) & (x < le.end(LE_ENTRIES)), *values)
+def interpolated(placed: tuple[Table, Table], x: Array, entries: Array) -> Array:
+    """Values of LE where it reaches, of LO elsewhere: int64, rounded half away from zero, or real ones."""
+    le, lo = (_of_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    return np.where((x > placed[0].start) & (x < placed[0].end(LE_ENTRIES)), le, lo)
+
+
+def _of_table(table: Table, entries: Array, x: Array) -> Array:
+    values = np.interp(x, table.start + 2.0**table.select * np.arange(len(entries)), entries.astype(np.float64))
+    further = np.maximum(x - table.end(len(entries)), 0) * table.beyond * 2.0**-table.shift
+    return values + further if _is_real(x) else _whole(values) + _whole(further)
+
+
+def _whole(values: Array) -> Array:
+    return (np.sign(values) * np.floor(np.abs(values) + 0.5)).astype(np.int64)
 
 
 def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
@@ -171,9 +177,10 @@ def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]
 
 
 def _looked_up(node: Node, x: Array, entries: Array) -> Array:
-    return (
-        interpolated(node, x, entries) if tables(node) else entries.astype(np.int64)[np.clip(x, -128, 127) + 128]
-    )
+    placed = tables(node)
+    if placed is not None:
+        return interpolated(placed, x, entries)
+    return entries.astype(np.int64)[np.clip(x, -128, 127) + 128]
 
 
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:

@@ -15,7 +15,18 @@ from npuc.export_onnx import EXPORTERS, Emitter
 from npuc.ir import Array, Attr, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
 from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INTEGERS, step, wide_sums, windowed
-from npuc.targets.nvdla.integer import ALU, INT32, RECIPROCAL_BITS, Stage, converter, operands, stages
+from npuc.targets.nvdla.integer import (
+    ALU,
+    INT32,
+    LE_ENTRIES,
+    RECIPROCAL_BITS,
+    Stage,
+    Table,
+    converter,
+    operands,
+    stages,
+    tables,
+)
 
 INT64 = 7
 
@@ -84,7 +95,10 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     alu1, mul1, alu2, mul2, table = operands(node)
     for stage, alu, mul in zip(stages(node), (alu1, alu2), (mul1, mul2), strict=True):
         x, bound = _staged(emit, x, bound, stage, alu, mul)
-    if table:
+    placed = tables(node)
+    if placed is not None:
+        x = _interpolated(emit, x, placed, emit.graph.constants[table])
+    elif table:
         index = step(emit, "Add", _clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
         x = step(emit, "Gather", values, step(emit, "Cast", index, to=INT64))
@@ -94,6 +108,33 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     if (scale, shift) != (1, 0):
         x = _half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
     _saturated(node, emit, x)
+
+
+def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
+    """LE where it reaches, LO elsewhere."""
+    le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
+    above, below = (step(emit, op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
+    return step(emit, "Where", step(emit, "And", above, below), le, lo)
+
+
+def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
+    """A table's entry before x, the way to the next one, and the slope behind the last."""
+    values = emit.constant(entries.astype(np.float64), "entries")
+    distance = step(emit, "Sub", x, emit.constant(np.float64(table.start)))
+    place = step(emit, "Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
+    before = _clipped(emit, step(emit, "Floor", place), 0, len(entries) - 2)
+    part = _clipped(emit, step(emit, "Sub", place, before), 0, 1)
+    first = step(emit, "Cast", before, to=INT64)
+    y0 = step(emit, "Gather", values, first)
+    y1 = step(emit, "Gather", values, step(emit, "Add", first, emit.constant(np.int64(1))))
+    inside = _half_away(emit, step(emit, "Add", y0, step(emit, "Mul", step(emit, "Sub", y1, y0), part)))
+    if not table.beyond:
+        return inside
+    end = emit.constant(np.float64(table.end(len(entries))))
+    further = step(emit, "Max", step(emit, "Sub", x, end), emit.constant(np.float64(0)))
+    slope = emit.constant(np.ldexp(np.float64(table.beyond), -table.shift))
+    return step(emit, "Add", inside, _half_away(emit, step(emit, "Mul", further, slope)))
 
 
 def _saturated(node: Node, emit: Emitter, x: str) -> None:

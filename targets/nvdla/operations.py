@@ -79,6 +79,8 @@ class Ramp:
     """The binary logarithm of the step from entry to entry."""
     slope: int = 0
     """Behind the end: an integer or the bits of an fp16; before the start it is 0."""
+    shift: int = 0
+    """Right shift behind an integer slope."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def network(
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_ties(graph, nodes))
     free = [name for name in tensors if name not in given]
-    found = spreads(graph, samples.feeds(), free, domains(graph, nodes))
+    limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
+    found = spreads(graph, samples.feeds(), free, limited)
     if not given and precision == "int8":
         recipe = Recipe(lambda each: on_device(each, machine), quantise, LAYERS, ZERO_POINTS)
         return best_network(graph, recipe, samples, level, options.method, found)

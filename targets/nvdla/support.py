@@ -201,7 +201,7 @@ def table_ops(machine: Machine, precision: str) -> tuple[str, ...]:
     """The functions that EW's tables give: all of one entry an input, or those that interpolation gives well."""
     if not machine.sdp_lut:
         return ()
-    return {"int8": LUT_OPS, "int16": (), "fp16": tuple(INTERPOLATED)}[precision]
+    return LUT_OPS if precision == "int8" else tuple(INTERPOLATED)
 
 
 def host(machine: Machine, precision: str) -> Mapping[str, str]:

@@ -107,4 +107,4 @@ def test_a_precision_that_the_target_lacks_is_a_usage_error_of_check(digits: Dig
 def test_operators_say_what_runs_in_one_precision_only() -> None:
     rows = {row["op"]: row for row in npuc("operators", "--target", "nvdla-full", "--json").json["operators"]}
     assert rows["Exp"]["constraints"].endswith("In int8; else on the host.")
-    assert rows["Sigmoid"]["constraints"].endswith("In int8, fp16; else on the host.")
+    assert "else on the host" not in rows["Sigmoid"]["constraints"]

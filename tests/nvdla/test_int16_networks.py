@@ -18,6 +18,7 @@ from npuc.quantize.integer_onnx import integer_model
 from npuc.target import target
 from npuc.targets.nvdla import integer_onnx  # noqa: F401  (its rules for the exporter)
 from npuc.targets.nvdla.fixed_point import quantise_weights
+from npuc.targets.nvdla.integer import Table, interpolated
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 INT16 = {"name": "nvdla-full", "precision": "int16"}
@@ -96,11 +97,33 @@ def test_concat_and_softmax(tmp_path: Path) -> None:
     assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Softmax"]
 
 
-def test_functions_of_one_element_run_on_the_host(tmp_path: Path) -> None:
-    nodes = [node("Conv", "x w", "a"), node("Tanh", "a", "y")]
-    report = verified(network(nodes, SHAPE, {"w": weights(9, 20, 1, 1)}), tmp_path, samples=1, **INT16)
-    expect_exact(report, 60.0)
-    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Tanh"]
+FUNCTIONS = ("Sigmoid", "Tanh", "Erf", "HardSwish", "Elu", "Softplus", "Mish", "Gelu")
+
+
+@pytest.mark.parametrize("gain", [0.5, 30.0])
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_functions_of_one_element_interpolate(op: str, gain: float, tmp_path: Path) -> None:
+    """Where x reaches 60 the tables cover its middle and straight lines the rest."""
+    w = (gain * np.eye(20)).astype(np.float32)[:, :, None, None]
+    model = network([node("Conv", "x w", "a"), node(op, "a", "y")], SHAPE, {"w": w})
+    model.opset_import[0].version = 20
+    report = verified(model, tmp_path, samples=1, **INT16)
+    expect_exact(report, 58.0)
+    assert not report["compiled"]["host_steps"]
+
+
+def test_tables_go_on_in_a_straight_line() -> None:
+    """Worked by hand: entries 0, 16, .. behind -64, a step of 16, up to 64, then 3 / 2 of what x is beyond."""
+    le, lo = Table(-8, 0), Table(-2048, 4, 3, 1)
+    values = np.concatenate([np.arange(65), np.maximum(np.arange(257) - 128, 0) * 16]).astype(np.int16)
+    x = np.array([-9, -8, -7, 0, 55, 56, 57, 2048, 2049, 2051, -3000])
+    assert interpolated((le, lo), x, values).tolist() == [0, 0, 1, 8, 63, 56, 57, 2048, 2050, 2053, 0]
+
+
+def test_functions_that_bend_too_much_run_on_the_host(tmp_path: Path) -> None:
+    nodes = [node("Relu", "x", "a"), node("Sqrt", "a", "y")]
+    report = verified(network(nodes, SHAPE), tmp_path, samples=1, **INT16)
+    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Sqrt"]
 
 
 def test_sums_that_32_bits_do_not_hold_are_truncated() -> None:

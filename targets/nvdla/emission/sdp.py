@@ -103,4 +103,4 @@ def _table(writer: Writer, tables: Tables | None) -> None:
         writer.raw(f"SDP.S_LUT_{name}_START", ramp.start)
         writer.raw(f"SDP.S_LUT_{name}_END", ramp.end)
         writer.raw(f"SDP.S_LUT_{name}_SLOPE_SCALE", (ramp.slope & 0xFFFF) << 16)
-        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SHIFT", 0)
+        writer.raw(f"SDP.S_LUT_{name}_SLOPE_SHIFT", (ramp.shift & 0x1F) << 5)

@@ -29,7 +29,7 @@ from npuc.targets.nvdla.quantisation.form import (
     relu,
     slopes,
 )
-from npuc.targets.nvdla.quantisation.tables import every_value
+from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
 
 OPERAND_BITS = 30
 """An operand with its zero point has one bit more than an element; shifted left it leaves room for another."""
@@ -97,7 +97,8 @@ class Elementwise(Builder):
                 form = self._second(Stage(SUM, shift, relu=1), beta)
                 return x, self._brought(form, ratio * node.number("alpha", 0.2))
             case _:
-                return x, every_value(node, self.steps(x), self.steps(node.output))
+                steps = self.steps(x), self.steps(node.output)
+                return x, every_value(node, *steps) if self.bits == 8 else wide_entries(node, *steps)
 
     def sloped(self, node: Node) -> Form:
         """Slopes of negative values in the second stage, on fractions of the result's steps."""

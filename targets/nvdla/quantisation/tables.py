@@ -15,6 +15,7 @@ from npuc.ir import Array, Node
 from npuc.ops import OPS
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import wanted_values
+from npuc.targets.nvdla.fixed_point import factor
 from npuc.targets.nvdla.integer import LE_ENTRIES, LO_ENTRIES, Table
 from npuc.targets.nvdla.quantisation.form import Form
 
@@ -61,11 +62,28 @@ def half_entries(node: Node) -> Form:
     return Form(operands={"table": entries.astype(np.float16)}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
 
 
+MOST_SELECT = 8
+"""LO then covers all of int16."""
+MOST_SLOPE_SHIFT = 15
+
+
+def wide_entries(node: Node, x: Steps, y: Steps) -> Form:
+    """The pass of a function on int16: tables no coarser than in fp16, but where x reaches less far."""
+    shape = INTERPOLATED[node.op]
+    select = int(np.clip(np.rint(shape.lo - np.log2(x.scale)), 0, MOST_SELECT))
+    lo, le = _centred(select, LO_ENTRIES), _centred(max(select + shape.le - shape.lo, 0), LE_ENTRIES)
+    parts = [_values(node, each, count, x.scale) for each, count in ((le, LE_ENTRIES), (lo, LO_ENTRIES))]
+    entries = np.rint(np.concatenate(parts) / y.scale).clip(-32768, 32767).astype(np.int16)
+    slope, shift = factor(shape.beyond * x.scale / y.scale, MOST_SLOPE_SHIFT)
+    placed = Table(lo.start, lo.select, slope, shift)
+    return Form(operands={"table": entries}, attrs={"le": le.as_attr(), "lo": placed.as_attr()})
+
+
 def _centred(select: int, entries: int) -> Table:
     return Table(-(2.0**select) * (entries // 2), select)
 
 
-def _values(node: Node, table: Table, entries: int) -> Array:
-    """The function at the entries of a table."""
-    (values,) = OPS[node.op].compute(node, [table.start + 2.0**table.select * np.arange(entries)])
+def _values(node: Node, table: Table, entries: int, scale: float = 1.0) -> Array:
+    """The function at the entries of a table, whose inputs have a scale."""
+    (values,) = OPS[node.op].compute(node, [scale * (table.start + 2.0**table.select * np.arange(entries))])
     return values

@@ -62,7 +62,7 @@ def _ramp(table: Table, entries: Array) -> Ramp:
     start, end = table.start, table.end(len(entries))
     edges = [int(np.float32(each).view(np.int32)) if real else round(each) for each in (start, end)]
     slope = int(np.float16(table.beyond).view(np.int16)) if real else round(table.beyond)
-    return Ramp(_bits(entries), edges[0], edges[1], table.select, slope)
+    return Ramp(_bits(entries), edges[0], edges[1], table.select, slope, table.shift)
 
 
 def _bits(entries: Array) -> tuple[int, ...]:
