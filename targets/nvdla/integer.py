@@ -11,6 +11,7 @@ Source: NVDLA's own simulators, which reproduce the golden results of its test p
 | NvConv | x, weights (Co, Ci/group, Hk, Wk), operands, table |
 | NvElementwise | x, operands, table |
 | NvAveragePool | x |
+| NvLrn | x, entries of the tables LE and LO |
 
 Operands: those of X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a constant (1, 1, 1), (C, 1,
 1) or (C, H, W) of 16 bits, or a tensor (1, C, 1, 1) or (1, C, H, W). An absent one is the empty string.
@@ -30,6 +31,7 @@ from npuc.ops.table import OPS, Op, bad_node, register
 from npuc.ops.windows import window_of
 from npuc.quantize.integer import convolve
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
+from npuc.targets.nvdla.normalisation import SIZES, ResponseTables, square_sums
 
 ALU = ("none", "sum", "max", "min")
 RECIPROCAL_BITS = 16
@@ -218,6 +220,19 @@ def _average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
 
 
+def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    centred = inputs[0].astype(np.int64) - node.integer("zero")
+    product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, node.integer("size"))) * centred
+    offset, scale, shift = converter(node)
+    return (_saturated(half_away((product - offset) * scale, shift), inputs[0].dtype),)
+
+
+def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
+    """The tables of a normalisation."""
+    le_step, lo_step = node.integers("table_steps")
+    return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), le_step, lo_step)
+
+
 def _expect_map(node: Node, x: TensorType) -> None:
     if len(x.shape) != 4 or x.shape[0] != 1 or x.dtype not in HOST_DTYPES.values():
         raise bad_node(node, f"the input is {x}", tensor=node.inputs[0], limit="(1, C, H, W)")
@@ -247,6 +262,13 @@ def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorT
     return (types[0],)
 
 
+def _lrn_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect_map(node, types[0])
+    if node.integer("size") not in SIZES:
+        raise bad_node(node, f"size {node.integer('size')}", limit=", ".join(map(str, SIZES)))
+    return (types[0],)
+
+
 def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     _expect_map(node, types[0])
     extents = window_of(node, node.integers("kernel_shape")).extents(node, types[0].shape[2:])
@@ -261,5 +283,6 @@ register(
         _elementwise_types,
         _elementwise,
     ),
+    Op("NvLrn", "CDP's normalisation: tables of a sum of squares times the input.", _lrn_types, _lrn),
     Op("NvAveragePool", "PDP's average: sums times two reciprocals.", _average_types, _average),
 )

@@ -23,10 +23,12 @@ from npuc.targets.nvdla.integer import (
     Stage,
     Table,
     converter,
+    lrn_tables,
     operands,
     stages,
     tables,
 )
+from npuc.targets.nvdla.normalisation import START
 
 INT64 = 7
 
@@ -182,7 +184,7 @@ def _half_away(emit: Emitter, x: str, *, positive: bool = False) -> str:
     return step(emit, "Mul", magnitude, step(emit, "Sign", x))
 
 
-def _clipped(emit: Emitter, x: str, low: int, high: int) -> str:
+def _clipped(emit: Emitter, x: str, low: float, high: float) -> str:
     return step(emit, "Clip", x, emit.constant(np.float64(low), "low"), emit.constant(np.float64(high), "high"))
 
 
@@ -198,4 +200,39 @@ def _average(node: Node, emit: Emitter) -> None:
     _saturated(node, emit, total)
 
 
-EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average})
+def _lrn(node: Node, emit: Emitter) -> None:
+    """The sum of squares is exact in float; entries, fractions and products are in double."""
+    channels, size = emit.graph.shape(node.inputs[0])[1], node.integer("size")
+    zero = emit.constant(np.float32(node.integer("zero")))
+    centred = step(emit, "Sub", step(emit, "Cast", node.inputs[0], to=FLOAT), zero)
+    near = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels))) <= size // 2
+    band = emit.constant(near.astype(np.float32)[:, :, None, None], "neighbours")
+    sums = step(emit, "Cast", step(emit, "Conv", step(emit, "Mul", centred, centred), band), to=DOUBLE)
+    distance = step(emit, "Sub", sums, emit.constant(np.float64(START)))
+    tables = lrn_tables(node, *(emit.graph.constants[name] for name in node.inputs[1:3]))
+    fine, coarse = (
+        _between_entries(emit, distance, np.array(entries, np.float64), each)
+        for entries, each in ((tables.le, tables.le_step), (tables.lo, tables.lo_step))
+    )
+    near_start = step(emit, "Less", distance, emit.constant(np.float64(tables.le_end)))
+    value = step(emit, "Where", near_start, fine, coarse)
+    product = step(emit, "Mul", value, step(emit, "Cast", centred, to=DOUBLE))
+    offset, scale, shift = converter(node)
+    centred_product = step(emit, "Sub", product, emit.constant(np.float64(offset)))
+    factor = emit.constant(np.ldexp(np.float64(scale), -shift))
+    result = _half_away(emit, step(emit, "Mul", centred_product, factor))
+    _saturated(node, emit, result)
+
+
+def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
+    """Between the entries of a table whose steps have so many binary digits, at most 16."""
+    place = step(emit, "Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
+    place = _clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
+    index = step(emit, "Floor", place)
+    at = step(emit, "Cast", index, to=INT64)
+    below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
+    part = step(emit, "Mul", step(emit, "Gather", rise, at), step(emit, "Sub", place, index))
+    return step(emit, "Add", step(emit, "Gather", below, at), _half_away(emit, part))
+
+
+EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average, "NvLrn": _lrn})

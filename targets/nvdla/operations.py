@@ -12,6 +12,7 @@ from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.integer import IDENTITY, Stage
 from npuc.targets.nvdla.machine import BYTES
+from npuc.targets.nvdla.normalisation import ResponseTables
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 
@@ -209,4 +210,19 @@ class Pooling:
     destination: Surface
 
 
-Operation = Convolution | Elementwise | Pooling
+@dataclass(frozen=True)
+class Normalisation:
+    """CDP on a map in memory: local response normalisation."""
+
+    source: Surface
+    size: int
+    """Channels whose squares are added: 3, 5, 7 or 9."""
+    zero: int
+    """The zero point of the input."""
+    tables: ResponseTables
+    converter: tuple[int, int, int]
+    """Offset, scale and shift of the output converter."""
+    destination: Surface
+
+
+Operation = Convolution | Elementwise | Pooling | Normalisation

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from math import ceil
 
 from npuc.targets.nvdla.machine import BYTES, Machine
-from npuc.targets.nvdla.operations import Convolution, Elementwise, Kernels, Operation, Pooling, Surface
+from npuc.targets.nvdla.operations import (
+    Convolution,
+    Elementwise,
+    Kernels,
+    Normalisation,
+    Operation,
+    Pooling,
+    Surface,
+)
 
 LEAST_PER_PIXEL = 11.0
 """Clocks per output pixel and kernel group, at least."""
@@ -39,6 +47,8 @@ def cycles(operation: Operation, machine: Machine) -> int:
             work = LATENCY + elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
         case Pooling():
             work = LATENCY + elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
+        case Normalisation():
+            work = LATENCY + elements(operation.source, machine) / machine.cdp_elements
     return ceil(work)
 
 
@@ -116,7 +126,7 @@ def moved_bytes(operation: Operation, machine: Machine) -> int:
     moved = cube_bytes(operation.source, machine) + cube_bytes(operation.destination, machine)
     if isinstance(operation, Convolution):
         moved += operation.kernels.moved_bytes
-    if not isinstance(operation, Pooling):
+    if not isinstance(operation, Pooling | Normalisation):
         units = (operation.sdp.x1, operation.sdp.x2)
         maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
         moved += maps * cube_bytes(operation.destination, machine)

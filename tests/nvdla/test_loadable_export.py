@@ -196,3 +196,23 @@ def test_the_same_program_gives_the_same_loadable(tmp_path: Path) -> None:
     _, _, program = compiled(small_network(), tmp_path, "nvdla-small")
     first, second = (target("nvdla-small").exported(program, "loadable") for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_normalisation_is_exported_with_its_tables(name: str, tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("LRN", "a", "n", size=5, alpha=1.0), node("Conv", "n v", "y")]
+    constants = {"w": weights(8, 3, 1, 1), "v": weights(4, 8, 1, 1)}
+    _, loadable = of_model(network(nodes, (1, 3, 8, 8), constants), tmp_path, name)
+    (entry,) = tasks.engine_tasks(loadable)
+    task = tasks.read(loadable, entry)
+    assert [each.engine for each in task.common] == [of.CONV, of.SDP, of.CDP, of.CONV, of.SDP]
+    assert list(broken(loadable, machines.load(name))) == []
+
+
+def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
+    _, _, program = compiled(small_network(), tmp_path, "nvdla-full", precision="fp16")
+    loadable = loadables.read(target("nvdla-full").exported(program, "loadable")["network.nvdla"])
+    (entry,) = tasks.engine_tasks(loadable)
+    assert of.PDP in {each.engine for each in tasks.read(loadable, entry).common}
+    assert list(broken(loadable, machines.load("nvdla-full"))) == []
+    assert {each.data_type for each in loadable.tensor_desc_list} == {2}

@@ -14,16 +14,18 @@ from collections.abc import Iterable, Mapping
 from npuc.targets.nvdla.commands import Command, Poll, Wait
 from npuc.targets.nvdla.emission.convolution import write_convolution
 from npuc.targets.nvdla.emission.flights import Flight
+from npuc.targets.nvdla.emission.normalisation import write_normalisation
 from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Convolution, Elementwise, Operation, Pooling
+from npuc.targets.nvdla.operations import Convolution, Elementwise, Normalisation, Operation, Pooling
 
 ENABLES = {
     "convolution": ("SDP_RDMA", "SDP", "CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA"),
     "elementwise": ("SDP_RDMA", "SDP"),
     "pooling": ("PDP_RDMA", "PDP"),
+    "normalisation": ("CDP_RDMA", "CDP"),
 }
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
 """Sources of interrupts that only say how far a convolution has come."""
@@ -73,9 +75,11 @@ class Emitter:
                 write_sdp(self.writer, operation.sdp, operation.source, operation.destination)
             case Pooling():
                 write_pooling(self.writer, operation)
+            case Normalisation():
+                write_normalisation(self.writer, operation)
         for block in blocks:
             self.writer.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
-        engine = "PDP" if isinstance(operation, Pooling) else "SDP"
+        engine = {"pooling": "PDP", "normalisation": "CDP"}.get(kind(operation), "SDP")
         self.flights.append(Flight(operation, turns, Wait(engine, turns[engine])))
         self.turns |= {block: 1 - turn for block, turn in turns.items()}
         self.count += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from npuc.targets.nvdla.commands import Wait
 from npuc.targets.nvdla.model.memory import Pattern, overlap
-from npuc.targets.nvdla.operations import Operation, Pooling, Surface
+from npuc.targets.nvdla.operations import Normalisation, Operation, Pooling, Surface
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Flight:
     def blocks(self, operation: Operation, turns: Mapping[str, int], atom_bytes: int) -> bool:
         """Whether another operation must wait for this one.
 
-        Tables of EW are not in groups: nothing runs while they are written.
+        Tables of EW and CDP are not in groups: nothing runs while they are written.
         """
         same_groups = any(turns.get(block) == turn for block, turn in self.turns.items())
-        tables = not isinstance(operation, Pooling) and bool(operation.sdp.table)
+        alone = isinstance(operation, Normalisation)
+        tables = alone or (not isinstance(operation, Pooling) and bool(operation.sdp.table))
         written, own = (_place(each.destination, atom_bytes) for each in (self.operation, operation))
         touched = (*reads(operation, atom_bytes), own)
         before = reads(self.operation, atom_bytes)
@@ -51,7 +52,7 @@ def _place(surface: Surface, atom_bytes: int) -> Pattern:
 def reads(operation: Operation, atom_bytes: int) -> list[Pattern]:
     """The maps that an operation reads: its input, and operands per element or of one pixel."""
     found = [_place(operation.source, atom_bytes)]
-    if isinstance(operation, Pooling):
+    if isinstance(operation, Pooling | Normalisation):
         return found
     result = operation.destination
     for fetch in (operation.sdp.x1.fetch, operation.sdp.x2.fetch):

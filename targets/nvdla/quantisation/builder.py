@@ -80,13 +80,14 @@ class Builder(Draft, ABC):
             if id(node) in self.joined:
                 continue
             try:
-                self._write(node)
+                self.write(node)
             except DoesNotFit as error:
                 name = node.sources[0] if node.sources else node.name
                 raise DoesNotFit.of(replace(each, node=name, op=node.op) for each in error.problems) from None
         return self.result()
 
-    def _write(self, node: Node) -> None:
+    def write(self, node: Node) -> None:
+        """Appends what computes a node."""
         if id(node) not in self.computed:
             self.keep(node)
         elif node.op in CONVERSIONS and self.steps(node.inputs[0]) == self.steps(node.output):

@@ -17,6 +17,7 @@ from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
+from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 
@@ -89,6 +90,22 @@ class Integers(Elementwise):
         self.emit(op, inputs, free, last, form, window, sources)
         limits = Form(Stage(MAX), Stage(MIN), {"x1_alu": few(low), "x2_alu": few(high)})
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+
+    def write(self, node: Node) -> None:
+        """Appends what computes a node; there is local response normalisation in integers only."""
+        if node.op == "LRN" and id(node) in self.computed:
+            return self._normalise(node)
+        return super().write(node)
+
+    def _normalise(self, node: Node) -> None:
+        y = self.int8(node.output)
+        tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output))
+        entries = [
+            self.constant(self.part(y, name), np.array(values, np.int16))
+            for name, values in (("le", tables.le), ("lo", tables.lo))
+        ]
+        inputs = (self.as_int8(node.inputs[0]), *entries)
+        self.add(Node("NvLrn", inputs, (y,), attrs, node.name or node.output, node.sources))
 
     def average(self, node: Node) -> None:
         """PDP's average where its window reaches; sums of a convolution for larger ones and other zero points."""

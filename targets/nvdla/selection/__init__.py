@@ -11,12 +11,13 @@ from npuc.targets.nvdla.operations import Elementwise, Operation
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed
 from npuc.targets.nvdla.selection.convolution import select_convolutions
+from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import computed_lanes
 from npuc.targets.nvdla.selection.pooling import select_pooling
 from npuc.targets.nvdla.selection.sdp import select_sdp
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
-COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool")
+COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn")
 """Operators of the integer graph that NVDLA computes."""
 
 
@@ -28,6 +29,8 @@ def select(context: Context, node: Node, tiles: int = 0, form: WeightForm = DIRE
         case "NvElementwise":
             x, y = context.placed[node.inputs[0]], context.placed[node.output]
             return [Elementwise(x.surface(), select_sdp(context, node, y, 0, y.view.extent), y.surface())]
+        case "NvLrn":
+            return [select_normalisation(context, node)]
         case _:
             return [select_pooling(context, node)]
 

@@ -173,4 +173,6 @@ def cdp_of(read: ReadBack) -> tuple[Cdp, Surfaces]:
     op = assembled(Cdp, read.of("op"))
     surfaces = assembled(Surfaces, read.of("surfaces"))
     op = replace(op, out_precision=op.in_precision, local_size=3 + 2 * read.groups["CDP"]["NORMALZ_LEN"])
-    return op, surfaces
+    source = surfaces.source
+    extents = {"width": source.width, "height": source.height, "channels": source.channels}
+    return op, replace(surfaces, result=replace(surfaces.result, **extents))
