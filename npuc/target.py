@@ -116,6 +116,25 @@ class Quantising(Protocol):
         ...
 
 
+@runtime_checkable
+class Describing(Protocol):
+    """A target whose machines are written as hardware."""
+
+    def hardware(
+        self,
+        machine: str | None,
+        program: Program | None,
+        samples: Samples | None,
+        resources: Sequence[str],
+    ) -> dict[str, bytes]:
+        """Files by name: the description of a machine, or of a program's, and a test bench.
+
+        With a program also the steps of running it on the first sample; resources: chips for which an estimate of
+        what it takes is made. Raises ArtefactError (E507) where a tool is missing.
+        """
+        ...
+
+
 class Target(Protocol):
     """A machine npuc compiles for."""
 
@@ -127,7 +146,7 @@ class Target(Protocol):
     exports: tuple[str, ...]
     """Formats of `exported`."""
     chip_models: tuple[str, ...]
-    """What `runner` can simulate on: npuc's own model, the vendor's."""
+    """What `runner` can simulate on: npuc's own model, the vendor's, the hardware description."""
     inexact: tuple[str, ...]
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
     weight_forms: tuple[str, ...]

@@ -62,7 +62,7 @@ def verify(
     else:
         from npuc.verification_integer import IntegerCheck
 
-        check = IntegerCheck(model, evidence, program, target)
+        check = IntegerCheck(model, evidence, program, target, chip_model)
     for batch in samples.batches(BATCH):
         check.batch(batch)
         if advance is not None:

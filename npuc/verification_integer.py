@@ -19,7 +19,7 @@ from npuc.program import Program
 from npuc.quantize.ties import MOVEMENT
 from npuc.records import read
 from npuc.reference import present, session, with_outputs
-from npuc.target import Target
+from npuc.target import Counting, Target
 from npuc.verification import Outputs, damaged
 
 
@@ -81,14 +81,17 @@ def _described(content: bytes) -> Mapping[str, Any]:
 class IntegerCheck:
     """The three computations, ready to run batch after batch."""
 
-    def __init__(self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target) -> None:
+    def __init__(
+        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str = "own"
+    ) -> None:
         import onnx
 
         reference, self.described = evidence["reference.onnx"], _described(evidence["graph.json"])
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.outputs = [port.name for port in program.outputs]
         self.said, self.tally = Outputs(self.outputs), _Tally()
-        self.run, self.dtype = target.runner(program), program.precision
+        self.run, self.dtype = target.runner(program, chip_model), program.precision
+        self.chip_model = chip_model
         fp32 = read_model(model)
         floats = [entry["float"] for entry in self.tensors.values()]
         self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
@@ -121,7 +124,10 @@ class IntegerCheck:
         bit_exact = not self.tally.strayed and all(_agrees(layer, self.tally) for layer in layers)
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [_layer_report(layer, self.tally, self.described) for layer in layers]
-        return {**said, "bit_exact": bit_exact, "layers": rows}
+        counted = (
+            {"chip_model": self.chip_model, "cycles": self.run.cycles} if isinstance(self.run, Counting) else {}
+        )
+        return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
 
     def _compare_outputs(
         self, exact: Mapping[str, Array], integer: Mapping[str, Array], found: Mapping[str, Array]

@@ -12,7 +12,7 @@ import sys
 import click
 
 from npuc import __version__
-from npuc.cli import artefacts, comparing, compiling, listing, quantising, reporting, running, sweeping
+from npuc.cli import artefacts, comparing, compiling, hardware, listing, quantising, reporting, running, sweeping
 from npuc.cli.output import print_json
 from npuc.errors import ArtefactError, NpucError
 
@@ -93,6 +93,7 @@ for command in (
     artefacts.dump,
     artefacts.assemble,
     artefacts.export,
+    hardware.rtl,
     comparing.diff,
     comparing.compare,
     sweeping.sweep,

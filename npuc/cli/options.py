@@ -154,9 +154,9 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
     )
     kind = click.option(
         "--chip-model",
-        type=Choice(("own", "vendor")),
+        type=Choice(("own", "vendor", "rtl")),
         default="own",
-        help="npuc's model of the chip, or the vendor's.",
+        help="npuc's model of the chip, the vendor's (bm1684), or its hardware description (easynpu).",
     )
     return kind(folder(command))
 
@@ -164,7 +164,7 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
 def expect_chip_model(target: Target, chip_model: str) -> None:
     """Raises UsageError for a chip model that there is none of for this target."""
     if chip_model not in target.chip_models:
-        raise click.UsageError(f"there is no vendor's chip model of {target.name}")
+        raise click.UsageError(f"{target.name} has no chip model '{chip_model}': {', '.join(target.chip_models)}")
 
 
 def modified_option(command: Callable[..., T]) -> Callable[..., T]:

@@ -30,7 +30,7 @@ from npuc.targets.easynpu.jobs import Job, Stage
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Place, feature_words
 from npuc.targets.easynpu.placement import PlacedJob
-from npuc.targets.easynpu.rearrangement import most_written, written_words
+from npuc.targets.easynpu.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.tiling import Tiling, best_tile, with_tile
 from npuc.targets.easynpu.timing import Followers, PortUse, parameter_words, port_use
 
@@ -129,7 +129,7 @@ def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
     """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
     words = [*_extensions(placed, stage, placed.sources[0], last=True, stores=False), word]
     bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
-    cycles = len(words) + bus
+    cycles = len(words) + SETUP + bus
     tiling = Tiling(word.Ho, word.Wo, cycles, 1, cycles, None, 0, bus, bus)
     return EmittedJob(placed, tuple(words), stage.block, tiling)
 

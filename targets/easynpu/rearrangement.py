@@ -23,6 +23,8 @@ from npuc.ir import Array
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.memory import LANES
 
+SETUP = 5
+"""Cycles in which a machine divides the extents of a word that reads a map, as many as others load parameters."""
 DIMENSIONS = "nhwc"
 N, H, W, C = range(4)
 ORDER = (C, W, H, N)
@@ -98,33 +100,59 @@ def rearranged(x: Array, word: Reshape) -> Array:
     if wrong is not None:
         raise ArtefactError("E503", f"a reshape word contradicts itself: {wrong}")
     result = np.empty((len(x), word.Ho, word.Wo, word.Co), x.dtype)
-    row, column, channel = _targets(word)
+    row, column, channel = targets(word)
     result[:, row, column, channel] = x
     return result
 
 
+def run_length(word: Reshape) -> int:
+    """Channels of the map, from every multiple of this number on, that stay neighbours in the result.
+
+    All of them, those of a part where C is split by blocks, or 1 where they are separated.
+    """
+    table = splits(word)
+    parts, _, minor, _ = table[C]
+    inserted = any(each > 1 and onto == C and insert for each, onto, _, insert in table)
+    moved = PERMUTATIONS[word.perm][C] != C or (minor and parts > 1)
+    return 1 if moved or inserted else word.Ci // parts
+
+
+def piece_starts(word: Reshape) -> Array:
+    """Which elements (Hi, Wi, Ci) of the map begin a piece: lanes of a word that go to one word as neighbours."""
+    channel = targets(word)[2]
+    at = np.arange(word.Ci)
+    return (at % LANES == 0) | (at % run_length(word) == 0) | (channel % LANES == 0)
+
+
 def written_words(word: Reshape) -> int:
-    """Words that are written for the map: each of its words once per word of the result that it has lanes for."""
-    return int(_written(word).sum())
+    """Words that are written for the map, with lane enables: each of its words once per piece of it."""
+    return int(piece_starts(word).sum())
+
+
+def runs_most(run: int) -> int:
+    """Runs of this length that 16 successive channels can meet."""
+    return (LANES - 2) // run + 2
 
 
 def most_written(word: Reshape) -> int:
-    """The most words of the result that any word of the map has lanes for."""
-    return int(_written(word).max())
+    """Pieces that no word of the map exceeds, as a machine tells by the word alone.
+
+    A word's runs, where these fill words evenly; otherwise every run may reach over the end of a word.
+    """
+    run, lanes = run_length(word), min(word.Ci, LANES)
+    if run % LANES == 0:
+        return 1
+    if LANES % run == 0:
+        return lanes // run
+    stacked = any(parts > 1 and onto == C for parts, onto, _, _ in splits(word))
+    if run == word.Ci:
+        return 2 if stacked else 1
+    if run > LANES:
+        return 4
+    return lanes if stacked else min(lanes, runs_most(run))
 
 
-def _written(word: Reshape) -> Array:
-    """Words of the result that each word of the map has lanes for: (Hi, Wi, groups)."""
-    row, column, channel = _targets(word)
-    words = (row * word.Wo + column) * -(-word.Co // LANES) + channel // LANES
-    counts: list[Array] = []
-    for start in range(0, word.Ci, LANES):
-        lanes = np.sort(words[..., start : start + LANES], axis=-1)
-        counts.append(1 + (np.diff(lanes, axis=-1) != 0).sum(axis=-1))
-    return np.stack(counts, axis=-1)
-
-
-def _targets(word: Reshape) -> tuple[Array, Array, Array]:
+def targets(word: Reshape) -> tuple[Array, Array, Array]:
     """Row, column and channel of the result for every element (Hi, Wi, Ci) of the map."""
     row, column, channel = np.indices((word.Hi, word.Wi, word.Ci))
     return destination(word, (row, column, channel))

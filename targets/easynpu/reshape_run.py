@@ -11,7 +11,7 @@ from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.layer_run import Watcher
 from npuc.targets.easynpu.memory import LANES, Map, to_lanes
-from npuc.targets.easynpu.rearrangement import destination, rearranged, written_words
+from npuc.targets.easynpu.rearrangement import SETUP, piece_starts, rearranged, targets, written_words
 
 
 def run_reshape(
@@ -19,8 +19,7 @@ def run_reshape(
 ) -> tuple[LayerCount, Array]:
     """What it took, and the result (Ho, Wo, groups, 16); words: its instruction words, extension words included.
 
-    A word of the map is read in one cycle, and written with lane enables in a cycle for every word of the result
-    that it has lanes for.
+    A word of the map is read in one cycle, and written with lane enables in a cycle for every piece of it.
     """
     hardware.begin_layer()
     source, target = stage.ifmap(hardware.machine, hardware.low), stage.ofmap(hardware.machine, not hardware.low)
@@ -29,23 +28,21 @@ def run_reshape(
     hardware.dtcm(target.place.memory).write(target.grid, result)
     hardware.end_layer()
     count = LayerCount(stage.number, ifmap_words=x[..., 0].size, ofmap_words=written_words(word))
-    count.cycles = words + count.bus_words
+    count.cycles = words + SETUP + count.bus_words
     if watcher is not None:
         watcher.rearranged(stage.number, words, _transfers(word, source, target))
     return count, result
 
 
 def _transfers(word: Reshape, source: Map, target: Map) -> Transfers:
-    """The bus, word by word: each word of the map, then the words of the result that it has lanes for."""
-    at = np.indices((word.Hi, word.Wi, word.Ci))
-    row, column, channel = destination(word, (at[0], at[1], at[2]))
-    read = (at[0] * word.Wi + at[1]) * source.groups + at[2] // LANES
-    written = (row * word.Wo + column) * target.groups + channel // LANES
-    results = word.Ho * word.Wo * target.groups
-    reader, result = np.divmod(np.unique(read * results + written), results)
-    first = np.searchsorted(reader, np.arange(word.Hi * word.Wi * source.groups)) + np.arange(read.max() + 1)
-    addresses = np.zeros(len(first) + len(result), np.int64)
+    """The bus, word by word: each word of the map, then the words that its pieces go to."""
+    row, column, channel = (each[piece_starts(word)] for each in targets(word))
+    at = np.indices((word.Hi, word.Wi, word.Ci))[:, piece_starts(word)]
+    reader = (at[0] * word.Wi + at[1]) * source.groups + at[2] // LANES
+    words = source.grid.size
+    first = np.searchsorted(reader, np.arange(words)) + np.arange(words)
+    addresses = np.zeros(words + len(reader), np.int64)
     writes = np.ones(len(addresses), np.bool_)
     writes[first] = False
-    addresses[first], addresses[writes] = source.grid.ravel(), target.grid.ravel()[result]
+    addresses[first], addresses[writes] = source.grid.ravel(), target.grid[row, column, channel // LANES]
     return Transfers(writes, addresses, source.place.memory, target.place.memory)

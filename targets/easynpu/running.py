@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +92,27 @@ class Runner:
             window[...] = planes
 
 
+def one_by_one(
+    run: Callable[[Mapping[str, Array], Observer | None], dict[str, Array]],
+    feeds: Mapping[str, Array],
+    observe: Observer | None,
+) -> dict[str, Array]:
+    """Outputs (samples, *shape) of a machine that takes one sample at a time."""
+    found: list[dict[str, Array]] = []
+    seen: dict[str, list[Array]] = {}
+
+    def collect(name: str, values: Array) -> None:
+        seen.setdefault(name, []).append(values)
+
+    for at in range(len(next(iter(feeds.values())))):
+        one = {name: values[at : at + 1] for name, values in feeds.items()}
+        found.append(run(one, None if observe is None else collect))
+    if observe is not None:
+        for name, values in seen.items():
+            observe(name, np.concatenate(values))
+    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+
 class SteppingRunner:
     """A program on the stepping simulator, one sample after the other; the first one is traced."""
 
@@ -105,21 +126,12 @@ class SteppingRunner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        found: list[dict[str, Array]] = []
-        seen: dict[str, list[Array]] = {}
+        return one_by_one(self._run, feeds, observe)
 
-        def collect(name: str, values: Array) -> None:
-            seen.setdefault(name, []).append(values)
-
-        for at in range(len(next(iter(feeds.values())))):
-            self.stepper.layers.clear()
-            one = {name: values[at : at + 1] for name, values in feeds.items()}
-            with self._traced():
-                found.append(self.runner(one, None if observe is None else collect))
-        if observe is not None:
-            for name, values in seen.items():
-                observe(name, np.concatenate(values))
-        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
+        self.stepper.layers.clear()
+        with self._traced():
+            return self.runner(feeds, observe)
 
     @property
     def layers(self) -> list[LayerCount]:

@@ -185,14 +185,14 @@ class Access:
     """Cycles in which every result is written, if there are results."""
 
     def cycles(self, positions: range, least: int) -> tuple[Array, Array, Array, Array]:
-        """The cycles of positions that enter the PEs together, at least as many as given.
+        """The cycles of positions that enter the PEs together, at least as many as given from their entry on.
 
         In each: the first of them; whether they enter; whose operand is read and which write takes place, or NONE.
         """
         reads = len(positions) if self.operand is not None else 0
         writes = len(positions) * self.writes if self.results else 0
         begin = reads if self.operand in self.results else 0
-        first = np.full(max(reads, begin + writes, least), positions[0])
+        first = np.full(max(reads, begin + max(writes, least)), positions[0])
         issue, operand, result = np.zeros_like(first), np.full_like(first, NONE), np.full_like(first, NONE)
         issue[begin] = 1
         operand[:reads] = positions[:reads]

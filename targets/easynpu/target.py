@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from npuc.ir import Graph, Node
 from npuc.passes.expand_prelu import expand_prelu
 from npuc.passes.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
-from npuc.program import Program
+from npuc.program import Program, canonical_json
 from npuc.quantize.improvement import Network, Step, as_json
 from npuc.target import Options, Origin
+from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
 from npuc.targets.easynpu import machine as machines
 from npuc.targets.easynpu.artefact import Contents
@@ -37,7 +38,7 @@ class EasyNpu:
     memories = ("fmap", "skip", "weight", "itcm")
     precisions = ("int8",)
     exports = ("bin", "readmemh", "c")
-    chip_models = ("own",)
+    chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
     weight_forms: tuple[str, ...] = ()
@@ -87,9 +88,30 @@ class EasyNpu:
         """The network that `lower` writes as a program, and what was tried to make it better."""
         return quantising.network(graph, samples, machines.load(options.machine), options)
 
-    def runner(self, program: Program, chip_model: str = "own") -> Runner:  # noqa: ARG002  (as Target)
-        """The steps of the manifest and the simulator of its machine."""
+    def runner(self, program: Program, chip_model: str = "own") -> TargetRunner:
+        """The steps of the manifest and the simulator of its machine, or the core in Verilator."""
+        if chip_model == "rtl":
+            from npuc.targets.easynpu.rtl.running import RtlRunner
+
+            return RtlRunner(program)
         return Runner(program)
+
+    def hardware(
+        self,
+        machine: str | None,
+        program: Program | None,
+        samples: Samples | None,
+        resources: Sequence[str],
+    ) -> dict[str, bytes]:
+        """The core in Verilog with a test bench; the steps of a program; cells by type (resources.json)."""
+        from npuc.targets.easynpu.rtl import export
+        from npuc.targets.easynpu.rtl import resources as estimates
+
+        core = machines.load(machine) if program is None else Contents.of(program.manifest).machine
+        files = export.files(core, program, samples)
+        verilog = files["easynpu.sv"].decode()
+        found = {family: estimates.estimate(verilog, family) for family in resources}
+        return {**files, **({"resources.json": canonical_json(found)} if found else {})}
 
     def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
         """The same with the stepping simulator."""

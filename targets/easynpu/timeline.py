@@ -19,7 +19,7 @@ from npuc.targets.easynpu.chains import Stage, chains
 from npuc.targets.easynpu.listing import disassemble
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import Map, feature_words
-from npuc.targets.easynpu.rearrangement import written_words
+from npuc.targets.easynpu.rearrangement import SETUP, written_words
 from npuc.targets.easynpu.streams import parameter_words
 from npuc.targets.easynpu.timing import Followers, chain_cost, port_use
 from npuc.timeline import Activity, Buffer, Timeline
@@ -34,7 +34,7 @@ def chain_cycles(chain: Sequence[Stage], words: int, machine: Machine, low: bool
     """
     if chain[0].reshape is not None:
         word = chain[0].reshape
-        return words + feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
+        return words + SETUP + feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
     kept = sum(stage.keeps for stage in chain)
     parts, behind = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
     source = chain[0].ifmap(machine, low).place.memory

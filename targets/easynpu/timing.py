@@ -36,6 +36,8 @@ class PortUse:
     """Cycles in which no sub-ifmap word can be loaded."""
     ofmap: int = 0
     """Cycles that it writes over the shared bus: one, or more where a reshape scatters its lanes."""
+    apart: bool = False
+    """The operand is read before the position enters the PEs: the bubble of a single psum begins a cycle later."""
 
 
 def port_use(reads: str | None, writes: Sequence[str], source: str, times: int = 1) -> PortUse:
@@ -48,7 +50,7 @@ def port_use(reads: str | None, writes: Sequence[str], source: str, times: int =
     written = times if writes else 0
     cycles = written + 1 if apart else max(written, int(reads is not None))
     blocked = written + int(reads == source and (apart or not writes))
-    return PortUse(cycles, blocked, written)
+    return PortUse(cycles, blocked, written, apart)
 
 
 RESULT = PortUse(1, 1, 1)
@@ -212,7 +214,7 @@ class _Tile:
             inner = inner + whole * np.maximum(LANES * taps * sweep, load)
             step = rest * taps * sweep
         uses = followers.port_uses
-        last = step - sweep + sum(np.maximum(sweep, positions * use.cycles) for use in uses)
+        last = step - sweep + sum(np.maximum(sweep + use.apart, positions * use.cycles) for use in uses)
         free = last - positions * sum(use.blocked for use in uses)
         inner = rounds * inner + (rounds - 1) * (last + np.maximum(loads[0] - free, 0))
         words = words + positions * sum(use.ofmap for use in uses)

@@ -16,6 +16,7 @@ from npuc.ir import Array
 from npuc.targets.easynpu.events import Executed, Transfers
 from npuc.targets.easynpu.layer_run import LayerRun
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rearrangement import SETUP
 from npuc.targets.easynpu.schedule import NONE, Step, Sweep, pad_addresses
 from npuc.targets.easynpu.timing import DRAIN
 from npuc.vcd import Signal, VcdWriter
@@ -131,14 +132,16 @@ class Tracer:
         self._flush(run.cycle)
 
     def rearranged(self, number: int, words: int, transfers: Transfers) -> None:
-        """Decoding, then a word on the bus in every cycle."""
+        """Decoding and dividing, then a word on the bus in every cycle."""
         cycles = len(transfers.addresses)
-        chunk = Chunk(0, words + cycles)
+        begin = words + SETUP
+        chunk = Chunk(0, begin + cycles)
         chunk.put(0, words, state=DECODE, instruction=number + 1 - words + np.arange(words))
         memory = np.where(transfers.writes, transfers.target == "skip", transfers.source == "skip")
         kind = np.where(transfers.writes, OFMAP, IFMAP)
-        chunk.put(words, cycles, state=RUN, instruction=number, bus_valid=1, bus_kind=kind)
-        chunk.put(words, cycles, bus_memory=memory, bus_addr=transfers.addresses)
+        chunk.put(words, SETUP, state=LOAD_BS, instruction=number)
+        chunk.put(begin, cycles, state=RUN, instruction=number, bus_valid=1, bus_kind=kind)
+        chunk.put(begin, cycles, bus_memory=memory, bus_addr=transfers.addresses)
         self.writer.write(chunk.columns, chunk.cycles)
 
     def _sweeps(self, chunk: Chunk, run: LayerRun, step: Executed) -> Array:

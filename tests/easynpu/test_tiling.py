@@ -122,8 +122,8 @@ def _cycles(parts: list[Layer], tile_y: int, tile_x: int, machine: Machine, foll
                 uses = followers.ports or ((PortUse(),) * followers.stages + (PortUse(1, 1, 1),))
                 free = compute
                 for use in uses:
-                    compute += max(sweep, positions * use.cycles)
-                    free += max(sweep, positions * use.cycles) - positions * use.blocked
+                    compute += max(sweep + use.apart, positions * use.cycles)
+                    free += max(sweep + use.apart, positions * use.cycles) - positions * use.blocked
                 steps.append((compute, free, load))
     total = sum(
         compute + max(0, load - free)
@@ -230,9 +230,19 @@ def test_words_that_keep_psums_take_the_cycles_of_all_their_steps(layer: Layer, 
         ("skip", ("fmap",), "fmap", PortUse(1, 1, 1)),  # the document's Tensor-Add: the operand is free
         ("skip", (), "fmap", PortUse(1, 0, 0)),
         ("fmap", (), "fmap", PortUse(1, 1, 0)),
-        ("fmap", ("fmap",), "fmap", PortUse(2, 2, 1)),  # the operand, then the result; nothing else gets through
-        ("fmap", ("fmap",), "skip", PortUse(2, 1, 1)),  # a sub-ifmap word may come from the other DTCM meanwhile
-        ("skip", ("fmap", "skip"), "fmap", PortUse(2, 1, 1)),
+        (
+            "fmap",
+            ("fmap",),
+            "fmap",
+            PortUse(2, 2, 1, True),
+        ),  # the operand, then the result; nothing else gets through
+        (
+            "fmap",
+            ("fmap",),
+            "skip",
+            PortUse(2, 1, 1, True),
+        ),  # a sub-ifmap word may come from the other DTCM meanwhile
+        ("skip", ("fmap", "skip"), "fmap", PortUse(2, 1, 1, True)),
     ],
 )
 def test_a_memory_serves_one_access_a_cycle(

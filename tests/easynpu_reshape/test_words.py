@@ -14,7 +14,14 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.isa import Layer, Reshape, Undefined, decode_word
 from npuc.targets.easynpu.listing import assemble, disassemble
-from npuc.targets.easynpu.rearrangement import problem, rearranged, word_for, written_words
+from npuc.targets.easynpu.rearrangement import (
+    most_written,
+    problem,
+    rearranged,
+    run_length,
+    word_for,
+    written_words,
+)
 from tests.easynpu import naive
 
 # field: (high bit, low bit, what is subtracted before it is stored). Source: docs/decisions.md, EasyNPU reshape.
@@ -140,12 +147,43 @@ def test_every_word_moves_tiles_as_piles_carried_one_by_one(word: Reshape) -> No
 @given(words().filter(lambda word: problem(word) is None))
 @settings(max_examples=60, deadline=None)
 def test_the_words_that_are_written_are_counted_lane_by_lane(word: Reshape) -> None:
+    """A piece ends with a word of the map or of the result, or with a run of channels that stay neighbours."""
     y = rearranged(tiles(word.Hi, word.Wi, word.Ci), word)[0]
-    touched: set[tuple[int, int, int, int]] = set()
-    for row, column, channel in np.ndindex(y.shape):
-        pixel, lane = divmod(int(y[row, column, channel]), word.Ci)
-        touched.add((pixel * 100 + lane // 16, row, column, channel // 16))
-    assert written_words(word) == len(touched)
+    place = {int(y[at]): at for at in np.ndindex(y.shape)}
+    run, written, most = run_length(word), 0, 0
+    for pixel in range(word.Hi * word.Wi):
+        pieces = [0] * -(-word.Ci // 16)
+        for channel in range(word.Ci):
+            row, column, to = place[pixel * word.Ci + channel]
+            alone = channel % run == 0 or to % 16 == 0 or channel % 16 == 0
+            assert alone or place[pixel * word.Ci + channel - 1] == (row, column, to - 1)
+            pieces[channel // 16] += alone
+        written, most = written + sum(pieces), max(most, *pieces, 0)
+    assert written_words(word) == written
+    assert most_written(word) >= most
+
+
+@pytest.mark.parametrize(
+    ("word", "run", "writes"),
+    [
+        (Reshape(Hi=4, Wi=6, Ci=40, Ho=6, Wo=4, Co=40, perm=2), 40, 1),  # rows and columns exchanged
+        (Reshape(Hi=2, Wi=2, Ci=64, Ho=2, Wo=8, Co=16, split_c=4, onto_c=2), 16, 1),
+        (Reshape(Hi=2, Wi=2, Ci=32, Ho=2, Wo=8, Co=8, split_c=4, onto_c=2), 8, 2),
+        (Reshape(Hi=2, Wi=2, Ci=36, Ho=2, Wo=6, Co=12, split_c=3, onto_c=2), 12, 3),
+        (Reshape(Hi=2, Wi=2, Ci=6, Ho=2, Wo=4, Co=3, split_c=2, onto_c=2), 3, 6),
+        (Reshape(Hi=2, Wi=2, Ci=20, Ho=2, Wo=8, Co=5, split_c=4, onto_c=2), 5, 4),
+        (Reshape(Hi=2, Wi=4, Ci=16, Ho=2, Wo=2, Co=32, split_w=2, onto_w=3), 16, 1),
+        (Reshape(Hi=2, Wi=4, Ci=20, Ho=2, Wo=2, Co=40, split_w=2, onto_w=3), 20, 2),
+        (Reshape(Hi=1, Wi=2, Ci=40, Ho=1, Wo=4, Co=20, split_c=2, onto_c=2), 20, 4),
+        (Reshape(Hi=2, Wi=2, Ci=32, Ho=2, Wo=2, Co=32, split_c=2, onto_c=3, insert_c=1), 1, 16),  # a shuffle
+        (Reshape(Hi=1, Wi=16, Ci=16, Ho=1, Wo=16, Co=16, perm=1), 1, 16),  # channels exchanged with columns
+    ],
+)
+def test_runs_of_channels_and_the_cycles_that_a_scattered_result_takes(
+    word: Reshape, run: int, writes: int
+) -> None:
+    assert problem(word) is None
+    assert (run_length(word), most_written(word)) == (run, writes)
 
 
 @given(words().filter(lambda word: problem(word) is None))

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
 from tests.easynpu import test_simulator as programs
+from tests.easynpu_reshape import test_programs as reshapes
 from tests.easynpu_rtl.rig import Rtl, needed
 
 
@@ -48,3 +49,21 @@ def test_the_weight_stream_can_be_set_to_any_word(seed: int) -> None:
 
 def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
     programs.test_a_second_operand_may_be_replaced_where_it_lies()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed: int) -> None:
+    reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reshape_reads_and_writes_where_extension_words_say(seed: int) -> None:
+    reshapes.test_a_reshape_reads_and_writes_where_extension_words_say(seed)
+
+
+def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:
+    reshapes.test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had()
+
+
+def test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero() -> None:
+    reshapes.test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero()

@@ -185,6 +185,15 @@ def test_a_stored_copy_and_a_kept_operand_share_the_skip_dtcm() -> None:
     assert stored.compute_cycles == plain.compute_cycles
 
 
+def test_the_bubble_of_a_single_psum_follows_its_operand_and_result() -> None:
+    """One pixel: the sum's operand, then its result and copy, then the bubble; two cycles for the ReLU behind."""
+    head = pointwise(ADD | FUSED | STORED, layer(CONV, (1, 1), 1, 0, 16, 16, (1, 1)))
+    (found,) = run([head, replace(head, opcode=RELU)]).layers
+    assert found.cycles == 2 + 5 + 1 + 3 + 2 + 3
+    (ideal,) = run([head, replace(head, opcode=RELU)], machine=Machine(psum_write_first=True)).layers
+    assert ideal.cycles == 2 + 5 + 1 + 2 + 1 + 3
+
+
 def test_kept_psums_take_the_steps_of_both_words_for_every_tile() -> None:
     """Two words of 16 channels, tiles 4x4 and 4x4: each word's sub-ifmap is loaded under the other's products."""
     first = layer(CONV | FUSED, (8, 4), 3, 1, 16, 16, (4, 4))

@@ -20,6 +20,7 @@ from npuc.targets.easynpu.events import LayerCount
 from npuc.targets.easynpu.hardware import Hardware
 from npuc.targets.easynpu.isa import Reshape
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rearrangement import most_written, run_length
 from npuc.targets.easynpu.stepping import Stepper
 from npuc.targets.easynpu.streams import parameter_words
 from npuc.targets.easynpu.timing import Followers, chain_cost, port_use
@@ -87,11 +88,11 @@ def expect_modelled(hardware: Hardware, count: int, layers: Sequence[LayerCount]
 def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> tuple[int, int, int]:
     if chain[0].reshape is not None:  # a word is read, and written to every word that it has lanes for
         read, written = chain[0].ifmap(machine, low).grid.size, sum(scattered(chain[0].reshape))
-        return words + read + written, 0, read + written
+        return words + 5 + read + written, 0, read + written
     last, target = chain[-1], chain[-1].ofmap(machine, not low)
     times = 1
     if last.reshape is not None:
-        times, chain = max(scattered(last.reshape)), chain[:-1]
+        times, chain = most_written(last.reshape), chain[:-1]
     kept = sum(stage.keeps for stage in chain)
     parts, fused = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
     ports = []
@@ -110,15 +111,14 @@ def modelled(chain: Sequence[Stage], words: int, machine: Machine, low: bool) ->
 
 
 def scattered(word: Reshape) -> list[int]:
-    """For every word of a map the words of the result that its lanes go to, by the interpreter of the document."""
+    """For every word of a map the pieces that it falls into, by the interpreter of the document."""
     fields = naive.fields(naive.RESHAPE, encode(word))
-    groups = -(-word.Ci // 16)
-    number = np.arange(word.Hi * word.Wi)[:, None] * groups + np.arange(word.Ci) // 16
-    origin = naive.restacked(number.reshape(word.Hi, word.Wi, word.Ci), fields)
-    found: dict[int, set[tuple[int, int, int]]] = {}
-    for (row, column, channel), of in np.ndenumerate(origin):
-        found.setdefault(int(of), set()).add((row, column, channel // 16))
-    return [len(each) for each in found.values()]
+    number = np.arange(word.Hi * word.Wi * word.Ci).reshape(word.Hi, word.Wi, word.Ci)
+    pieces = np.zeros((word.Hi * word.Wi, -(-word.Ci // 16)), np.int64)
+    for at, of in np.ndenumerate(naive.restacked(number, fields)):
+        pixel, channel = divmod(int(of), word.Ci)
+        pieces[pixel, channel // 16] += 0 in (channel % 16, channel % run_length(word), at[2] % 16)
+    return [int(each) for each in pieces.ravel()]
 
 
 @pytest.fixture(autouse=True)

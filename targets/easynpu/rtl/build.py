@@ -18,7 +18,9 @@ from npuc.errors import ArtefactError
 from npuc.files import cache_folder
 from npuc.targets.easynpu.machine import Machine
 
-HARNESS = Path(__file__).parent / "harness.cpp"
+FOLDER = Path(__file__).parent
+HARNESS = FOLDER / "harness.cpp"
+SOURCES = (HARNESS, FOLDER / "board.h")
 TOP = "easynpu"
 REMEDY = "pip install 'npuc[rtl]', and a C++ compiler (g++, clang++, or the one named in CXX)"
 VERILATE = (
@@ -36,8 +38,8 @@ def library(machine: Machine) -> ctypes.CDLL:
 
     Raises ArtefactError (E507) where Amaranth, Verilator or a C++ compiler is missing or fails.
     """
-    source = verilog(machine)
     verilator, compiler = _verilator(), _compiler()
+    source = verilog(machine, observed=True)
     parts = (
         source,
         HARNESS.read_text(encoding="utf-8"),
@@ -53,13 +55,13 @@ def library(machine: Machine) -> ctypes.CDLL:
     return _typed(ctypes.CDLL(str(kept)))
 
 
-def verilog(machine: Machine) -> str:
-    """The observed core's Verilog. Raises ArtefactError (E507) without Amaranth."""
+def verilog(machine: Machine, *, observed: bool) -> str:
+    """The core's Verilog, or an observed one's. Raises ArtefactError (E507) without Amaranth."""
     try:
         from npuc.targets.easynpu.rtl import core
     except ImportError as error:
         raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return core.verilog(machine, observed=True)
+    return core.verilog(machine, observed=observed)
 
 
 def _verilator() -> str:
@@ -88,11 +90,11 @@ def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
     """Appears all at once: the library is renamed when it is complete."""
     with tempfile.TemporaryDirectory(prefix=f".{kept.name}.", dir=kept.parent) as name:
         folder = Path(name)
-        (folder / f"{TOP}.v").write_text(source, encoding="utf-8")
-        _run([verilator, *VERILATE, "-Mdir", ".", f"{TOP}.v"], folder)
+        (folder / f"{TOP}.sv").write_text(source, encoding="utf-8")
+        _run([verilator, *VERILATE, "-Mdir", ".", f"{TOP}.sv"], folder)
         root = Path(_run([verilator, "--getenv", "VERILATOR_ROOT"], folder).strip())
         files = [HARNESS, *(root / "include" / f"{each}.cpp" for each in RUNTIME), *sorted(folder.glob("*.cpp"))]
-        include = ["-I.", f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
+        include = ["-I.", f"-I{FOLDER}", f"-I{root / 'include'}", f"-I{root / 'include' / 'vltstd'}"]
 
         def compiled(file: Path) -> str:
             made = f"{file.stem}.o"

@@ -16,6 +16,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.rearrangement import SETUP
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
@@ -44,6 +45,8 @@ class Controller(wiring.Component):
 
     `pause`: it stops behind every chain, and goes on with `resume`. `failed`: an undefined word ended the run.
     `word` is the ITCM's at `fetch` of the cycle before. `quiet`: nothing is under way to a DTCM.
+    `reshape` is the last reshape word; while one reads a map (a word in a cycle with `rearranging`), `moving` asks
+    for the next piece of the word, of which `moved` is the last, and `map_ends` that of the last word.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -84,6 +87,11 @@ class Controller(wiring.Component):
                 "step_busy": In(1),
                 "step_ends": In(1),
                 "blocked": In(1),
+                "reshape": Out(WORD),
+                "moving": Out(1),
+                "rearranging": Out(1),
+                "moved": In(1),
+                "map_ends": In(1),
                 "quiet": In(1),
             }
         )
@@ -97,9 +105,11 @@ class Controller(wiring.Component):
             self._decode(m)
             self._load_parameters(m)
             self._run(m)
+            self._rearrange(m)
             self._end(m)
             m.d.comb += self.busy.eq(~fsm.ongoing("IDLE") & ~fsm.ongoing("PAUSED"))
             m.d.comb += self.paused.eq(fsm.ongoing("PAUSED"))
+            m.d.comb += self.rearranging.eq(fsm.ongoing("READ_MAP"))
         self._place_parameters(m)
         return m
 
@@ -116,6 +126,7 @@ class Controller(wiring.Component):
         self.moves = Signal(init=1)
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
         self.tables = Signal(len(self.run.table) + 1)
+        self.first_read = Signal(init=1)
         m.d.comb += [
             self.next_word.eq(self.at),
             self.fetch.eq(self.next_word),
@@ -157,6 +168,8 @@ class Controller(wiring.Component):
                         m.d.sync += self.set_to.eq(control.weights)
                     with m.Case(Kind.LAYER):
                         self._decode_layer(m)
+                    with m.Case(Kind.RESHAPE):
+                        self._decode_reshape(m)
                     with m.Default():
                         m.d.sync += self.failed.eq(1)
                         m.next = "SETTLE"
@@ -189,6 +202,7 @@ class Controller(wiring.Component):
             self.stages.eq(self.stages + 1),
             chain.last_stage.eq(self.stages),
             chain.target.eq(decoder.target),
+            chain.scattered.eq(0),
             self.moves.eq(~self.given["dst"]),
         ]
         with m.If(self.write_load):
@@ -207,6 +221,33 @@ class Controller(wiring.Component):
         with m.If(decoder.parameters != 0):
             m.next = "PARAMETERS"
         with m.Elif(~self.fused):
+            self._begin(m, chain.dense)
+
+    def _decode_reshape(self, m: Module) -> None:
+        """Behind other words it ends their chain; alone it goes over its map word by word."""
+        decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
+        alone = self.stages == 0
+        m.d.comb += [self.write_load.eq(alone), self.stage.eq(self.stages), self.load.eq(decoder.load)]
+        m.d.sync += [
+            self.reshape.eq(self.word),
+            self.given.eq(0),
+            self.number.eq(0),
+            chain.scattered.eq(1),
+            chain.target.eq(decoder.target),
+            self.moves.eq(~self.given["dst"]),
+        ]
+        with m.If(alone):
+            m.d.sync += [
+                chain.dense.eq(0),
+                chain.last_part.eq(0),
+                chain.last_row.eq(layer.last("Hi")),
+                chain.last_column.eq(layer.last("Wi")),
+                chain.last_channel.eq(layer.last("Ci")),
+                chain.y.eq(1),
+                chain.x.eq(1),
+            ]
+            m.next = "DIVIDE"
+        with m.Else():
             self._begin(m, chain.dense)
 
     def _decode_block(self, m: Module, layer: Fields) -> None:
@@ -321,17 +362,44 @@ class Controller(wiring.Component):
                 with m.Else():
                     m.next = "DRAIN"
 
+    def _rearrange(self, m: Module) -> None:
+        """A word of the map is read, then its pieces are written, a cycle each."""
+        with m.State("DIVIDE"):
+            m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
+            with m.If(self.number == SETUP - 1):
+                m.d.comb += self.begin.eq(1)
+                m.next = "READ_MAP"
+        with m.State("READ_MAP"):
+            m.d.sync += self.cycles.eq(self.cycles + 1)
+            m.d.comb += self.load_enable.eq(self.quiet | ~self.first_read)
+            with m.If(self.load_enable):
+                m.d.sync += self.first_read.eq(0)
+                m.next = "WRITE_PIECES"
+        with m.State("WRITE_PIECES"):
+            m.d.sync += self.cycles.eq(self.cycles + 1)
+            m.d.comb += self.moving.eq(1)
+            with m.If(self.moved):
+                m.d.comb += self.advance.eq(1)
+                m.next = "READ_MAP"
+                with m.If(self.map_ends):
+                    m.d.sync += self.first_read.eq(1)
+                    self._chain_ends(m)
+
+    def _chain_ends(self, m: Module) -> None:
+        """The next chain, from the other end of the Fmap DTCM."""
+        m.d.comb += self.chain_ends.eq(1)
+        self._new_chain(m)
+        with m.If(self.moves):
+            m.d.sync += self.low.eq(~self.low)
+        m.next = "DECODE"
+        with m.If(self.pause):
+            m.next = "SETTLE"
+
     def _end(self, m: Module) -> None:
         with m.State("DRAIN"):
             m.d.sync += [self.cycles.eq(self.cycles + 1), self.number.eq(self.number + 1)]
             with m.If(self.number == DRAIN - 1):
-                m.d.comb += self.chain_ends.eq(1)
-                self._new_chain(m)
-                with m.If(self.moves):
-                    m.d.sync += self.low.eq(~self.low)
-                m.next = "DECODE"
-                with m.If(self.pause):
-                    m.next = "SETTLE"
+                self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
             m.next = "IDLE"
             with m.If(self.pause & ~self.failed & (self.at != self.count)):

@@ -32,6 +32,7 @@ from npuc.targets.easynpu.rtl.port import (
     STATUS,
     address_bits,
 )
+from npuc.targets.easynpu.rtl.rearranger import Rearranger
 from npuc.targets.easynpu.rtl.sequencer import Sequencer, issue
 from npuc.targets.easynpu.rtl.weight_stream import WeightStream
 from npuc.targets.easynpu.rtl.writer import Writer
@@ -88,6 +89,7 @@ class Core(wiring.Component):
         self._steps(m)
         self._load(m)
         self._pads(m)
+        self._pieces(m)
         self._results(m)
         self._host(m)
         return m
@@ -158,7 +160,8 @@ class Core(wiring.Component):
     def _steps(self, m: Module) -> None:
         """Step after step."""
         controller, loader, sequencer = self.controller, self.loader, self.sequencer
-        quiet = self.array.empty & self.writer.empty & self.queues[0].empty & self.queues[1].empty
+        self.put = Signal()
+        quiet = self.array.empty & ~self.put & self.writer.empty & self.queues[0].empty & self.queues[1].empty
         m.d.comb += [
             self.stream.start.eq(controller.begin),
             loader.start.eq(controller.begin),
@@ -232,18 +235,45 @@ class Core(wiring.Component):
         for number, line in enumerate(tables.line):
             m.d.comb += [tables.input[number].eq(array.fed[number]), array.line[number].eq(line)]
 
-    def _results(self, m: Module) -> None:
-        """Results to the writer, and to whoever watches."""
-        array, writer = self.array, self.writer
-        piece, put = Signal(self.sequencer.piece.shape()), Signal()
-        m.d.sync += [piece.eq(self.sequencer.piece), put.eq(self.sequencer.put)]
+    def _pieces(self, m: Module) -> None:
+        """Where results go; of a map that a reshape word reads, the pieces of one word after the other."""
+        controller, sequencer, loader = self.controller, self.sequencer, self.loader
+        m.submodules.rearranger = rearranger = Rearranger(self.machine)
+        moving, lane = controller.moving, Signal.like(rearranger.lane)
         m.d.comb += [
-            writer.put.eq(put),
-            writer.piece.eq(piece),
-            writer.arrive.eq(array.leaving.write),
-            writer.count.eq(array.leaving.count),
+            rearranger.word.eq(controller.reshape),
+            rearranger.target.eq(controller.chain.target),
+            rearranger.row.eq(Mux(moving, loader.step.oy, sequencer.row)),
+            rearranger.column.eq(Mux(moving, loader.step.ox, sequencer.column)),
+            rearranger.group.eq(Mux(moving, loader.step.group, sequencer.group)),
+            rearranger.lane.eq(Mux(moving, lane, sequencer.lane)),
+            sequencer.scattered.eq(rearranger.piece),
+            sequencer.next_lane.eq(rearranger.next_lane),
+            sequencer.scattered_writes.eq(rearranger.writes),
+            controller.moved.eq(moving & rearranger.piece.last),
+            controller.map_ends.eq(loader.last_step),
+        ]
+        with m.If(moving):
+            m.d.sync += lane.eq(Mux(rearranger.piece.last, 0, rearranger.next_lane))
+        piece = Signal(sequencer.piece.shape())
+        m.d.sync += piece.eq(Mux(moving, Value.cast(rearranger.piece), Value.cast(sequencer.piece)))
+        m.d.sync += self.put.eq(moving | sequencer.put)
+        m.d.comb += [self.writer.put.eq(self.put), self.writer.piece.eq(piece)]
+
+    def _results(self, m: Module) -> None:
+        """Results, or words that a reshape word has read, to the writer; results also to whoever watches."""
+        array, writer, pads = self.array, self.writer, self.ifmap_pads
+        word, read = Signal(WORD), Signal()
+        asked, given = Signal(), Signal()
+        m.d.sync += [asked.eq(self.controller.rearranging), given.eq(asked)]
+        m.d.sync += [word.eq(pads.word), read.eq(pads.write & given)]
+        m.d.comb += [
+            writer.arrive.eq(array.leaving.write | read),
+            writer.count.eq(Mux(read, 1, array.leaving.count)),
         ]
         m.d.comb += [writer.results[row].eq(each) for row, each in enumerate(array.results)]
+        with m.If(read):
+            m.d.comb += writer.results[0].eq(word)
         if self.observed:
             m.d.comb += [
                 getattr(self, f"seen_{name}").eq(array.leaving[name]) for name in ("count", "stage", "group")
@@ -303,9 +333,12 @@ class Core(wiring.Component):
 
 
 def verilog(machine: Machine, *, observed: bool = False) -> str:
-    """The core as Verilog, its top module `easynpu`."""
+    """The core as SystemVerilog, its top module `easynpu`.
+
+    Amaranth's Verilog has processes of constants without a sensitive signal, which a simulator may never run:
+    they are always_comb here.
+    """
     from amaranth.back.verilog import convert
 
-    return str(
-        convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
-    )
+    text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+    return text.replace("always @*", "always_comb")

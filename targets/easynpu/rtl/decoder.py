@@ -172,12 +172,16 @@ class Decoder(wiring.Component):
         layer, load = self.layer, self.load
         m.d.comb += [
             load.place.eq(self.source),
-            load.reach_h.eq(layer.last("Hk") * (layer.Dh + 1)),
-            load.reach_w.eq(layer.last("Wk") * (layer.Dw + 1)),
             load.last_channel.eq(layer.last("Ci")),
             load.lowest.eq(self.one_of("maxpool")),
         ]
-        m.d.comb += [load[name].eq(getattr(layer, name)) for name in ("Sh", "Sw", "Ph", "Pw", "xi", "Hi", "Wi")]
+        m.d.comb += [load.Hi.eq(layer.Hi), load.Wi.eq(layer.Wi)]
+        with m.If(self.kind == Kind.RESHAPE):  # its map is read word by word
+            m.d.comb += [load.Sh.eq(1), load.Sw.eq(1), load.xi.eq(1)]
+        with m.Else():
+            m.d.comb += [load[name].eq(getattr(layer, name)) for name in ("Sh", "Sw", "Ph", "Pw", "xi")]
+            m.d.comb += load.reach_h.eq(layer.last("Hk") * (layer.Dh + 1))
+            m.d.comb += load.reach_w.eq(layer.last("Wk") * (layer.Dw + 1))
 
     def _run(self, m: Module) -> None:
         layer, run = self.layer, self.run

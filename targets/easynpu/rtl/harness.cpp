@@ -1,11 +1,10 @@
 // A core behind C functions: words in and out through its port, clock cycles until it interrupts.
-// Compiled with what Verilator makes of the Verilog, into a library that simulation.py loads.
+// Compiled with what Verilator makes of an observed core, into a library that simulation.py loads.
 #include <cstdint>
 #include <type_traits>
 #include <vector>
 
-#include "Veasynpu.h"
-#include "verilated.h"
+#include "board.h"
 
 namespace {
 
@@ -20,9 +19,7 @@ struct Seen {  // a word's result for one pixel and 16 channels
   int8_t lanes[kLanes];
 };
 
-struct Machine {
-  VerilatedContext context;
-  Veasynpu top{&context};
+struct Machine : Board {
   std::vector<Seen> seen;
   std::vector<uint32_t> chain_ends;
   uint32_t end = 0;
@@ -41,13 +38,6 @@ uint32_t word(const T& value, int at) {  // 32 bits of a port of any width
 template <typename T>
 uint8_t byte(const T& value, int at) {
   return static_cast<uint8_t>(word(value, at / 4) >> (8 * (at % 4)));
-}
-
-void tick(Machine& machine) {
-  machine.top.clk = 0;
-  machine.top.eval();
-  machine.top.clk = 1;
-  machine.top.eval();
 }
 
 void watch(Machine& machine) {
@@ -79,35 +69,17 @@ void count_chain(Machine& machine) {
 extern "C" {
 
 void* easynpu_new() {
-  auto* machine = new Machine;
-  machine->top.rst = 1;
-  tick(*machine);
-  machine->top.rst = 0;
-  return machine;
+  return new Machine;
 }
 
 void easynpu_delete(void* handle) { delete static_cast<Machine*>(handle); }
 
 void easynpu_write(void* handle, uint32_t address, const uint32_t* words, uint32_t count) {
-  Machine& machine = *static_cast<Machine*>(handle);
-  machine.top.write = 1;
-  for (uint32_t at = 0; at < count; ++at) {
-    machine.top.address = address + at;
-    for (int part = 0; part < 4; ++part) machine.top.write_data[part] = words[4 * at + part];
-    tick(machine);
-  }
-  machine.top.write = 0;
+  static_cast<Machine*>(handle)->write(address, words, count);
 }
 
 void easynpu_read(void* handle, uint32_t address, uint32_t* words, uint32_t count) {
-  Machine& machine = *static_cast<Machine*>(handle);
-  machine.top.read = 1;
-  for (uint32_t at = 0; at < count; ++at) {
-    machine.top.address = address + at;
-    tick(machine);
-    for (int part = 0; part < 4; ++part) words[4 * at + part] = machine.top.read_data[part];
-  }
-  machine.top.read = 0;
+  static_cast<Machine*>(handle)->read(address, words, count);
 }
 
 // Clock cycles until the core interrupts, at most so many; 1 if it did. watched: results are kept for easynpu_seen.
@@ -115,7 +87,7 @@ int easynpu_run(void* handle, uint64_t most, int watched) {
   Machine& machine = *static_cast<Machine*>(handle);
   bool done = false;
   for (uint64_t cycle = 0, last = most; cycle < last; ++cycle) {
-    tick(machine);
+    machine.tick();
     if (watched) watch(machine);
     count_chain(machine);
     if (!done && machine.top.interrupt_request) {

@@ -108,6 +108,7 @@ def chain(machine: Machine) -> data.StructLayout:
             "last_part": stage,
             "last_stage": stage,
             "target": place(machine),
+            "scattered": 1,  # a reshape word says where results go
         }
     )
 

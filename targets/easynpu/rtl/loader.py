@@ -21,8 +21,9 @@ class Loader(wiring.Component):
 
     `start` begins with the first step; a word is loaded in every cycle with `enable` until the sub-ifmap is
     complete; `finished` says that it is, or is with this cycle's word; `advance` goes on to the next step. `step`
-    is the step whose sub-ifmap is loaded, if it `exists`. For the word of this cycle, `request` is the read, and
-    `entry` the pad entry that it goes to; `padding` replaces a read outside the map, with -128 if `lowest`.
+    is the step whose sub-ifmap is loaded, if it `exists`; behind `last_step` there is none. For the word of this
+    cycle, `request` is the read, and `entry` the pad entry that it goes to; `padding` replaces a read outside the
+    map, with -128 if `lowest`.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -39,6 +40,7 @@ class Loader(wiring.Component):
                 "advance": In(1),
                 "step": Out(layouts.step(machine)),
                 "exists": Out(1),
+                "last_step": Out(1),
                 "finished": Out(1),
                 "loads": Out(1),
                 "request": Out(layouts.request(machine)),
@@ -78,6 +80,12 @@ class Loader(wiring.Component):
         rest_y, rest_x = chain.last_row - self.oy + 1, chain.last_column - self.ox + 1
         m.d.comb += [
             self.exists.eq(self.running),
+            self.last_step.eq(
+                (self.part == chain.last_part)
+                & (self.group == last_group)
+                & (rest_y <= chain.y)
+                & (rest_x <= chain.x)
+            ),
             step.oy.eq(self.oy),
             step.ox.eq(self.ox),
             step.y.eq(Mux(rest_y < chain.y, rest_y, chain.y)),

@@ -53,6 +53,7 @@ class Sequencer(wiring.Component):
 
     `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is where
     the next result goes. `blocked`: no sub-ifmap word may be read in this cycle.
+    Where results are scattered, `row`, `column`, `group` and `lane` ask for the piece that begins there.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -74,6 +75,13 @@ class Sequencer(wiring.Component):
                 "operand_row": Out(range(machine.pe_rows)),
                 "piece": Out(layouts.piece(machine)),
                 "put": Out(1),
+                "row": Out(INDEX),
+                "column": Out(INDEX),
+                "group": Out(GROUP),
+                "lane": Out(GROUP),
+                "scattered": In(layouts.piece(machine)),
+                "next_lane": In(GROUP + 1),
+                "scattered_writes": In(range(LANES + 1)),
             }
         )
 
@@ -134,8 +142,10 @@ class Sequencer(wiring.Component):
         results = Signal(len(self.cycle))
         meets_copy = now.stored & (now.copy.memory == now.operand.memory)
         meets_target = self.is_last & (self.chain.target.memory == now.operand.memory)
-        self.pieces = Const(1)
+        self.scatters = Signal()
+        self.pieces = Mux(self.scatters, self.scattered_writes, 1)
         m.d.comb += [
+            self.scatters.eq(self.chain.scattered & self.is_last),
             left.eq(self.running.positions - self.first_position),
             self.last_batch.eq(left <= rows),
             self.count.eq(Mux(self.last_batch, left, rows)),
@@ -147,7 +157,7 @@ class Sequencer(wiring.Component):
             self.apart.eq(self.reads & self.writes & (meets_copy | meets_target)),
             self.begin.eq(Mux(self.apart, self.count, 0)),
             results.eq(Mux(self.writes, self.count * self.pieces, 0)),
-            cycles.eq(largest(self.begin + results, Mux(self.reads, self.count, 0), 1 + bubble)),
+            cycles.eq(largest(self.begin + largest(results, 1 + bubble), Mux(self.reads, self.count, 0))),
             self.end_batch.eq(self.cycle + 1 == cycles),
         ]
         self.writing = Signal()
@@ -275,22 +285,35 @@ class Sequencer(wiring.Component):
         ]
 
     def _piece(self, m: Module) -> None:
-        """Where the result of a position goes."""
+        """Where the result of a position goes: as a whole in one cycle, or scattered in several."""
         target, copy, piece = self.chain.target, self.now.copy, self.piece
-        writing = Signal()
-        y, x = self._walked(m, "result", writing, piece.last)
+        writing, whole = Signal(), Signal()
+        turn, done = Signal(range(LANES)), Signal()
+        y, x = self._walked(m, "result", writing, whole)
         m.d.comb += [
             writing.eq(self.busy & self.writing),
-            self.put.eq(writing),
+            whole.eq(turn + 1 == self.pieces),
+            self.put.eq(writing & ~done),
+            self.row.eq(self.running.oy + y),
+            self.column.eq(self.running.ox + x),
+            self.group.eq(self.of_group),
             piece.target.valid.eq(self.is_last),
             piece.target.memory.eq(target.memory),
             piece.target.address.eq(self._address(target, y, x)),
-            piece.copy.valid.eq(self.now.stored),
-            piece.copy.memory.eq(copy.memory),
-            piece.copy.address.eq(self._address(copy, y, x)),
             piece.lanes.eq((1 << LANES) - 1),
             piece.last.eq(1),
         ]
+        with m.If(self.scatters):
+            m.d.comb += piece.eq(self.scattered)
+        m.d.comb += [
+            piece.copy.valid.eq(self.now.stored & (turn == 0)),
+            piece.copy.memory.eq(copy.memory),
+            piece.copy.address.eq(self._address(copy, y, x)),
+        ]
+        with m.If(writing):
+            m.d.sync += [turn.eq(turn + 1), self.lane.eq(self.next_lane), done.eq(done | self.piece.last)]
+        with m.If((writing & whole) | self.start):
+            m.d.sync += [turn.eq(0), self.lane.eq(0), done.eq(0)]
 
     def _address(self, place: Any, y: Value, x: Value) -> Value:
         return wrapped(self.machine, place, self.running.oy + y, self.running.ox + x, self.of_group)

@@ -113,8 +113,11 @@ class State:
 
     def write(self, where: Map, words: Array) -> None:
         """Fills a map with words (height, width, groups, 16)."""
-        for at, word in zip(where.grid.ravel(), words.reshape(-1, LANES), strict=True):
-            self.board.write(where.place.memory, int(at), word[None])
+        at = where.grid.ravel()
+        order = np.argsort(at)
+        runs = np.split(order, np.flatnonzero(np.diff(at[order]) != 1) + 1)
+        for run in runs:
+            self.board.write(where.place.memory, int(at[run[0]]), words.reshape(-1, LANES)[run])
 
 
 class Simulation:

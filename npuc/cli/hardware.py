@@ -1,0 +1,69 @@
+"""npuc rtl: a machine as a hardware description."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from npuc.cli.options import PATH, Choice, json_option, machine_option, modified_option
+from npuc.cli.output import announce_synthetic, load_program, print_json
+
+
+@click.command()
+@click.argument("artefact", type=PATH, required=False)
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="A new folder for the files.")
+@machine_option
+@click.option("--data", type=PATH, multiple=True, help="The sample that the program's steps are for (.npz).")
+@click.option(
+    "--resources",
+    type=Choice(("generic", "ice40", "ecp5")),
+    multiple=True,
+    help="Estimate with Yosys what it takes of such a chip; takes minutes.",
+)
+@modified_option
+@json_option
+def rtl(
+    artefact: Path | None,
+    output: Path,
+    machine: str | None,
+    data: tuple[Path, ...],
+    resources: tuple[str, ...],
+    allow_modified: bool,
+    as_json: bool,
+) -> None:
+    """Write EasyNPU as Verilog. With a test bench, and with ARTEFACT the steps of running it on a sample.
+
+    \b
+    Examples:
+      npuc rtl -o core --machine mine.toml --resources ecp5
+      npuc rtl resnet8.npu -o core --data test.npz
+    """
+    from npuc import program as programs
+    from npuc.target import Describing, target
+
+    if artefact is None:
+        program, samples = None, None
+        if data:
+            raise click.UsageError("--data needs ARTEFACT")
+        described = target("easynpu")
+    else:
+        from npuc import data as samples_of
+        from npuc.driver import program_inputs
+
+        if machine is not None:
+            raise click.UsageError("ARTEFACT brings its machine: leave out --machine")
+        program, described = load_program(artefact, allow_modified)
+        if not data:
+            announce_synthetic("run", "--data DATA.npz")
+        inputs = program_inputs(program)
+        samples = samples_of.load(data, inputs) if data else samples_of.synthetic(inputs, 1)
+    if not isinstance(described, Describing):
+        raise click.UsageError(f"{described.name} has no hardware description")
+    files = described.hardware(machine, program, samples, resources)
+    programs.save_files(files, output)
+    if as_json:
+        print_json({"status": "ok", "files": sorted(files), "output": str(output)})
+        return
+    for name in sorted(files):
+        click.echo(f"{output / name}  {len(files[name]):,} bytes")

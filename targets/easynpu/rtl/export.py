@@ -1,0 +1,106 @@
+"""The core as files: SystemVerilog, a test bench with the steps of a program, a Makefile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.data import Samples
+from npuc.ir import Array
+from npuc.program import Program, canonical_json
+from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.artefact import Segment
+from npuc.targets.easynpu.isa import WORD_BYTES
+from npuc.targets.easynpu.loading import load_images
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.memory import LANES, Map, pack_feature
+from npuc.targets.easynpu.rtl import build, port
+from npuc.targets.easynpu.running import Runner
+from npuc.targets.easynpu.simulator import Observer as WordObserver
+from npuc.targets.easynpu.simulator import Simulator, State
+
+FOLDER = Path(__file__).parent
+SOURCES = ("board.h", "testbench.cpp")
+CYCLES_MOST = 100_000_000
+MAKEFILE = """\
+# Builds the test bench with Verilator and runs the steps, if there are any.
+VERILATOR ?= verilator
+
+test: obj/testbench
+	if [ -f steps.txt ]; then obj/testbench steps.txt; fi
+
+obj/testbench: easynpu.sv board.h testbench.cpp
+	$(VERILATOR) --cc --exe --build -O3 --noassert -Wno-lint -Mdir obj --top-module easynpu --prefix Veasynpu \\
+		-CFLAGS "-O2 -std=c++17 -I.." -o testbench -f easynpu.f testbench.cpp
+
+.PHONY: test
+"""
+
+
+def files(machine: Machine, program: Program | None = None, samples: Samples | None = None) -> dict[str, bytes]:
+    """The files by name; with a program and a sample also the steps of running it.
+
+    Raises ArtefactError (E507) without Amaranth.
+    """
+    found = {
+        "easynpu.sv": build.verilog(machine, observed=False).encode(),
+        "easynpu.f": b"easynpu.sv\n",
+        "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
+        "Makefile": MAKEFILE.encode(),
+        **{name: (FOLDER / name).read_bytes() for name in SOURCES},
+    }
+    if program is not None and samples is not None:
+        found["steps.txt"] = "".join(f"{line}\n" for line in steps(program, samples)).encode()
+    return found
+
+
+def steps(program: Program, samples: Samples) -> list[str]:
+    """The lines of testbench.cpp for the first sample: every segment's words, maps and results."""
+    runner = Runner(program)
+    runner.simulator = recorder = Recorder(runner.contents.machine, program.files)
+    runner({name: values[:1] for name, values in samples.inputs.items()})
+    return recorder.lines
+
+
+class Recorder(Simulator):
+    """The fast simulator, which notes what a host writes, starts and finds."""
+
+    def __init__(self, machine: Machine, files: Any) -> None:
+        super().__init__(machine, files)
+        self.lines: list[str] = []
+
+    def run(
+        self, segment: Segment, state: State, tensors: dict[str, Array], observe: WordObserver | None = None
+    ) -> None:
+        """Loads, runs and stores, with a line for every word."""
+        first = load_images(segment, self.files, self.machine, state)
+        del first
+        words = np.frombuffer(isa.words_to_bytes(state.itcm[: segment.count]), np.int8).reshape(-1, LANES)
+        self._note("write", "itcm", range(len(words)), words)
+        for image in segment.images:
+            if image.memory != "itcm":
+                data = np.frombuffer(image.data(self.files, self.machine), np.int8).reshape(-1, LANES)
+                self._note("write", image.memory, range(image.address, image.address + len(data)), data)
+        for move in segment.loads:
+            self._note_map("write", move.map, pack_feature(move.whole(tensors)[move.window])[0])
+        control = np.frombuffer(segment.count.to_bytes(WORD_BYTES, "little"), np.int8)[None]
+        self._note("write", "registers", [port.CONTROL], control)
+        self.lines.append(f"run {CYCLES_MOST}")
+        super().run(segment, state, tensors, observe)
+        for move in segment.stores:
+            memory = {"fmap": state.fmap, "skip": state.skip}[move.place.memory]
+            self._note_map("expect", move.map, memory[0][move.map.grid])
+
+    def _note_map(self, step: str, where: Map, words: Array) -> None:
+        self._note(step, where.place.memory, where.grid.ravel().tolist(), words.reshape(-1, LANES))
+
+    def _note(self, step: str, region: str, at: Any, words: Array) -> None:
+        self.lines += _lines(step, port.REGIONS.index(region) << port.address_bits(self.machine), at, words)
+
+
+def _lines(step: str, base: int, at: Any, words: Array) -> Iterator[str]:
+    for index, word in zip(at, words, strict=True):
+        yield f"{step} {base | index:x} {word.tobytes()[::-1].hex()}"

@@ -1,0 +1,36 @@
+"""A program on the core in Verilator, one sample after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import Observer
+from npuc.targets.easynpu.rtl.simulation import Simulation
+from npuc.targets.easynpu.running import Runner, one_by_one
+
+
+class RtlRunner:
+    """The steps of the manifest, its segments on the hardware description."""
+
+    def __init__(self, program: Program) -> None:
+        self.runner = Runner(program)
+        self.simulation = Simulation(self.runner.contents.machine, program.files)
+        self.runner.simulator = self.simulation
+        self._cycles: int | None = None
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        return one_by_one(self._run, feeds, observe)
+
+    def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
+        self.simulation.cycles.clear()
+        found = self.runner(feeds, observe)
+        self._cycles = sum(self.simulation.cycles)
+        return found
+
+    @property
+    def cycles(self) -> int | None:
+        """What the core took for the last sample; None before the first."""
+        return self._cycles

@@ -1,0 +1,97 @@
+"""npuc rtl, and --chip-model rtl: files, counts, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
+
+from click.testing import CliRunner, Result
+
+from npuc.cli import npuc
+from npuc.errors import ArtefactError
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl import build, port, resources
+from tests.easynpu_rtl.rig import needed
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
+MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
+FILES = {"easynpu.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "testbench.cpp"}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(npuc, arguments, standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = str(tmp_path_factory.mktemp("rtl") / "digits.npu")
+    found = invoke("compile", MODEL, "--target", "easynpu", "--calibration", DATA, "-o", out)
+    assert found.exception is None
+    return out
+
+
+def test_a_machine_is_written_with_its_test_bench(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text("fmap_words = 100\nskip_words = 50\nweight_words = 60\nitcm_words = 8\n")
+    out = tmp_path / "core"
+    found = invoke("rtl", "-o", str(out), "--machine", str(tmp_path / "small.toml"))
+    assert found.exception is None
+    assert {path.name for path in out.iterdir()} == FILES
+    text = (out / "easynpu.sv").read_text()
+    assert "module easynpu(" in text
+    assert "always @*" not in text  # which a simulator may never run
+    assert json.loads((out / "machine.json").read_text())["fmap_words"] == 100
+
+
+def test_the_same_machine_gives_the_same_bytes() -> None:
+    small = Machine(fmap_words=100, skip_words=50, weight_words=60, itcm_words=8)
+    assert build.verilog(small, observed=False) == build.verilog(small, observed=False)
+
+
+def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Path) -> None:
+    found = invoke("rtl", digits, "-o", str(tmp_path / "core"), "--data", DATA, "--json")
+    assert found.exception is None
+    assert set(json.loads(found.stdout)["files"]) == {*FILES, "steps.txt"}
+    steps = [line.split() for line in (tmp_path / "core" / "steps.txt").read_text().splitlines()]
+    kinds = [step[0] for step in steps]
+    assert kinds.count("run") == 1
+    assert kinds.index("run") == kinds.index("expect") - 1
+    register = port.REGIONS.index("registers") << port.address_bits(Machine())
+    start = steps[kinds.index("run") - 1]
+    words = json.loads((Path(digits) / "manifest.json").read_text())["instructions"]
+    assert (start[0], int(start[1], 16), int(start[2], 16)) == ("write", register, len(words))
+
+
+def test_data_without_a_program_is_a_usage_error(tmp_path: Path) -> None:
+    found = invoke("rtl", "-o", str(tmp_path / "core"), "--data", DATA)
+    assert "--data needs ARTEFACT" in str(found.exception)
+
+
+def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(digits: str) -> None:
+    needed(Machine())
+    found = invoke("verify", MODEL, digits, "--samples", "2", "--chip-model", "rtl", "--json")
+    report = json.loads(found.stdout)
+    assert report["bit_exact"] is True
+    assert report["chip_model"] == "rtl"
+    assert report["cycles"] == json.loads((Path(digits) / "manifest.json").read_text())["report"]["cycles"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "what"), [("PATH", "no C++ compiler: g++, clang++, c++"), ("CXX", "no C++ compiler: nowhere")]
+)
+def test_a_missing_compiler_is_named(variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "nowhere")
+    with pytest.raises(ArtefactError) as caught:
+        build.library.__wrapped__(Machine())
+    assert caught.value.problems[0].code == "E507"
+    assert what in caught.value.problems[0].reason
+
+
+def test_missing_yosys_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "nowhere")
+    with pytest.raises(ArtefactError) as caught:
+        resources.estimate("", "generic")
+    assert "Yosys is not on the path" in caught.value.problems[0].reason

@@ -1,0 +1,62 @@
+"""Whole networks on the RTL: every layer's bits are the simulator's, the cycles the stepping simulator's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
+
+from npuc import data, driver
+from npuc import program as programs
+from npuc.ir import Array
+from npuc.models import MODELS
+from npuc.target import Counting, Options, target
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.running import SteppingRunner
+from tests.easynpu_rtl.rig import needed
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared" / "models"
+
+
+def expect_the_simulators_bits_and_cycles(model: Path, folder: Path) -> None:
+    needed(Machine())
+    easynpu = target("easynpu")
+    compiled, _ = driver.compile_model(model, easynpu, Options(), {})
+    programs.save(compiled, folder / "m.npu")
+    program = programs.load(folder / "m.npu")
+    samples = data.synthetic(driver.program_inputs(program), 1)
+    own: dict[str, Array] = {}
+    rtl: dict[str, Array] = {}
+    expected = easynpu.runner(program)(samples.inputs, own.__setitem__)
+    runner = easynpu.runner(program, "rtl")
+    found = runner(samples.inputs)
+    stepper = SteppingRunner(program)
+    stepper(samples.inputs)
+    assert isinstance(runner, Counting)
+    assert runner.cycles == stepper.report()["cycles"]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    runner(samples.inputs, rtl.__setitem__)
+    assert rtl.keys() == own.keys()
+    for name, values in own.items():
+        np.testing.assert_array_equal(rtl[name], values, err_msg=name)
+
+
+def test_digits(tmp_path: Path) -> None:
+    expect_the_simulators_bits_and_cycles(ROOT / "models" / "digits.onnx", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ds_cnn", "resnet8", "mobilenet_v1_025"])
+def test_a_network_of_several_segments(name: str, tmp_path: Path) -> None:
+    onnx.save(MODELS[name](), tmp_path / "m.onnx")
+    expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/models")
+def test_a_trained_network_with_squeeze_and_excitation(tmp_path: Path) -> None:
+    expect_the_simulators_bits_and_cycles(SHARED / "ppocr_cls.onnx", tmp_path)
