@@ -84,17 +84,19 @@ def quantise_weights(
     x_zero: int = 0,
     precision: str = "int8",
     fraction: int = 0,
+    common: Array | None = None,
 ) -> Weights:
     """Integer weights of a convolution whose sums, plus bias, times multiplier, are in steps of `unit`.
 
     w: (Co, ...) float; bias: (Co,) float; x_zero: the integer that stands for 0, which the bias takes exactly but
-    for its rounding. fraction: a step of the layer's result is 2^fraction units. The multiplier of a channel is
-    chosen first, so that its rounding changes the scale of the weights and not the result: weight scale =
-    multiplier * 2^-shift * unit / x_scale. It is large enough for the largest weight, and for the bias to fit 16
-    bits behind a left shift that costs at most BIAS_ERROR: nothing saturates. Sums that could exceed 32 bits
-    (int16) are truncated.
+    for its rounding; common: which weights of a channel it meets, where not all do. fraction: a step of the result
+    is 2^fraction units. The multiplier of a channel is chosen first, so that its rounding changes the scale of the
+    weights and not the result: weight scale = multiplier * 2^-shift * unit / x_scale. It is large enough for the
+    largest weight, and for the bias to fit 16 bits behind a left shift that costs at most BIAS_ERROR: nothing
+    saturates. Sums that could exceed 32 bits (int16) are truncated.
     """
     largest_weight = np.iinfo(precision).max
+    met = slice(None) if common is None else np.broadcast_to(common, w.shape[1:]).ravel()
     truncate = _truncation(w.reshape(len(w), -1), largest_weight)
     flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale * 2.0**truncate / unit)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
@@ -108,7 +110,7 @@ def quantise_weights(
         multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
         steps = multiplier * 2.0**-shift
         scaled = np.rint(flat / steps[:, None]).clip(-largest_weight, largest_weight)
-        total = offset / steps - x_zero * scaled.sum(axis=1) / 2.0**truncate
+        total = offset / steps - x_zero * scaled[:, met].sum(axis=1) / 2.0**truncate
         if not x_zero or (np.abs(total) <= most).all():
             break
         wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)

@@ -30,8 +30,10 @@ from npuc.ir import Array, Node, TensorType
 from npuc.ops.table import OPS, Op, bad_node, register
 from npuc.ops.windows import window_of
 from npuc.quantize.integer import convolve
+from npuc.targets.nvdla import transformed
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
 from npuc.targets.nvdla.normalisation import SIZES, ResponseTables, square_sums
+from npuc.targets.nvdla.transformed import kernel_extents
 
 ALU = ("none", "sum", "max", "min")
 RECIPROCAL_BITS = 16
@@ -198,7 +200,8 @@ def _sums(node: Node, x: Array, w: Array) -> Array:
     if _is_real(x):
         (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
         return found
-    return half_away(convolve(node, x, w), node.integer("truncate"))
+    summed = transformed.sums if node.integer("winograd") else convolve
+    return half_away(summed(node, x, w), node.integer("truncate"))
 
 
 def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -251,7 +254,7 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
     x, w = types[0].shape, types[1].shape
     if len(w) != 4 or w[1] * node.integer("group", 1) != x[1]:
         raise bad_node(node, f"weights {list(w)} for an input {list(x)}")
-    y = (1, w[0], *window_of(node, w[2:]).extents(node, x[2:]))
+    y = (1, w[0], *window_of(node, kernel_extents(node, w)).extents(node, x[2:]))
     _expect_operands(node, y, types[2:])
     return (TensorType(y, types[0].dtype),)
 

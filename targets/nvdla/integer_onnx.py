@@ -29,23 +29,28 @@ from npuc.targets.nvdla.integer import (
     tables,
 )
 from npuc.targets.nvdla.normalisation import START
+from npuc.targets.nvdla.rounding_onnx import clipped, half_away
+from npuc.targets.nvdla.transformed_onnx import winograd_sums
 
 INT64 = 7
 
 
 def _conv(node: Node, emit: Emitter) -> None:
     w = emit.graph.constants[node.inputs[1]]
-    x, attrs = windowed(node, emit, w)
-    most = _magnitude(node, emit)
-    bound = most // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
-    if bound < EXACT_FLOAT32:
-        acc = _sums(emit, step(emit, "Cast", x, to=FLOAT), w, attrs)
-    else:
-        acc = wide_sums(emit, x, w, attrs) if most == 128 else _wider_sums(emit, x, w, attrs)
+    bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
+    acc = winograd_sums(node, emit, w) if node.integer("winograd") else _summed(node, emit, w, bound)
     if node.integer("truncate"):
         factor = emit.constant(np.ldexp(np.float64(1), -node.integer("truncate")), "truncate")
-        acc, bound = _half_away(emit, step(emit, "Mul", acc, factor)), (bound >> node.integer("truncate")) + 1
+        acc, bound = half_away(emit, step(emit, "Mul", acc, factor)), (bound >> node.integer("truncate")) + 1
     _through(node, emit, acc, bound)
+
+
+def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
+    """The sums of a convolution in double; none exceeds the bound."""
+    x, attrs = windowed(node, emit, w)
+    if bound < EXACT_FLOAT32:
+        return _sums(emit, step(emit, "Cast", x, to=FLOAT), w, attrs)
+    return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
 def _sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
@@ -101,14 +106,14 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     if placed is not None:
         x = _interpolated(emit, x, placed, emit.graph.constants[table])
     elif table:
-        index = step(emit, "Add", _clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
+        index = step(emit, "Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
         x = step(emit, "Gather", values, step(emit, "Cast", index, to=INT64))
     offset, scale, shift = converter(node)
     if offset:
         x = step(emit, "Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
-        x = _half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
+        x = half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
     _saturated(node, emit, x)
 
 
@@ -125,25 +130,25 @@ def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     values = emit.constant(entries.astype(np.float64), "entries")
     distance = step(emit, "Sub", x, emit.constant(np.float64(table.start)))
     place = step(emit, "Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
-    before = _clipped(emit, step(emit, "Floor", place), 0, len(entries) - 2)
-    part = _clipped(emit, step(emit, "Sub", place, before), 0, 1)
+    before = clipped(emit, step(emit, "Floor", place), 0, len(entries) - 2)
+    part = clipped(emit, step(emit, "Sub", place, before), 0, 1)
     first = step(emit, "Cast", before, to=INT64)
     y0 = step(emit, "Gather", values, first)
     y1 = step(emit, "Gather", values, step(emit, "Add", first, emit.constant(np.int64(1))))
-    inside = _half_away(emit, step(emit, "Add", y0, step(emit, "Mul", step(emit, "Sub", y1, y0), part)))
+    inside = half_away(emit, step(emit, "Add", y0, step(emit, "Mul", step(emit, "Sub", y1, y0), part)))
     if not table.beyond:
         return inside
     end = emit.constant(np.float64(table.end(len(entries))))
     further = step(emit, "Max", step(emit, "Sub", x, end), emit.constant(np.float64(0)))
     slope = emit.constant(np.ldexp(np.float64(table.beyond), -table.shift))
-    return step(emit, "Add", inside, _half_away(emit, step(emit, "Mul", further, slope)))
+    return step(emit, "Add", inside, half_away(emit, step(emit, "Mul", further, slope)))
 
 
 def _saturated(node: Node, emit: Emitter, x: str) -> None:
     """The node's result: a double in the type of its output."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
-    emit.node("Cast", [_clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=INTEGERS[dtype])
+    emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=INTEGERS[dtype])
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
@@ -154,12 +159,12 @@ def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: st
         bound += reach
     if stage.multiply:
         factor, reach = _operand(emit, mul, -stage.shift)
-        product = _half_away(emit, step(emit, "Mul", x, factor), positive=bool(stage.relu))
+        product = half_away(emit, step(emit, "Mul", x, factor), positive=bool(stage.relu))
         if stage.prelu:
             product = step(emit, "Where", step(emit, "Greater", x, emit.constant(np.float64(0))), x, product)
         x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
     if bound > INT32[1]:
-        x, bound = _clipped(emit, x, *INT32), INT32[1]
+        x, bound = clipped(emit, x, *INT32), INT32[1]
     if stage.relu:
         x = step(emit, "Max", x, emit.constant(np.float64(0)))
     return x, bound
@@ -175,19 +180,6 @@ def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
     return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
 
 
-def _half_away(emit: Emitter, x: str, *, positive: bool = False) -> str:
-    """x rounded half away from zero; positive: negative results do not matter."""
-    half = emit.constant(np.float64(0.5), "half")
-    if positive:
-        return step(emit, "Floor", step(emit, "Add", x, half))
-    magnitude = step(emit, "Floor", step(emit, "Add", step(emit, "Abs", x), half))
-    return step(emit, "Mul", magnitude, step(emit, "Sign", x))
-
-
-def _clipped(emit: Emitter, x: str, low: float, high: float) -> str:
-    return step(emit, "Clip", x, emit.constant(np.float64(low), "low"), emit.constant(np.float64(high), "high"))
-
-
 def _average(node: Node, emit: Emitter) -> None:
     channels = emit.graph.shape(node.inputs[0])[1]
     taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.float32)
@@ -196,7 +188,7 @@ def _average(node: Node, emit: Emitter) -> None:
     total = step(emit, "Cast", step(emit, "Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
     for reciprocal in node.integers("reciprocals"):
         factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
-        total = _half_away(emit, step(emit, "Mul", total, factor))
+        total = half_away(emit, step(emit, "Mul", total, factor))
     _saturated(node, emit, total)
 
 
@@ -220,19 +212,19 @@ def _lrn(node: Node, emit: Emitter) -> None:
     offset, scale, shift = converter(node)
     centred_product = step(emit, "Sub", product, emit.constant(np.float64(offset)))
     factor = emit.constant(np.ldexp(np.float64(scale), -shift))
-    result = _half_away(emit, step(emit, "Mul", centred_product, factor))
+    result = half_away(emit, step(emit, "Mul", centred_product, factor))
     _saturated(node, emit, result)
 
 
 def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
     """Between the entries of a table whose steps have so many binary digits, at most 16."""
     place = step(emit, "Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
-    place = _clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
+    place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = step(emit, "Floor", place)
     at = step(emit, "Cast", index, to=INT64)
     below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
     part = step(emit, "Mul", step(emit, "Gather", rise, at), step(emit, "Sub", place, index))
-    return step(emit, "Add", step(emit, "Gather", below, at), _half_away(emit, part))
+    return step(emit, "Add", step(emit, "Gather", below, at), half_away(emit, part))
 
 
 EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average, "NvLrn": _lrn})

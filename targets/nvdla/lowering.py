@@ -23,6 +23,7 @@ from npuc.targets.nvdla.operations import Operation
 from npuc.targets.nvdla.selection import (
     COMPUTED,
     Choice,
+    Choices,
     Constants,
     Context,
     Placed,
@@ -30,7 +31,7 @@ from npuc.targets.nvdla.selection import (
     computed_lanes,
     select,
 )
-from npuc.targets.nvdla.surfaces import Surfaces, View, is_view, place, with_copies
+from npuc.targets.nvdla.surfaces import Lanes, Surfaces, View, is_view, place, with_copies
 from npuc.targets.nvdla.weight_form import DIRECT
 
 BASE = 0x8000_0000
@@ -77,13 +78,10 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     quantised = copied(quantised)
     graph = quantised.graph
     phases = list(_phases(graph))
-    nodes = [node for on_device, part in phases if on_device for node in part]
-    loaded = _loaded(graph, nodes)
-    surfaces = place(
-        graph, nodes, loaded, machine, lambda node, known: computed_lanes(graph, machine, node, known)
-    )
-    choices = choose(_trial(graph, machine, surfaces), nodes, loaded, weights)
-    surfaces = surfaces.with_images(choices.images)
+    choices = _choices(graph, machine, weights)
+    tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
+    surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
+    loaded = _loaded(graph, _computed(graph))
     lifetimes = _lifetimes(graph, phases, surfaces, loaded)
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
@@ -105,16 +103,39 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     )
 
 
-def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
-    """What selection needs to say what things cost: addresses do not matter."""
-    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
-    return Context(graph, machine, placed, Constants(machine, 0))
+def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
+    """The integer weights for which Winograd is the form to take, if they may be transformed before rounding."""
+    graph = copied(quantised).graph
+    found = _choices(graph, machine, weights, inexact=True).convolutions
+    return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
+
+
+def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
+    """Forms of weights by what they cost: addresses do not matter."""
+    nodes = _computed(graph)
+    placed = {name: Placed(view, 0) for name, view in _surfaces(graph, machine).views.items()}
+    trial = Context(graph, machine, placed, Constants(machine, 0))
+    return choose(trial, nodes, _loaded(graph, nodes), weights, inexact=inexact)
+
+
+def _computed(graph: Graph) -> list[Node]:
+    """What NVDLA computes and moves, in order."""
+    return [node for on_device, part in _phases(graph) if on_device for node in part]
+
+
+def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surfaces:
+    nodes = _computed(graph)
+
+    def lanes(node: Node, known: Mapping[str, Lanes]) -> Lanes:
+        return computed_lanes(graph, machine, node, known)
+
+    return place(graph, nodes, _loaded(graph, nodes), machine, lanes, tiled)
 
 
 def copied(quantised: Quantised) -> Quantised:
     """The integer graph with copies of tensors that cannot lie in a Concat's buffer."""
     graph = quantised.graph
-    nodes = [node for on_device, part in _phases(graph) if on_device for node in part]
+    nodes = _computed(graph)
     needed = with_copies(graph, nodes, _loaded(graph, nodes))
     if not needed:
         return quantised

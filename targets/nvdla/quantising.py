@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 
 from npuc.data import Samples
@@ -14,7 +15,7 @@ from npuc.quantize.offsets import ZeroPoints
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
-from npuc.targets.nvdla import support
+from npuc.targets.nvdla import lowering, support
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.quantisation import quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
@@ -55,8 +56,13 @@ def network(
     free = [name for name in tensors if name not in given]
     limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
     found = spreads(graph, samples.feeds(), free, limited)
+    winograd = frozenset[str]()
+    if options.weights == "winograd" or "winograd" in options.allow:
+        plain = quantise(graph, nodes, found, "minmax", given, precision)
+        winograd = lowering.transformable(plain, machine, options.weights or "auto")
+    written = partial(quantise, winograd=winograd)
     if not given and precision == "int8":
-        recipe = Recipe(lambda each: on_device(each, machine), quantise, LAYERS, ZERO_POINTS)
+        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, ZERO_POINTS)
         return best_network(graph, recipe, samples, level, options.method, found)
-    made = quantise(graph, nodes, found, options.method or level.method, given, precision)
+    made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()

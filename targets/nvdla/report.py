@@ -15,6 +15,7 @@ from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Convolution
 from npuc.targets.nvdla.selection import Alternative
+from npuc.targets.nvdla.transformed import kernel_extents
 
 
 def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -124,4 +125,5 @@ def macs(graph: Graph, node: Node) -> int:
     """Multiply-accumulates of a convolution of the network; 0 for anything else, averages among them."""
     if node.op != "NvConv" or node.integer("average"):
         return 0
-    return prod(graph.shape(node.output)) * prod(graph.shape(node.inputs[1])[1:])
+    weights = graph.shape(node.inputs[1])
+    return prod(graph.shape(node.output)) * prod((weights[1], *kernel_extents(node, weights)))

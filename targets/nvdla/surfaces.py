@@ -7,13 +7,14 @@ of one tensor do not fill whole atoms the lanes have gaps, which convolutions sk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import precision_of
+from npuc.targets.nvdla.formats.winograd import TILE
 from npuc.targets.nvdla.machine import BYTES, Machine
 
 Lanes = tuple[int, ...]
@@ -189,11 +190,17 @@ ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]
 
 
 def place(
-    graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
+    graph: Graph,
+    nodes: Sequence[Node],
+    loaded: Sequence[str],
+    machine: Machine,
+    computed: ComputedLanes,
+    tiled: Collection[str] = (),
 ) -> Surfaces:
     """Views for all tensors of the nodes that NVDLA runs, computed and moved; loaded: those that the host brings.
 
-    Every input of a Concat is in the Concat's buffer: with_copies sees to it that it can be.
+    tiled: results that Winograd writes in whole tiles, in buffers of their own. Every input of a Concat is in the
+    Concat's buffer: with_copies sees to it that it can be.
     """
     lanes = _lanes(graph, nodes, loaded, machine, computed)
     views: dict[str, View] = {}
@@ -204,7 +211,7 @@ def place(
             views[node.output] = whole
             views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
     for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
-        views.setdefault(name, _own(graph, name, lanes, machine))
+        views.setdefault(name, _own(graph, name, lanes, machine, TILE if name in tiled else 1))
     for node in moves:
         if node.op != "Concat":
             whole = views[node.inputs[0]]
@@ -212,12 +219,12 @@ def place(
     return Surfaces(views)
 
 
-def _own(graph: Graph, name: str, lanes: Mapping[str, Lanes], machine: Machine) -> View:
-    """A tensor in a buffer of its own."""
+def _own(graph: Graph, name: str, lanes: Mapping[str, Lanes], machine: Machine, tile: int = 1) -> View:
+    """A tensor in a buffer of its own, of whole tiles."""
     _, height, width = map_shape(graph.shape(name))
     precision = tensor_precision(graph, name)
     surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
-    buffer = Buffer(name, width, height, surfaces, machine.atom_bytes, precision)
+    buffer = Buffer(name, aligned(width, tile), aligned(height, tile), surfaces, machine.atom_bytes, precision)
     return View(buffer, 0, width, height, lanes[name])
 
 

@@ -36,13 +36,13 @@ class Nvdla:
     memories = ("dram", "cbuf")
     exports = ("bin", "nvdla-trace", "loadable", "c")
     chip_models = ("own",)
-    inexact: tuple[str, ...] = ()
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.summary = TARGETS[name][2]
         self.weight_forms = asked_forms(machines.CONFIGURATIONS[name])
         self.precisions = machines.CONFIGURATIONS[name].precisions
+        self.inexact = ("winograd",) * machines.CONFIGURATIONS[name].winograd
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""

@@ -169,6 +169,91 @@ def _run(program: Program) -> None:
     driver.run_program(program, target("nvdla-small"), samples)
 
 
+def _convolution(channels: int, extent: tuple[int, int], size: int, stride: int) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", "x w b", "a", pads=[size // 2] * 4, strides=[stride] * 2),
+        node("Relu", "a", "y"),
+    ]
+    constants = {"w": weights(48, channels, size, size), "b": weights(48, 1)[:, 0]}
+    return network(nodes, (1, channels, *extent), constants)
+
+
+@pytest.mark.parametrize(
+    ("channels", "extent", "size", "stride"),
+    [(64, (16, 12), 3, 1), (33, (7, 9), 3, 1), (20, (15, 22), 5, 2), (24, (18, 21), 6, 2)],
+)
+def test_winograd_in_int8_is_exact_in_its_own_arithmetic_and_near_fp32(
+    channels: int, extent: tuple[int, int], size: int, stride: int, tmp_path: Path
+) -> None:
+    model = _convolution(channels, extent, size, stride)
+    report = verified(model, tmp_path, "nvdla-full", weights="winograd")
+    expect_exact(report, 25.0)
+    assert _forms(report) == ["winograd"]
+
+
+def test_winograd_in_int16_is_exact_in_its_own_arithmetic_and_near_fp32(tmp_path: Path) -> None:
+    model = _convolution(40, (10, 13), 3, 1)
+    report = verified(model, tmp_path, "nvdla-full", weights="winograd", precision="int16")
+    expect_exact(report, 60.0)
+    assert _forms(report) == ["winograd"]
+
+
+def test_winograd_in_row_tiles_writes_whole_tiles(tmp_path: Path) -> None:
+    report = verified(_convolution(160, (54, 50), 3, 1), tmp_path, "nvdla-full", samples=1, weights="winograd")
+    expect_exact(report, 25.0)
+    (layer,) = report["compiled"]["layers"]
+    assert layer["weight_form"] == "winograd" and layer["jobs"] > 1
+
+
+def test_winograd_rounds_in_int8_so_that_it_must_be_allowed(tmp_path: Path) -> None:
+    model = _convolution(64, (56, 56), 3, 1)
+    report = verified(model, tmp_path, "nvdla-full", samples=1)
+    assert _forms(report) == ["direct"]
+    allowed = verified(model, tmp_path, "nvdla-full", samples=1, allow=("winograd",))
+    expect_exact(allowed, 25.0)
+    assert _forms(allowed) == ["winograd"]
+    assert allowed["compiled"]["cycles"] < 0.7 * report["compiled"]["cycles"]
+
+
+@pytest.mark.parametrize(("channels", "form"), [(64, "winograd"), (3, "image, 2 lines, sparse")])
+def test_forms_in_fp16_are_chosen_by_cycles_and_stay_near_fp32(channels: int, form: str, tmp_path: Path) -> None:
+    model = _convolution(channels, (54, 50), 3, 1)
+    report = verified(model, tmp_path, "nvdla-full", samples=1, precision="fp16")
+    assert _forms(report) == [form]
+    assert all(each["cosine"] > 0.999999 and each["sqnr_db"] > 60 for each in report["outputs"])
+
+
+def test_winograd_is_not_taken_where_it_is_slower_unless_asked_for(tmp_path: Path) -> None:
+    model = _convolution(64, (8, 8), 3, 1)
+    assert _forms(verified(model, tmp_path, "nvdla-full", allow=("winograd",))) == ["direct"]
+
+
+def test_a_residual_addition_joins_a_winograd_convolution(tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x u", "a", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b"),
+        node("Conv", "b v", "c", pads=[1, 1, 1, 1]),
+        node("Add", "c a", "y"),
+    ]
+    constants = {"u": weights(64, 64, 3, 3), "v": weights(64, 64, 3, 3)}
+    for extent, forms in (((8, 12), ["winograd"] * 2), ((7, 12), ["winograd", "direct"])):
+        report = verified(network(nodes, (1, 64, *extent), constants), tmp_path, "nvdla-full", weights="winograd")
+        expect_exact(report)
+        assert _forms(report) == forms
+
+
+def test_winograd_surrounds_a_map_with_the_zero_point_that_its_model_gives(tmp_path: Path) -> None:
+    quantised = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("Conv", "d w", "y", pads=[1, 1, 1, 1]),
+    ]
+    constants = {"s": np.float32(0.02), "z": np.int8(-20), "w": weights(48, 64, 3, 3)}
+    report = verified(network(quantised, (1, 64, 8, 8), constants), tmp_path, "nvdla-full", weights="winograd")
+    expect_exact(report, 25.0)
+    assert _forms(report) == ["winograd"]
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None:
@@ -179,11 +264,8 @@ def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None
     extent = (number(height, 12), number(width, 12))
     top, left, bottom, right = (number(0, each - 1) for each in (height, width, height, width))
     strides = [number(1, 3), number(1, 3)]
-    name, asked = draw.draw(
-        st.sampled_from(
-            [("nvdla-full", "auto"), ("nvdla-full", "sparse"), ("nvdla-full", "direct"), ("nvdla-small", "auto")]
-        )
-    )
+    full = [("nvdla-full", asked) for asked in ("auto", "direct", "sparse")]
+    name, asked = draw.draw(st.sampled_from([*full, ("nvdla-small", "auto")]))
     if draw.draw(st.booleans()):
         channels = 1 + channels % 4
     share = draw.draw(st.sampled_from([0.0, 0.8]))
@@ -192,3 +274,22 @@ def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None
     with TemporaryDirectory() as folder:
         report = verified(model, Path(folder), name, samples=2, weights=asked)
     assert report["bit_exact"] is True
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_a_small_convolution_is_exact_by_winograd(draw: st.DataObject) -> None:
+    def number(low: int, high: int) -> int:
+        return draw.draw(st.integers(low, high))
+
+    strides = [number(1, 3), number(1, 3)]
+    kernel = [number(2 * each + 1, 3 * each) for each in strides]
+    extent = [number(size, 20) for size in kernel]
+    pads = [number(0, size - 1) for size in (*kernel, *kernel)]
+    w = pruned(draw.draw(st.sampled_from([0.0, 0.8])), number(1, 40), number(5, 70), *kernel)
+    nodes = [node("Conv", "x w", "y", pads=pads, strides=strides)]
+    with TemporaryDirectory() as folder:
+        model = network(nodes, (1, w.shape[1], *extent), {"w": w})
+        report = verified(model, Path(folder), "nvdla-full", samples=2, weights="winograd")
+    assert report["bit_exact"] is True
+    assert _forms(report) == ["winograd"]

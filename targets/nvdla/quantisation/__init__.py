@@ -8,7 +8,7 @@ another map, slopes. Between the stages values keep FRACTION fractional bits of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from npuc.ir import Graph, Node
@@ -29,9 +29,11 @@ def quantise(
     method: str = "mse",
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     precision: str = "int8",
+    winograd: Collection[str] = (),
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer (int8 or int16).
 
+    winograd: names of integer weights that are transformed before they are rounded (module transformed).
     nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
     """
     free = {name: spread for name, spread in spreads.items() if name not in given}
@@ -40,7 +42,7 @@ def quantise(
     else:
         scales = choose_scales(free, ties(graph, nodes, free), method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
-    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision).built()
+    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd).built()
 
 
 INT16_MOST = 32767

@@ -51,8 +51,8 @@ class Builder(Draft, ABC):
         """What a step stands for between the stages, if the second one works in steps of the tensor."""
 
     @abstractmethod
-    def weights(self, form: Form, x: str, w: Array, bias: Array | None, unit: float) -> Array:
-        """The weights as stored; the form gets the stages that make steps of `unit` of their sums."""
+    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
+        """A convolution's weights as stored; the form gets the stages that make steps of `unit` of their sums."""
 
     @abstractmethod
     def close(self, form: Form, last: Node) -> None:
@@ -123,17 +123,21 @@ class Builder(Draft, ABC):
 
     def _conv(self, conv: Node, last: Node, form: Form, unit: float, x1: int) -> None:
         """The pass of a convolution whose first stage gives steps of `unit`, with ReLU if x1 says so."""
-        x, w, *rest = conv.inputs
+        x, _, *rest = conv.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
-        weights = self.weights(form, x, self.float.constants[w], bias, unit)
+        weights = self.weights(form, conv, bias, unit)
         if conv is last and form.x2 != IDLE:  # the multiplier of the result is that of the second stage
             form.x2 = replace(form.x2, relu=x1)
         else:
             form.x1 = replace(form.x1, relu=x1)
         self.close(form, last)
         sources = tuple(dict.fromkeys((*conv.sources, *last.sources)))
-        inputs = self.as_int8(x), self.constant(self.part(self.int8(conv.output), "w"), weights)
+        inputs = self.as_int8(x), self.constant(self.weights_name(conv), weights)
         self.finish("NvConv", inputs, last, form, self._window(conv, x), sources)
+
+    def weights_name(self, conv: Node) -> str:
+        """The constant that a convolution's weights become."""
+        return self.part(self.int8(conv.output), "w")
 
     def _window(self, node: Node, x: str) -> dict[str, Attr]:
         """The attributes of a convolution's window, and the integer that surrounds x."""

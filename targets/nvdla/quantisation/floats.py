@@ -84,12 +84,13 @@ class Floats(Builder):
         """The second stage that adds a map."""
         return Form(x2=Stage(COMPARISONS[node.op], relu=relu(node)), operands={"x2_alu": operand})
 
-    def weights(self, form: Form, x: str, w: Array, bias: Array | None, unit: float) -> Array:
+    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
         """Weights and bias as parts of a multiplier per channel, chosen so that the bias is hardly rounded.
 
         A bias of 11 bits would cost as much as all of its channel's weights together.
         """
-        del x, unit
+        del unit
+        w = self.float.constants[conv.inputs[1]]
         if bias is None:
             return half(w)
         column = (-1, 1, 1)

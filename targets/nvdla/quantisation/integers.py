@@ -9,10 +9,13 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
+from npuc.quantize.equalisation import SUFFIX
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel
-from npuc.targets.nvdla.fixed_point import FRACTION, addends, factor, quantise_weights
+from npuc.targets.nvdla import transformed
+from npuc.targets.nvdla.fixed_point import FRACTION, Weights, addends, factor, quantise_weights
+from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
 from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import Elementwise
@@ -20,6 +23,7 @@ from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, expli
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
+from npuc.targets.nvdla.transformed import strides
 
 
 class Integers(Elementwise):
@@ -32,27 +36,45 @@ class Integers(Elementwise):
         steps: Mapping[str, Steps],
         given: Collection[str],
         precision: str = "int8",
+        winograd: Collection[str] = (),
     ) -> None:
         super().__init__(graph, nodes, steps, precision)
         self.given = given
+        self.winograd = winograd
+        """Names of weights that are transformed before they are rounded."""
 
-    def weights(self, form: Form, x: str, w: Array, bias: Array | None, unit: float) -> Array:
+    def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
         """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
+        x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
+        fraction = 0 if form.x2 == IDLE else FRACTION
+        if sums is None and self._by_winograd(conv):
+            form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
+            u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
+            x_scale = steps.scale * 2**PRE_ADDITION_SHIFT
+            found = quantise_weights(u, bias, x_scale, unit, steps.zero, self.dtype, fraction, common)
+            return self._rounded(form, found)
         if sums is None and steps.zero and form.x2 == IDLE:
             sums = chosen(w, bias, steps.scale, steps.zero, unit)
         if sums is None:
-            fraction = 0 if form.x2 == IDLE else FRACTION
             found = quantise_weights(w, bias, steps.scale, unit, steps.zero, self.dtype, fraction)
-            form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
-            form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
-            form.attrs |= {"truncate": found.truncate} if found.truncate else {}
-            return found.w
+            return self._rounded(form, found)
         form.x1, second, operands = stages_of(sums, free=form.x2 == IDLE)
         form.operands |= operands
         form.x2 = form.x2 if second == IDLE else second
         return sums.w
+
+    def _by_winograd(self, conv: Node) -> bool:
+        """Whether the weights of a convolution are to be transformed, under whatever name it goes."""
+        return self.weights_name(conv).replace(f"{SUFFIX}/", "/") in self.winograd
+
+    def _rounded(self, form: Form, found: Weights) -> Array:
+        """The integers, with their stage in the form."""
+        form.x1 = Stage(SUM, found.bias_shift, 1, 0, found.shift)
+        form.operands |= {"x1_alu": found.bias.reshape(COLUMN), "x1_mul": found.multiplier.reshape(COLUMN)}
+        form.attrs |= {"truncate": found.truncate} if found.truncate else {}
+        return found.w
 
     def close(self, form: Form, last: Node) -> None:
         """The upper limit where a stage is free, and the result's zero point."""

@@ -19,8 +19,8 @@ class Multiplied:
     """NvConv: X1 or both stages make steps of the result, or X1 fractions of steps where X2 does more."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
-        """The convolution of an NvConv; None for other nodes and for averages."""
-        if node.op != "NvConv" or node.integer("average"):
+        """The convolution of an NvConv; None for other nodes, averages, and weights that Winograd transforms."""
+        if node.op != "NvConv" or node.integer("average") or node.integer("winograd"):
             return None
         first, second = stages(node)
         operand, step = operands(node)[2], quantised.scales[node.output]

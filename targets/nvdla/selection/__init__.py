@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from npuc.ir import Node
 from npuc.targets.nvdla.operations import Elementwise, Operation
-from npuc.targets.nvdla.selection.choice import Alternative, Choice, choose
+from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Placed
 from npuc.targets.nvdla.selection.convolution import select_convolutions
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
@@ -39,6 +39,7 @@ __all__ = [
     "COMPUTED",
     "Alternative",
     "Choice",
+    "Choices",
     "Constants",
     "Context",
     "Placed",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 from npuc.ir import Graph, Node
@@ -16,9 +17,11 @@ from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
+from npuc.targets.nvdla.integer import operands
 from npuc.targets.nvdla.selection.context import Constants, Context
 from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
 from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
+from npuc.targets.nvdla.transformed import kernel_extents
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 PIXELS: Mapping[tuple[str, int], str] = {
@@ -59,13 +62,18 @@ class Choices:
     images: Mapping[str, str]
 
 
-def choose(context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked: str) -> Choices:
+def choose(
+    context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked: str, *, inexact: bool = False
+) -> Choices:
     """The forms of all convolutions among nodes, given where tensors would lie as feature cubes.
 
-    loaded: tensors that the host brings; asked: one of weight_form.asked_forms.
+    loaded: tensors that the host brings; asked: one of weight_form.asked_forms; inexact: integer weights may be
+    transformed by Winograd although they are not yet.
     """
-    found = {each.output: _alternatives(context, each, _feature_forms) for each in nodes if each.op == "NvConv"}
-    chosen = {name: _best(alternatives, asked) for name, alternatives in found.items()}
+    convolutions = [each for each in nodes if each.op == "NvConv"]
+    forms = partial(_feature_forms, inexact=inexact)
+    found = {each.output: _alternatives(context, each, forms) for each in convolutions}
+    chosen = {each.output: _best(_possible(each, found[each.output]), asked) for each in convolutions}
     images: dict[str, str] = {}
     for name in loaded if asked != "direct" else ():
         pixels = _pixels(context.graph, name)
@@ -81,6 +89,11 @@ def choose(context: Context, nodes: Sequence[Node], loaded: Sequence[str], asked
             chosen |= as_image
         found |= {each: (*found[each], *alternatives) for each, alternatives in others.items()}
     return Choices({name: Choice(chosen[name].form, found[name]) for name in found}, images)
+
+
+def _possible(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:
+    """What the weights as they are can be: transformed ones nothing else."""
+    return [each for each in alternatives if each.form.kind == "winograd" or not node.integer("winograd")]
 
 
 def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
@@ -119,27 +132,37 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
     return tuple(found)
 
 
-def _feature_forms(context: Context, node: Node) -> Iterator[WeightForm]:
+def _feature_forms(context: Context, node: Node, *, inexact: bool) -> Iterator[WeightForm]:
     """The forms for data that lies as a feature cube."""
-    kinds = ["direct", *(["winograd"] if _as_winograd(context, node) else [])]
+    rounds = tensor_precision(context.graph, node.inputs[0]) != "fp16" and not node.integer("winograd")
+    kinds = ["direct", *(["winograd"] if _as_winograd(context, node) and (inexact or not rounds) else [])]
     for compressed in (False, True) if context.machine.compression else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
 
 
 def _as_winograd(context: Context, node: Node) -> bool:
-    """Whether Winograd computes a convolution: 3x3 behind channel extension, its result in whole tiles."""
+    """Whether Winograd can compute a convolution: 3x3 behind channel extension.
+
+    What is no whole tile is written as one: its buffer must have room, and nothing may be read beside it.
+    """
     graph = context.graph
-    kernel = graph.shape(node.inputs[1])[2:]
+    kernel = kernel_extents(node, graph.shape(node.inputs[1]))
     window = window_of(node, kernel)
     extended = [-(-size // stride) for size, stride in zip(kernel, window.strides, strict=True)]
+    whole = all(extent % winograd.TILE == 0 for extent in graph.shape(node.output)[2:])
     return (
         context.machine.winograd
-        and tensor_precision(graph, node.inputs[0]) == "fp16"
         and node.integer("group", 1) == 1
         and max(window.dilations) == 1
         and max(extended) == winograd.KERNEL
-        and all(extent % winograd.TILE == 0 for extent in graph.shape(node.output)[2:])
+        and (whole or _alone(graph, node))
     )
+
+
+def _alone(graph: Graph, node: Node) -> bool:
+    """Whether a convolution reads no operand per element, and its result lies in no other."""
+    per_element = (name for name in operands(node)[:4] if name and graph.shape(name)[-2:] != (1, 1))
+    return not any(per_element) and all(each.op != "Concat" for each in graph.readers[node.output])
 
 
 def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:
@@ -161,6 +184,7 @@ def _pixels(graph: Graph, name: str) -> str:
         and each.inputs.count(name) == 1
         and each.inputs[0] == name
         and each.integer("group", 1) == 1
+        and not each.integer("winograd")
         and max(window_of(each, graph.shape(each.inputs[1])[2:]).dilations) == 1
         for each in readers
     )

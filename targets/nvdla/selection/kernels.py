@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.nvdla import transformed
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.compression import SURFACE, compress
@@ -40,16 +41,20 @@ def _order(machine: Machine, shape: Geometry) -> formats.Order:
 
 
 def _in_form(shape: Geometry, dense: Array) -> Array:
-    """Weights (K, C, R, S) as the form has them, (K, *kernel_shape)."""
+    """Weights (K, C, R, S), or transformed ones, as the form has them: (K, *kernel_shape)."""
+    strides = shape.stride_y, shape.stride_x
     match shape.form.kind:
         case "image":
             return formats.pre_extended(dense, shape.channels)
         case "winograd":
             filled = winograd.filled(dense, shape.precision)
-            extended = winograd.extended(filled, shape.stride_y, shape.stride_x)
-            return winograd.transformed(extended).astype(DTYPES[shape.precision])
+            done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
+            found = filled if done else transformed.transformed(filled, *strides)
+            if not done and shape.precision != "fp16":  # only for what it would cost: zeros must stay zeros
+                found = np.sign(found)
+            return transformed.by_phase(found, *strides).astype(DTYPES[shape.precision])
         case _:
-            return dense
+            return dense[:, :, : shape.kernel_height, : shape.kernel_width]
 
 
 def _compressed(context: Context, order: formats.Order, weights: Array) -> tuple[int, int, Mask]:

@@ -22,16 +22,18 @@ from npuc.targets.nvdla.tiling import (
     RowTile,
     expect_kernels,
 )
+from npuc.targets.nvdla.transformed import kernel_extents
 
 
 def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     """A convolution of an input that fills so many lanes."""
     _, height, width = map_shape(graph.shape(node.inputs[0]))
-    kernels, _, kernel_height, kernel_width = graph.shape(node.inputs[1])
+    weights = graph.shape(node.inputs[1])
+    kernel_height, kernel_width = kernel_extents(node, weights)
     window = window_of(node, (kernel_height, kernel_width))
     out_height, out_width = graph.shape(node.output)[2:]
     return Geometry(
-        width, height, lanes, out_height, out_width, kernels, kernel_height, kernel_width,
+        width, height, lanes, out_height, out_width, weights[0], kernel_height, kernel_width,
         window.strides[0], window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
         window.strides[1], window.begins[1], window.reach[1],
     )  # fmt: skip
@@ -111,7 +113,7 @@ def dense_weights(graph: Graph, node: Node, x: View, y: View) -> Array:
 
 def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Window:
     """How the kernel moves over a tile: padding at the borders of the map only."""
-    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
     start = tile.row * shape.stride_y - shape.top
     end = start + shape.reached(tile.rows)
     pads = max(-start, 0), shape.left, max(end - shape.height, 0), shape.right

@@ -1,0 +1,90 @@
+"""Convolutions whose weights Winograd transforms before they are rounded: what NVDLA computes of them, exactly.
+
+G g G^T has fractions and reaches further than g; C^T d C reaches four times as far as d. As integers both must be
+rounded: the weights U = G g G^T at a scale of their own, the data by PRA_TRUNCATE = 2. Such a convolution is
+another one than that of rounded weights, so that it is an attribute of the integer operator: `winograd` = 1, with
+`kernel_shape` for the window. Its weights are (K, C, 4 * stride_y, 4 * stride_x): phase by phase, 4x4 positions.
+Source: Winograd in integers, as on the nv_full RTL; channel extension as in formats.winograd.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops.windows import window_of
+from npuc.targets.nvdla.formats import winograd
+from npuc.targets.nvdla.formats.precision import half_away
+from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT, TILE, extended_extent
+
+DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+"""C^T, which transforms the data from both sides."""
+RESULT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
+"""A^T, which takes the sums of products back."""
+STEP = 2
+"""Rows and columns of results of a tile."""
+
+
+def kernel_extents(node: Node, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of a convolution's kernel, whatever became of its weights."""
+    return node.integers("kernel_shape", weights[2:])
+
+
+def strides(node: Node) -> tuple[int, int]:
+    """Along rows and columns."""
+    along, across = node.integers("strides", (1, 1))
+    return along, across
+
+
+def transformed(w: Array, stride_y: int, stride_x: int) -> Array:
+    """G g G^T of every phase of weights (K, C, R, S): float32 (K, C, 4 * stride_y, 4 * stride_x)."""
+    kernels, channels, *_ = w.shape
+    u = winograd.transformed(winograd.extended(w, stride_y, stride_x))
+    split = u.reshape(kernels, stride_y, stride_x, channels, TILE, TILE)
+    return split.transpose(0, 3, 1, 4, 2, 5).reshape(kernels, channels, stride_y * TILE, stride_x * TILE)
+
+
+def by_phase(u: Array, stride_y: int, stride_x: int) -> Array:
+    """The same weights with phases as channels: (K, strides * C, 4, 4)."""
+    kernels, channels, *_ = u.shape
+    split = u.reshape(kernels, channels, stride_y, TILE, stride_x, TILE)
+    return split.transpose(0, 2, 4, 1, 3, 5).reshape(kernels, -1, TILE, TILE)
+
+
+def common(stride_y: int, stride_x: int) -> Array:
+    """Which positions (4 * stride_y, 4 * stride_x) of the weights multiply what all data has in common."""
+    one = np.zeros((TILE, TILE), bool)
+    one[1, 1] = True
+    return np.tile(one, (stride_y, stride_x))
+
+
+def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Padding before and behind rows and columns of x, so that tiles cover the result y; negative: what is cut."""
+    window = window_of(node, node.integers("kernel_shape"))
+    before = window.begins
+    whole = [extended_extent(count) * stride for count, stride in zip(y[2:], window.strides, strict=True)]
+    behind = [size - extent - begin for size, extent, begin in zip(whole, x[2:], before, strict=True)]
+    return (before[0], behind[0]), (before[1], behind[1])
+
+
+def sums(node: Node, x: Array, u: Array) -> Array:
+    """int64 (N, K, Ho, Wo) of integer data (N, C, H, W) and weights as this operator has them."""
+    stride_y, stride_x = strides(node)
+    y = window_of(node, node.integers("kernel_shape")).extents(node, x.shape[2:])
+    rows, columns = around(node, x.shape, (*x.shape[:2], *y))
+    pads = [(0, 0), (0, 0), (rows[0], max(rows[1], 0)), (columns[0], max(columns[1], 0))]
+    padded = np.pad(x, pads, constant_values=node.integer("padding")).astype(np.int64)
+    height, width = (extended_extent(count) for count in y)
+    cut = padded[:, :, : height * stride_y, : width * stride_x]
+    split = cut.reshape(len(x), x.shape[1], height, stride_y, width, stride_x).transpose(0, 3, 5, 1, 2, 4)
+    tiles = np.lib.stride_tricks.sliding_window_view(
+        split.reshape(len(x), -1, height, width), (TILE, TILE), (2, 3)
+    )
+    d = tiles[:, :, ::STEP, ::STEP]
+    t = np.einsum("ip,nctupq,jq->nctuij", DATA, d, DATA, optimize=True)
+    limits = np.iinfo(x.dtype)
+    t = np.clip(half_away(t, PRE_ADDITION_SHIFT), limits.min, limits.max)
+    m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(np.int64), optimize=True)
+    results = np.einsum("ai,nktuij,bj->nktaub", RESULT, m, RESULT, optimize=True)
+    whole = results.reshape(len(x), len(u), STEP * results.shape[2], -1)
+    return whole[:, :, : y[0], : y[1]]
