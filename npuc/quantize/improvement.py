@@ -26,6 +26,7 @@ from npuc.quantize.ladder import Level, Variant
 from npuc.quantize.layers import SHIFTED, Layers
 from npuc.quantize.lockstep import improved, weighted
 from npuc.quantize.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
+from npuc.quantize.splitting import split
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import tensors_of
 
@@ -66,12 +67,14 @@ class Recipe:
     """How a target quantises: which nodes of a float graph, and into what.
 
     layers: how the convolutions of the integer graph are read. zero_points: None where there are none.
+    splits: whether outlier channels may be split, as limits at any value cost nothing.
     """
 
     select: Callable[[Graph], tuple[Node, ...]]
     quantise: Quantise
     layers: Layers = SHIFTED
     zero_points: ZeroPoints | None = IN_BIASES
+    splits: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,12 @@ def best_weights(
     judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.proposals or not judged:
         return network, ()
-    return _Ladder(_Maker(recipe, samples), level, None, network).improved()
+    more = replace(level, samples=max(level.samples, WEIGHT_SAMPLES))
+    return _Ladder(_Maker(recipe, samples), more, None, network).improved()
+
+
+WEIGHT_SAMPLES = 64
+"""Where scales are given there is but one network to improve, which leaves time for more samples."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +244,12 @@ class _Ladder:
 
     def _variant(self, variant: Variant) -> Network:
         method = self.method or variant.method
-        network = self._equalised(method, variant.share)
+        graph = self.plain.graph
+        if variant.split:
+            graph = split(graph, self.maker.samples.feeds()) if self.maker.recipe.splits else graph
+            if graph is self.plain.graph:
+                raise UnsupportedOperator("E205", "there is no outlier channel to split")
+        network = self._equalised(graph, method, variant.share)
         given: dict[str, Steps] = {}
         taken = self.maker.recipe.zero_points
         if taken is not None and variant.offsets:
@@ -246,14 +259,15 @@ class _Ladder:
             return self.maker.quantised(network, method, given)
         return network
 
-    def _equalised(self, method: str, share: float | None) -> Network:
-        """The plain network with another method, equalised if there is anything to equalise."""
-        found = equalisation.groups(self.plain.graph) if share is not None else ()
+    def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
+        """The network of this graph by another method, equalised if there is anything to equalise."""
+        found = equalisation.groups(graph) if share is not None else ()
         groups = tuple(each for each in found if not self.guard.exact.keys() & set(each.tensors))
         if not groups:
-            return self.plain if method == self.plain_method else self.maker.drawn(self.plain.graph, method)
-        sizes = equalisation.sizes(self.plain.graph, groups, self.training)
-        equal = equalisation.equalised(self.plain.graph, groups, sizes, share or 0.0)
+            same = graph is self.plain.graph and method == self.plain_method
+            return self.plain if same else self.maker.drawn(graph, method)
+        sizes = equalisation.sizes(graph, groups, self.training)
+        equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
         return self.maker.drawn(equal.graph, method, equal.factors)
 
     @property

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to quantise a network: calibration method, zero points where they help, share of equalisation."""
+    """A way to quantise a network: calibration method, zero points where they help, share of equalisation, and
+    whether outlier channels are split."""
 
     method: str
     share: float | None
     offsets: bool = True
+    split: bool = False
 
     def __str__(self) -> str:
         parts = [self.method]
         parts += ["offsets"] if self.offsets else []
         parts += [] if self.share is None else [f"equalisation {self.share:g}"]
+        parts += ["outlier channels split"] if self.split else []
         return ", ".join(parts)
 
 
@@ -48,7 +51,10 @@ LEVELS: Mapping[str, Level] = {
     "1": Level("mse", (Variant("mse", 0.5),), samples=16, proposals=(ALL, BIAS), depth=640),
     "2": Level(
         "mse",
-        tuple(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
+        (
+            *(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
+            Variant("mse", None, split=True),
+        ),
         samples=64,
         proposals=(ALL, BIASES, BIAS),
         thorough=True,

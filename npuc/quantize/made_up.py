@@ -15,7 +15,7 @@ from npuc.ir import Array, Graph
 from npuc.quantize.given import Steps, steps_of
 from npuc.quantize.ties import MOVEMENT
 
-COUNT = 32
+COUNT = 96
 SEED = 0
 
 
@@ -47,13 +47,11 @@ def _read_in(graph: Graph, name: str) -> Steps | None:
 
 
 def _levels(random: np.random.Generator, shape: Sequence[int], *, smooth: bool) -> Array:
-    """Values around 0..255: uniform, or with a mean and a contrast of their own and half the energy per octave."""
-    if not smooth:
-        return random.uniform(0, 255, shape)
-    octaves = [_octave(random, shape, 1 << power) for power in range(max(max(shape).bit_length() - 1, 1))]
-    field = np.sum(octaves, axis=0)
+    """Values around 0..255 with a mean and a contrast of their own, white or with half the energy per octave."""
+    powers = range(max(max(shape).bit_length() - 1, 1)) if smooth else (0,)
+    field = np.sum([_octave(random, shape, 1 << power) for power in powers], axis=0)
     spread = float(field.std()) or 1.0
-    return random.uniform(64, 192) + random.uniform(16, 64) * field / spread
+    return random.uniform(64, 192) + random.uniform(16, 96) * field / spread
 
 
 def _octave(random: np.random.Generator, shape: Sequence[int], size: int) -> Array:

@@ -67,7 +67,7 @@ def network(
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
         zeros = None if documented else IN_BIASES
-        recipe = Recipe(lambda each: without(integer(each, machine), host), make, zero_points=zeros)
+        recipe = Recipe(lambda each: without(integer(each, machine), host), make, zero_points=zeros, splits=True)
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
         return best_weights(drawn(host), recipe, samples, level)
