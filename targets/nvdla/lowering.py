@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from npuc.allocation import Buffer as Lifetime
@@ -11,13 +11,12 @@ from npuc.allocation import allocate, lower_bound, peak
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
-from npuc.ops import rebuild
 from npuc.quantize.draft import Quantised
 from npuc.targets.nvdla.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
+from npuc.targets.nvdla.copies import copied, relaned
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
-from npuc.targets.nvdla.integer import IDENTITY, IDLE
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
 from npuc.targets.nvdla.selection import (
@@ -31,7 +30,7 @@ from npuc.targets.nvdla.selection import (
     computed_lanes,
     select,
 )
-from npuc.targets.nvdla.surfaces import Lanes, Surfaces, View, is_view, place, with_copies
+from npuc.targets.nvdla.surfaces import ComputedLanes, Surfaces, View, is_view, lanes_of, place
 from npuc.targets.nvdla.weight_form import DIRECT
 
 BASE = 0x8000_0000
@@ -75,7 +74,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     reasons: why the host computes an operator. weights: one of weight_form.asked_forms. Raises DoesNotFit (E302)
     where not even one kernel fits the CBUF.
     """
-    quantised = copied(quantised)
+    quantised = _with_copies(quantised, machine)
     graph = quantised.graph
     phases = list(_phases(graph))
     choices = _choices(graph, machine, weights)
@@ -105,7 +104,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
 
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
     """The integer weights for which Winograd is the form to take, if they may be transformed before rounding."""
-    graph = copied(quantised).graph
+    graph = _with_copies(quantised, machine).graph
     found = _choices(graph, machine, weights, inexact=True).convolutions
     return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
 
@@ -125,34 +124,23 @@ def _computed(graph: Graph) -> list[Node]:
 
 def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surfaces:
     nodes = _computed(graph)
-
-    def lanes(node: Node, known: Mapping[str, Lanes]) -> Lanes:
-        return computed_lanes(graph, machine, node, known)
-
-    return place(graph, nodes, _loaded(graph, nodes), machine, lanes, tiled)
+    return place(graph, nodes, _loaded(graph, nodes), machine, _lanes(graph, machine), tiled)
 
 
-def copied(quantised: Quantised) -> Quantised:
-    """The integer graph with copies of tensors that cannot lie in a Concat's buffer."""
-    graph = quantised.graph
-    nodes = _computed(graph)
-    needed = with_copies(graph, nodes, _loaded(graph, nodes))
-    if not needed:
-        return quantised
-    new: dict[int, list[str]] = {}
-    copies: list[Node] = []
-    scales, floats = dict(quantised.scales), dict(quantised.floats)
-    zeros, factors = dict(quantised.zeros), dict(quantised.factors)
-    for concat, name in needed:
-        inputs = new.setdefault(id(concat), list(concat.inputs))
-        copy = f"{name}/copy{len(copies)}"
-        inputs[len(inputs) - 1 - inputs[::-1].index(name)] = copy
-        attrs = {"x1": IDLE.as_attr(), "x2": IDLE.as_attr(), "converter": IDENTITY}
-        copies.append(Node("NvElementwise", (name,), (copy,), attrs, copy, concat.sources))
-        for known in (scales, floats, zeros, factors):
-            known |= {copy: known[name]} if name in known else {}
-    changed = [replace(node, inputs=tuple(new.get(id(node), node.inputs))) for node in graph.nodes]
-    return Quantised(rebuild(graph, [*changed, *copies]), scales, floats, zeros, factors)
+def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
+    """The integer graph with copies of maps that cannot lie where their readers need them."""
+    nodes = _computed(quantised.graph)
+    before, changed = None, copied(quantised, nodes, _loaded(quantised.graph, nodes))
+    while changed is not before:
+        before, graph = changed, changed.graph
+        nodes = _computed(graph)
+        found = lanes_of(graph, nodes, _loaded(graph, nodes), machine, _lanes(graph, machine))
+        changed = relaned(changed, nodes, found)
+    return changed
+
+
+def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
+    return lambda node, known: computed_lanes(graph, machine, node, known)
 
 
 def _phases(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:

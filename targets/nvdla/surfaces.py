@@ -202,7 +202,7 @@ def place(
     tiled: results that Winograd writes in whole tiles, in buffers of their own. Every input of a Concat is in the
     Concat's buffer: with_copies sees to it that it can be.
     """
-    lanes = _lanes(graph, nodes, loaded, machine, computed)
+    lanes = lanes_of(graph, nodes, loaded, machine, computed)
     views: dict[str, View] = {}
     moves = [node for node in nodes if is_view(graph, node)]
     for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
@@ -235,7 +235,7 @@ def _window(graph: Graph, name: str, whole: View, at: tuple[int, int, int], lane
     return View(whole.buffer, whole.window(surface, row, column), width, height, lanes[name])
 
 
-def _lanes(
+def lanes_of(
     graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
 ) -> dict[str, Lanes]:
     """The lanes of every tensor, in order of computation."""
