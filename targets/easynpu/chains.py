@@ -164,7 +164,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     """Maps lie inside their memories, and nothing that the chain writes lies on another of its maps.
 
     The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
-    where it lies: its pixel is read before the result's is written.
+    where it lies: its pixel is read before the result's is written. A result and its copy are written together.
     """
     written = [(chain[-1], chain[-1].ofmap(machine, not low))]
     written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
@@ -186,6 +186,10 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         if any(each.meets(other) for other in others):
             reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
             raise refused(stage.number, reason, stage.word)
+    last = chain[-2] if chain[-1].reshape is not None and len(chain) > 1 else chain[-1]
+    if last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
+        reason = f"the result and its copy go to the {last.stored().place.memory} DTCM, a word a cycle"
+        raise refused(last.number, reason, last.word)
 
 
 def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:

@@ -581,6 +581,7 @@ MALFORMED: list[tuple[Sequence[int], int, str]] = [
     ([operand_word(OPB, base=WORDS), point_word(opcode=ADD)], 1, "of the fmap DTCM"),
     ([operand_word(STO, base=WORDS), layer_word(opcode=CONV | STORED)], 1, "of the fmap DTCM"),
     ([operand_word(DST), layer_word()], 1, "over another map"),
+    ([operand_word(STO, base=400), layer_word(opcode=CONV | STORED)], 1, "and its copy go to the fmap DTCM"),
     ([operand_word(DST, base=15), layer_word()], 1, "over another map"),
     ([operand_word(DST, pixel=0, base=100), layer_word()], 1, "several pixels"),
     ([operand_word(DST, row=1, base=100), layer_word()], 1, "several pixels"),

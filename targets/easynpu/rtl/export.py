@@ -28,13 +28,17 @@ CYCLES_MOST = 100_000_000
 MAKEFILE = """\
 # Builds the test bench with Verilator and runs the steps, if there are any.
 VERILATOR ?= verilator
+CXX ?= g++
+RUNTIME = $(shell $(VERILATOR) --getenv VERILATOR_ROOT)/include
 
-test: obj/testbench
-	if [ -f steps.txt ]; then obj/testbench steps.txt; fi
+test: testbench
+	if [ -f steps.txt ]; then ./testbench steps.txt; fi
 
-obj/testbench: easynpu.sv board.h testbench.cpp
-	$(VERILATOR) --cc --exe --build -O3 --noassert -Wno-lint -Mdir obj --top-module easynpu --prefix Veasynpu \\
-		-CFLAGS "-O2 -std=c++17 -I.." -o testbench -f easynpu.f testbench.cpp
+testbench: easynpu.sv board.h testbench.cpp
+	$(VERILATOR) --cc -O3 --noassert -Wno-lint -Wno-fatal -Mdir obj --top-module easynpu --prefix Veasynpu \\
+		-f easynpu.f
+	$(CXX) -O2 -std=c++17 -I. -Iobj -I$(RUNTIME) -I$(RUNTIME)/vltstd -pthread -o $@ testbench.cpp \\
+		obj/*.cpp $(RUNTIME)/verilated.cpp $(RUNTIME)/verilated_threads.cpp
 
 .PHONY: test
 """
