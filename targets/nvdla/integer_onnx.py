@@ -7,7 +7,7 @@ Importing this module adds the rules to the exporter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -49,43 +49,50 @@ def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
     """The sums of a convolution in double; none exceeds the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
-        return _sums(emit, step(emit, "Cast", x, to=FLOAT), w, attrs)
+        return _sums(emit, step(emit, "Cast", x, to=FLOAT), emit.constant(w.astype(np.float32), "w"), attrs)
     return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
-def _sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
-    """The sums of a float32 map, which float32 holds, in double."""
-    acc = step(emit, "Conv", x, emit.constant(w.astype(np.float32), "w"), **attrs)
-    return step(emit, "Cast", acc, to=DOUBLE)
+def _sums(emit: Emitter, x: str, w: str, attrs: Mapping[str, Attr]) -> str:
+    """The sums of float32 values, which float32 holds, in double."""
+    return step(emit, "Cast", step(emit, "Conv", x, w, **attrs), to=DOUBLE)
 
 
 def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
-    """The sums of an int16 map and weights of 16 bits: bytes of the map times digits of the weights, in double."""
-    values = step(emit, "Cast", x, to=FLOAT)
-    upper = step(emit, "Floor", step(emit, "Mul", values, emit.constant(np.float32(2.0**-8))))
-    lower = step(emit, "Sub", values, step(emit, "Mul", upper, emit.constant(np.float32(2.0**8))))
-    digits, bits = _digits(w)
+    """The sums of an int16 map and weights of 16 bits in double: digits of one times digits of the other.
+
+    A sum of products of digits stays below 2^24, so that float32 holds it.
+    """
+    taps = w[0].size
+    bits = 8 if taps < 1 << 15 else 4
+    parts = list(_parts(emit, step(emit, "Cast", x, to=FLOAT), bits))
     total = ""
-    for position, digit in enumerate(digits):
-        for exponent, part in ((0, lower), (8, upper)):
-            scale = emit.constant(np.ldexp(np.float64(1), exponent + bits * position), "scale")
-            term = step(emit, "Mul", _sums(emit, part, digit, attrs), scale)
+    for position, digit in _digits(w, int(np.clip(np.log2(EXACT_FLOAT32 / taps) - bits + 1, 2, 8))):
+        weights = step(emit, "Cast", emit.constant(digit, "w"), to=FLOAT)
+        for exponent, part in parts:
+            scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
+            term = step(emit, "Mul", _sums(emit, part, weights, attrs), scale)
             total = step(emit, "Add", total, term) if total else term
     return total
 
 
-def _digits(w: Array) -> tuple[list[Array], int]:
-    """Weights as digits of so many bits, lowest first, whose sums with bytes stay below 2^24; each has a sign."""
-    for bits in (8, 6, 4, 3, 2):
-        rest, digits = w.astype(np.int64), list[Array]()
-        while rest.any() or not digits:
-            digit = (rest + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
-            digits.append(digit)
-            rest = (rest - digit) >> bits
-        reach = max(int(np.abs(each).reshape(len(w), -1).sum(axis=1).max()) for each in digits)
-        if 256 * reach < EXACT_FLOAT32 or bits == 2:
-            return digits, bits
-    raise AssertionError("unreachable")
+def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
+    """An int16 as float32 in parts of so many bits, of which the last one has the sign: exponent and part."""
+    for exponent in range(0, 16 - bits, bits):
+        upper = step(emit, "Floor", step(emit, "Mul", x, emit.constant(np.float32(2.0**-bits))))
+        yield exponent, step(emit, "Sub", x, step(emit, "Mul", upper, emit.constant(np.float32(2.0**bits))))
+        x = upper
+    yield 16 - bits, x
+
+
+def _digits(w: Array, bits: int) -> list[tuple[int, Array]]:
+    """Weights as digits of so many bits, each with a sign: exponent and digits (int8)."""
+    rest, found = w.astype(np.int32), list[tuple[int, Array]]()
+    while rest.any() or not found:
+        digit = (rest + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+        found.append((bits * len(found), digit.astype(np.int8)))
+        rest = (rest - digit) >> bits
+    return found
 
 
 def _magnitude(node: Node, emit: Emitter) -> int:
