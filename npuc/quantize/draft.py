@@ -89,7 +89,7 @@ class Draft:
         return Steps(self.scales[tensor], self.zeros[tensor])
 
     def int8(self, tensor: str) -> str:
-        """The name of a float tensor's int8 form: its own, or that of the tensor it shares one with."""
+        """The name of a float tensor's form in the machine's numbers: its own, or one that it shares."""
         return self._shared.get(tensor, self._own(tensor))
 
     def _own(self, tensor: str) -> str:
@@ -120,7 +120,7 @@ class Draft:
         self.add(node)
 
     def as_int8(self, tensor: str) -> str:
-        """The int8 form of a float tensor that exists in either form."""
+        """The form in the machine's numbers of a float tensor that exists in either form."""
         producer = self.float.producers.get(tensor)
         if producer is not None and producer.op == "DequantizeLinear" and self._gives(producer, tensor):
             self.share(tensor, producer.inputs[0])

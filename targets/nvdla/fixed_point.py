@@ -59,7 +59,7 @@ def addends(values: Array) -> tuple[Array, int]:
 
 @dataclass(frozen=True)
 class Weights:
-    """w: int8 in the float weights' shape; bias and multiplier: (Co,) int16, with their shifts."""
+    """w: integers in the float weights' shape; bias and multiplier: (Co,) int16, with their shifts."""
 
     w: Array
     bias: Array

@@ -12,13 +12,17 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import driver
+from npuc import data, driver
 from npuc.errors import NpucError
+from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.models import MODELS
+from npuc.reference import session
 from npuc.target import Options, target
+from npuc.targets.nvdla import quantising
 from npuc.targets.nvdla.artefact import Contents
 from npuc.targets.nvdla.machine import FULL
+from npuc.targets.nvdla.quantisation import in_fp16
 from tests.nvdla.networks import compiled, network, node, verified, weights
 
 FP16 = {"name": "nvdla-full", "precision": "fp16"}
@@ -138,6 +142,21 @@ def test_concat_and_split_take_no_operation(tmp_path: Path) -> None:
     report = verified(network(nodes, SHAPE, constants), tmp_path, samples=1, **FP16)
     expect_close(report)
     assert [layer["op"] for layer in report["compiled"]["layers"]] == ["convolution"] * 3
+
+
+@pytest.mark.parametrize("model", ["resnet8", "mobilenet_v2", "bc_resnet"])
+def test_the_passes_mean_what_the_network_does(model: str, tmp_path: Path) -> None:
+    """The graph of passes in float32, computed in numpy, against the network itself under onnxruntime."""
+    path = tmp_path / "network.onnx"
+    onnx.save(MODELS[model](), path)
+    nvdla, options = target("nvdla-full"), Options(precision="fp16")
+    graph = driver.optimised(path, nvdla, {}, options)
+    passes = in_fp16(graph, quantising.on_device(graph, FULL, "fp16")).graph
+    assert {"NvConv", "NvElementwise"} & {each.op for each in passes.nodes}
+    feeds = next(data.synthetic(driver.input_types(graph), 1).feeds())
+    exact = session(path.read_bytes()).run(None, feeds)
+    for found, wanted in zip(run(passes, feeds).values(), exact, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=4e-3 * np.abs(wanted).max())
 
 
 def test_softmax_runs_on_the_host_in_fp32(tmp_path: Path) -> None:
