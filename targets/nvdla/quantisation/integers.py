@@ -14,7 +14,7 @@ from npuc.quantize.given import Steps
 from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel
 from npuc.targets.nvdla import transformed
-from npuc.targets.nvdla.fixed_point import FRACTION, Weights, addends, factor, quantise_weights
+from npuc.targets.nvdla.fixed_point import Weights, addends, factor, quantise_weights
 from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
 from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
@@ -48,7 +48,7 @@ class Integers(Elementwise):
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
         sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
-        fraction = 0 if form.x2 == IDLE else FRACTION
+        fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and self._by_winograd(conv):
             form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
             u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
