@@ -331,7 +331,7 @@ def _costs(layer: Report) -> list[str]:
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
     told += ("tile_fewest_cycles", "weight_form", "alternatives")
     if "weight_form" in known:
-        lines.append(f"weights as {layer['weight_form']}, the cheapest of (each alone)")
+        lines.append(f"weights as {layer['weight_form']}; alone it would take")
         lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
     return [
         *lines,

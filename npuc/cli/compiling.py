@@ -152,8 +152,8 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
     from npuc.driver import passes_of
 
     if options.weights is not None and options.weights not in target.weight_forms:
-        known = ", ".join(target.weight_forms) or "one form only"
-        raise click.UsageError(f"{target.name} has weights as {known}; --weights {options.weights} is not for it")
+        known = f"forms {', '.join(target.weight_forms)}" if target.weight_forms else "one form"
+        raise click.UsageError(f"{target.name} has weights in {known}; --weights {options.weights} is not for it")
     for name in options.allow:
         if name not in target.inexact:
             hint = closest(name, target.inexact)

@@ -69,3 +69,29 @@ def test_the_report_of_a_compilation_has_the_contracts_fields(artefact: Path) ->
     for layer in report["layers"]:
         assert {"name", "op", "nodes", "macs", "cycles"} <= layer.keys()
     assert report["memory"]["cbuf"]["peak_bytes"] <= report["memory"]["cbuf"]["capacity_bytes"] == 131072
+
+
+@pytest.mark.parametrize(
+    ("target", "form"),
+    [("easynpu", "auto"), ("bm1684", "direct"), ("nvdla-small", "sparse"), ("nvdla-large", "winograd")],
+)
+def test_a_form_of_weights_that_a_target_lacks_is_a_usage_error(target: str, form: str, tmp_path: Path) -> None:
+    onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
+    arguments = ["compile", str(tmp_path / "digits.onnx"), "--target", target, "--weights", form]
+    result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")])
+    assert result.exit_code == 2 and f"--weights {form} is not for it" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_forms_of_weights_are_told_with_what_each_would_cost(tmp_path: Path) -> None:
+    onnx.save(MODELS["digits"](), tmp_path / "digits.onnx")
+    arguments = ["compile", str(tmp_path / "digits.onnx"), "--target", "nvdla-full", "--json"]
+    result = CliRunner().invoke(npuc, [*arguments, "-o", str(tmp_path / "out")], catch_exceptions=False)
+    layers = [each for each in json.loads(result.stdout)["layers"] if each["op"] == "convolution"]
+    for layer in layers:
+        costs = {each["weight_form"]: (each["cycles"], each["bytes"]) for each in layer["alternatives"]}
+        assert costs[layer["weight_form"]] == min(costs.values()) and {"direct", "sparse"} <= costs.keys()
+    explained = CliRunner().invoke(
+        npuc, ["explain", str(tmp_path / "out"), layers[0]["name"]], catch_exceptions=False
+    )
+    assert f"weights as {layers[0]['weight_form']}" in explained.output and "direct: " in explained.output

@@ -15,12 +15,14 @@ from npuc.targets.nvdla.operations import (
     Convolution,
     Elementwise,
     Kernels,
+    Mask,
     Pooling,
     Sdp,
     Surface,
     Unit,
     Window,
 )
+from npuc.targets.nvdla.weight_form import WeightForm
 
 MEASURED = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
     (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,
@@ -104,3 +106,46 @@ def test_an_input_that_the_buffer_does_not_hold_as_well_is_fetched_afterwards() 
     layer = replace(_convolution(16, 16, 16, 16, 3, 1), banks=Banks(1, 20, 4))
     found = timing.ends([(layer, 0), (layer, 0)], SMALL)
     assert found[1] == pytest.approx(2 * timing.cycles(layer, SMALL), rel=0.001)
+
+
+def _of(
+    layer: Convolution, form: WeightForm, channels: int, height: int, width: int, mask: Mask | None = None
+) -> Convolution:
+    """The layer with its weights in another form."""
+    kernels = replace(layer.kernels, form=form, channels=channels, height=height, width=width, mask=mask)
+    return replace(layer, kernels=kernels)
+
+
+def test_winograd_multiplies_16_times_where_direct_weights_do_36_times() -> None:
+    direct = _convolution(256, 56, 56, 256, 3, 1)
+    winograd = _of(direct, WeightForm("winograd"), 256, 4, 4)
+    assert (
+        timing.products_per_pixel(direct.kernels, FULL) / timing.products_per_pixel(winograd.kernels, FULL) == 2.25
+    )
+
+
+@pytest.mark.parametrize(("lines", "clocks"), [(1, 7), (2, 4)])
+def test_an_image_takes_a_clock_for_a_line_of_the_kernel_or_for_those_that_are_joined(
+    lines: int, clocks: int
+) -> None:
+    """7x7 of four components: a line of 28 elements in blocks of 64; as features 49 taps."""
+    direct = _convolution(3, 224, 224, 64, 7, 2)
+    image = _of(direct, WeightForm("image", lines), 28, 7, 1)
+    assert timing.products_per_pixel(direct.kernels, FULL) == 49
+    assert timing.products_per_pixel(image.kernels, FULL) == clocks
+
+
+def test_compressed_weights_that_are_waited_for_take_the_time_of_their_three_surfaces() -> None:
+    layer = _convolution(1024, 1, 1, 1024, 1, 1)
+    mask = Mask(0, 1024 * 1024 // 8, 0, 128)
+    sparse = _of(layer, WeightForm(compressed=True), 1024, 1, 1, mask)
+    sparse = replace(sparse, kernels=replace(sparse.kernels, bytes=200 * 1024))
+    computed = timing.compute_cycles(sparse.kernels, sparse.destination, FULL)
+    assert computed == (200 * 1024 + 128 * 1024 + 128) / 20
+
+
+def test_an_image_is_fetched_as_its_lines_are_long() -> None:
+    features, image = Surface(0, 30, 10, 3, 0, 0), Surface(0, 30, 10, 4, 0, 0, pixels="T_A8B8G8R8")
+    assert timing.cube_bytes(features, SMALL) == 30 * 10 * 8
+    assert timing.cube_bytes(image, SMALL) == 30 * 10 * 4
+    assert timing.cube_bytes(image, FULL) == 10 * 128
