@@ -19,10 +19,12 @@ from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.capture import captured
 from npuc.targets.nvdla.loadable.execution import run
 from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
+from npuc.targets.nvdla.selection import Constants
 from tests.nvdla.networks import compiled, network, node, weights
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
@@ -216,3 +218,20 @@ def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
     assert of.PDP in {each.engine for each in tasks.read(loadable, entry).common}
     assert list(broken(loadable, machines.load("nvdla-full"))) == []
     assert {each.data_type for each in loadable.tensor_desc_list} == {2}
+
+
+def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tmp_path: Path) -> None:
+    _, _, program = compiled(small_network(), tmp_path)
+    machine = Contents.of(program.manifest).machine
+    commands = decode(program.files["registers.bin"], register_map_of(machine))
+    *others, sdp, pdp = captured(commands, machine)
+    piped = replace(sdp.surfaces.result, type=of.HARDWARE, address=of.NONE)
+    flying = [
+        replace(sdp, surfaces=replace(sdp.surfaces, result=piped), addresses={"x1": sdp.addresses["x1"]}),
+        replace(pdp, surfaces=replace(pdp.surfaces, source=piped), addresses={"result": pdp.addresses["result"]},
+                behind=True),
+    ]  # fmt: skip
+    found = expressed([*others, *flying], machine, Constants(machine, 0x9000_0000), 0xA000_0000)
+    landed, convolution = found[len(others)], found[len(others) + 1]
+    assert landed.surfaces.result.type == of.DRAM and landed.addresses["result"] == 0xA000_0000
+    assert convolution.engine == of.CONV and convolution.addresses["source"] == 0xA000_0000

@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from npuc.target import target
+from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.loadable import emulation, schema
+from npuc.targets.nvdla.loadable.structures import unpack
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 ALL = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full"])
@@ -123,3 +127,23 @@ def test_a_fully_connected_layer_whose_kernel_group_exceeds_the_buffer_is_split(
         {"w": weights(25088, 20) * 30, "b": np.zeros(20, np.float32), "v": weights(20, 6)},
     )
     expect_exact(verified(model, tmp_path, name, samples=1), 10.0)  # sums of 25,088 products of noise
+
+
+def test_int8_softmax_in_a_loadable_has_scales(tmp_path: Path, shared: Path) -> None:
+    """NVDLA's own compiler writes 1 for both: of its int8 result nothing but 0 and 1 is left."""
+
+    def softmax_of(loadable: schema.Loadable) -> emulation.EmulatedOperation:
+        (blob,) = (each for each in loadable.blobs if each.name == "task-1-op_list")
+        return unpack(emulation.EmulatedOperation, blob.data)
+
+    theirs = softmax_of(loadables.read((shared / "nvdla" / "loadables" / "chain_small_int8.nvdla").read_bytes()))
+    nodes = [node("Conv", "x w", "a"), node("Softmax", "a", "y", axis=1)]
+    _, _, program = compiled(network(nodes, (1, 4, 6, 6), {"w": weights(5, 4, 6, 6)}), tmp_path)
+    ours = softmax_of(loadables.read(target("nvdla-small").exported(program, "loadable")["network.nvdla"]))
+    logits = np.array([90, 60, 30, 0, -30], np.int8)
+    scale = next(step for step in program.manifest["steps"] if step.get("op") == "DequantizeLinear")["attrs"][
+        "scale"
+    ]
+    powers = np.exp(logits * scale)
+    assert set(emulation.softmax(theirs, logits).tolist()) <= {0, 1}
+    np.testing.assert_allclose(emulation.softmax(ours, logits) / 127, powers / powers.sum(), atol=1.5 / 127)
