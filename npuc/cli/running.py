@@ -49,6 +49,8 @@ def run(
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
+    if chip_model != "own" and (stepping or trace is not None):
+        raise click.UsageError(f"--chip-model {chip_model} has no --stepping and no --trace")
     stepper = target.stepper(program, trace) if stepping or trace is not None else None
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")

@@ -70,6 +70,12 @@ def test_data_without_a_program_is_a_usage_error(tmp_path: Path) -> None:
     assert "--data needs ARTEFACT" in str(found.exception)
 
 
+def test_stepping_is_not_of_the_rtl(digits: str, tmp_path: Path) -> None:
+    out = str(tmp_path / "y.npz")
+    found = invoke("run", digits, "--data", DATA, "-o", out, "--chip-model", "rtl", "--stepping")
+    assert "--chip-model rtl has no --stepping" in str(found.exception)
+
+
 def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(digits: str) -> None:
     needed(Machine())
     found = invoke("verify", MODEL, digits, "--samples", "2", "--chip-model", "rtl", "--json")
