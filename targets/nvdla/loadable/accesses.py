@@ -18,8 +18,15 @@ V = TypeVar("V")
 RESULT = "result"
 ELEMENT_BYTES = (1, 2, 2)
 """Of int8, int16 and fp16, as descriptors number precisions."""
+APART = 1 << 36
+"""Bytes between memories where operations are compared."""
 Locate = Callable[[str, of.Cube], int]
 """The address of a cube, by its name in the operation's surfaces."""
+
+
+def by_memory(_name: str, cube: of.Cube) -> int:
+    """An address that tells memories apart."""
+    return cube.address * APART + cube.offset
 
 
 def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> Iterator[tuple[str, Pattern]]:

@@ -14,7 +14,7 @@ from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
-from npuc.targets.nvdla.loadable.accesses import RESULT, Accesses, cubes
+from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, by_memory, cubes
 from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.capture import Captured, captured
 from npuc.targets.nvdla.loadable.dependencies import graph
@@ -27,8 +27,6 @@ from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.selection import Constants
 
 PAGE = schema.ALIGNMENT
-APART = 1 << 36
-"""Bytes between memories where operations are compared."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +141,7 @@ def _engine_lists(built: Built, machine: Machine, data: int) -> list[tuple[str, 
 
 def _accesses(each: Captured, machine: Machine) -> Accesses:
     """What an operation touches, by memory."""
-    found = list(
-        cubes(each.op, each.surfaces, machine.atom_bytes, lambda _, cube: cube.address * APART + cube.offset)
-    )
+    found = list(cubes(each.op, each.surfaces, machine.atom_bytes, by_memory))
     reads: list[Pattern] = [place for name, place in found if name != RESULT]
     writes = [place for name, place in found if name == RESULT]
     return Accesses(each.engine, tuple(reads), tuple(writes), each.behind)

@@ -11,15 +11,13 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import schema
-from npuc.targets.nvdla.loadable.accesses import RESULT, Accesses, before, cubes, ends
+from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, before, by_memory, cubes, ends
 from npuc.targets.nvdla.loadable.structures import size
 from npuc.targets.nvdla.loadable.task import Task, content
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model.memory import Pattern
 
 Where = Iterator[str]
-APART = 1 << 36
-"""Bytes between memories where operations are compared."""
 MOST_ADDRESSES = 256
 MOST_EXTENT = 8192
 
@@ -37,7 +35,7 @@ class Checked:
     def patterns(self) -> list[list[tuple[str, Pattern]]]:
         """The cubes of every operation, by memory."""
         return [
-            list(cubes(op, surfaces, self.machine.atom_bytes, lambda _, cube: cube.address * APART + cube.offset))
+            list(cubes(op, surfaces, self.machine.atom_bytes, by_memory))
             for op, surfaces in zip(self.task.operations, self.task.surfaces, strict=True)
         ]
 
