@@ -7,9 +7,8 @@ name; other keys are ignored; float16, float64 and integers are cast to the inpu
 from __future__ import annotations
 
 import zipfile
-import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,19 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.files import replacing
 from npuc.ir import Array, TensorType
+from npuc.streams import DAMAGED, Head, Held, Joined, Member, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
-DAMAGED = (ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
-"""What numpy raises for a file that is damaged, encrypted or pickled, or claims more than the memory holds."""
+FEEDS = 4
+"""Samples that are read from a file at once, to be fed one by one."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs by name, each (samples, *shape of one sample as the model takes it), and labels if there are any."""
+    """Inputs by name, each (samples, *shape of one sample as the model takes it), and labels if there are any.
+
+    Inputs of large files are `Streamed`: whoever goes through feeds or batches never holds them all.
+    """
 
     inputs: Mapping[str, Array]
     labels: Array | None = None
@@ -35,25 +38,34 @@ class Samples:
     """Why labels that the files have are none; empty where they have none, or they are taken."""
 
     def __len__(self) -> int:
-        return len(next(iter(self.inputs.values())))
+        return len(next(iter(rows_of(self.inputs).values())))
 
     def feeds(self) -> Iterator[dict[str, Array]]:
         """One feed per sample, in the model's own shapes."""
-        for index in range(len(self)):
-            yield {name: values[index, ...] for name, values in self.inputs.items()}
+        for block in self._blocks(FEEDS):
+            for index in range(len(next(iter(block.values())))):
+                yield {name: values[index, ...] for name, values in block.items()}
+
+    def _blocks(self, size: int) -> Iterator[dict[str, Array]]:
+        rows = rows_of(self.inputs)
+        for values in zip(*(each.blocks(size) for each in rows.values()), strict=True):
+            yield dict(zip(rows, values, strict=True))
 
     def batches(self, size: int) -> Iterator[Samples]:
         """The samples in order, this many at a time."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
+        for position, inputs in enumerate(self._blocks(size)):
+            part = slice(position * size, (position + 1) * size)
             labels = None if self.labels is None else self.labels[part]
-            inputs = {name: values[part] for name, values in self.inputs.items()}
             yield Samples(inputs, labels, self.synthetic, self.left_out)
 
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
         labels = None if self.labels is None else self.labels[:count]
-        inputs = {name: values[:count] for name, values in self.inputs.items()}
+        inputs: Mapping[str, Array] = self.inputs
+        if count is not None and isinstance(inputs, Streamed):
+            inputs = Streamed({name: Head(rows, count) for name, rows in inputs.rows.items()})
+        elif count is not None:
+            inputs = {name: values[:count] for name, values in inputs.items()}
         return Samples(inputs, labels, self.synthetic, self.left_out)
 
 
@@ -64,12 +76,20 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
     lacks an input, E402 for a wrong shape, type or number of samples.
     """
     parts = [_load_one(path, inputs) for path in paths]
-    merged = {name: np.concatenate([part.inputs[name] for part in parts]) for name in inputs}
+    merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
     if len(labels) == len(parts):
         return Samples(merged, np.concatenate(labels))
     return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""))
+
+
+def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
+    """One after the other; streamed if a part is."""
+    if any(isinstance(part, Streamed) for part in parts):
+        columns = {name: [rows_of(part)[name] for part in parts] for name in names}
+        return Streamed({name: Joined(each) if len(each) > 1 else each[0] for name, each in columns.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
@@ -96,16 +116,20 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
-    arrays = _arrays(path, {*inputs, "x", "y"})
-    found = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
-    counts = {len(values) for values in found.values()}
+    large = {name: found for name in (*inputs, "x") if (found := member(path, name)) is not None}
+    held = _arrays(path, {*inputs, "x", "y"} - large.keys())
+    arrays = {**held, **large}
+    rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
+    small = {name: each.values for name, each in rows.items() if isinstance(each, Held)}
+    found = small if len(small) == len(rows) else Streamed(rows)
+    counts = {len(values) for values in rows.values()}
     if len(counts) > 1:
         raise DataError("E402", f"'{path}' has a different number of samples per input: {sorted(counts)}")
     if counts == {0}:
         raise DataError("E402", f"'{path}' has no samples")
-    if "y" not in arrays or "y" in inputs:
+    if "y" not in held or "y" in inputs:
         return Samples(found)
-    labels, reason = _labels(arrays["y"], *counts)
+    labels, reason = _labels(held["y"], *counts)
     return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
 
 
@@ -146,7 +170,9 @@ def _array(archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
     return found if isinstance(found, np.ndarray) else None
 
 
-def _pick(path: Path, name: str, arrays: Mapping[str, Array | None], inputs: Mapping[str, TensorType]) -> Array:
+def _pick(
+    path: Path, name: str, arrays: Mapping[str, Array | Member | None], inputs: Mapping[str, TensorType]
+) -> Array | Member:
     key = name if name in arrays or len(inputs) > 1 else "x"
     found = arrays.get(key)
     if found is not None:
@@ -163,19 +189,23 @@ def _pick(path: Path, name: str, arrays: Mapping[str, Array | None], inputs: Map
     )
 
 
-def _samples(path: Path, values: Array, name: str, wanted: TensorType) -> Array:
+def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) -> Rows:
     """(samples, *shape): the model's leading 1 may be left out of the data."""
     shape = wanted.shape
     per_sample = shape[1:] if shape[:1] == (1,) else shape
-    if values.shape[1:] not in (shape, per_sample) or values.ndim == 0 or values.dtype.kind not in "fiub":
+    if values.shape[1:] not in (shape, per_sample) or not values.shape or values.dtype.kind not in "fiub":
         raise DataError(
             "E402",
             f"'{path}' has {values.dtype} {list(values.shape)}",
             tensor=name,
             limit=f"[{', '.join(['samples', *map(str, per_sample)])}] of numbers",
         )
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast = values.astype(wanted.dtype)
-    if wanted.dtype == "float32" and not np.isfinite(cast).all():
-        raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
-    return cast.reshape(len(values), *shape)
+
+    def cast(block: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = block.astype(wanted.dtype).reshape(len(block), *shape)
+        if wanted.dtype == "float32" and not np.isfinite(found).all():
+            raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
+        return found
+
+    return replace(values, convert=cast) if isinstance(values, Member) else Held(cast(values))

@@ -1,0 +1,76 @@
+"""The memory that calibration takes with data larger than it.
+
+    python benchmarks/calibration_memory.py [MODEL] [--bytes 1e9]
+
+Writes a file of so many bytes, compressed or not, and compiles the model with it in a process of its own; the peak
+is what the system says of that process. Beside it the same with eight samples.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import click
+import numpy as np
+
+from npuc import driver
+from npuc.frontend import load as import_model
+from npuc.text import table
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = """
+import json, resource, sys, time
+from pathlib import Path
+from npuc import driver
+from npuc.target import Options, target
+driver.compile_model(Path(sys.argv[1]), target("easynpu"), Options(level=sys.argv[3]), {}, [Path(sys.argv[2])])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"kib": peak, "seconds": time.process_time()}))
+"""
+
+
+def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -> None:
+    """Made-up images of float64 in 0..1, few of which are different, sample by sample."""
+    random = np.random.default_rng(0)
+    some = [np.round(random.uniform(0, 1, shape), 2).tobytes() for _ in range(8)]
+    kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    header = {"descr": "<f8", "fortran_order": False, "shape": (count, *shape)}
+    with (
+        zipfile.ZipFile(path, "w", kind, compresslevel=1) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as file,
+    ):
+        np.lib.format.write_array_header_1_0(file, header)
+        for index in range(count):
+            file.write(some[index % len(some)])
+
+
+@click.command()
+@click.argument("model", type=Path, default=ROOT / "models" / "digits.onnx")
+@click.option("--bytes", "total", type=float, default=1e9, show_default=True)
+@click.option("--level", type=click.Choice(("0", "1", "2")), default="0", show_default=True)
+def main(model: Path, total: float, level: str) -> None:
+    """Print samples, MiB at the peak and CPU seconds for files of both kinds."""
+    (each,) = driver.input_types(import_model(model)).values()
+    size = 8 * int(np.prod(each.shape))
+    rows: list[tuple[str, int, str, str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "samples.npz"
+        for name, count, compressed in (
+            ("few", 8, False),
+            ("stored", int(total / size), False),
+            ("compressed", int(total / size), True),
+        ):
+            write(path, each.shape, count, compressed=compressed)
+            command = [sys.executable, "-c", RUN, str(model), str(path), level]
+            found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+            rows.append((name, count, f"{found['kib'] / 1024:.0f}", f"{found['seconds']:.1f}"))
+    click.echo(table(("file", "samples", "MiB", "CPU s"), rows))
+
+
+if __name__ == "__main__":
+    main()

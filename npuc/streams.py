@@ -1,0 +1,166 @@
+"""Arrays of .npz files that are read block by block, in order: files may be larger than memory.
+
+A compressed member is decompressed as it is read; nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+
+from npuc.errors import DataError
+from npuc.ir import Array
+
+LARGE = 1 << 26
+"""Arrays of more bytes are not held in memory."""
+
+
+DAMAGED = (ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises for a file that is damaged, encrypted or pickled, or claims more than the memory holds."""
+
+
+class Rows(Protocol):
+    """An array by its first axis."""
+
+    def __len__(self) -> int: ...
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """All rows in order, at most so many at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """An array in memory."""
+
+    values: Array
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """Slices of the array."""
+        return (self.values[start : start + size] for start in range(0, len(self), size))
+
+
+@dataclass(frozen=True)
+class Member:
+    """An array in an .npz file, in C order."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    convert: Callable[[Array], Array] = np.asarray
+    """What becomes of a block."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """Read anew each time. Raises DataError (E401) where the file turns out to be damaged."""
+        with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
+            _header(file)
+            for start in range(0, len(self), size):
+                yield self.convert(self._read(file, (min(size, len(self) - start), *self.shape[1:])))
+
+    def _read(self, file: IO[bytes], shape: tuple[int, ...]) -> Array:
+        try:
+            content = file.read(prod(shape) * self.dtype.itemsize)
+            return np.frombuffer(content, self.dtype).reshape(shape)
+        except (OSError, *DAMAGED) as error:
+            reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
+            raise DataError("E401", reason, remedy="save plain numbers with numpy.savez") from None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several, one after the other."""
+
+    parts: Sequence[Rows]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """Blocks of exactly this size, but for the last, so that inputs of other files stay beside each other."""
+        left: list[Array] = []
+        for block in chain.from_iterable(part.blocks(size) for part in self.parts):
+            left.append(block)
+            if sum(map(len, left)) >= size:
+                whole = np.concatenate(left)
+                yield whole[:size]
+                left = [whole[size:]]
+        rest = np.concatenate(left)
+        if len(rest):
+            yield rest
+
+
+@dataclass(frozen=True)
+class Head:
+    """At most the first so many rows."""
+
+    rows: Rows
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.rows))
+
+    def blocks(self, size: int) -> Iterator[Array]:
+        """No more is read than that."""
+        found = self.rows.blocks(size)
+        for start in range(0, len(self), size):
+            yield next(found)[: len(self) - start]
+
+
+@dataclass(frozen=True)
+class Streamed(Mapping[str, Array]):
+    """Arrays by name that are whole only where one is asked for."""
+
+    rows: Mapping[str, Rows]
+
+    def __getitem__(self, name: str) -> Array:
+        return np.concatenate(list(self.rows[name].blocks(256)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def rows_of(arrays: Mapping[str, Array]) -> Mapping[str, Rows]:
+    """The arrays by their rows, whether they are in memory or not."""
+    return arrays.rows if isinstance(arrays, Streamed) else {name: Held(each) for name, each in arrays.items()}
+
+
+def member(path: Path, name: str) -> Member | None:
+    """An array of an .npz file if it is too large to be held; None also for what cannot be read in order."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = next((each for each in archive.infolist() if each.filename in (name, f"{name}.npy")), None)
+            if found is None or found.file_size <= LARGE:
+                return None
+            with archive.open(found) as file:
+                shape, fortran, dtype = _header(file)
+    except (OSError, *DAMAGED):
+        return None
+    readable = shape and not fortran and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
+    return Member(path, found.filename, shape, dtype) if readable else None
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, whether the order is Fortran's, and type; the file stands where the elements begin."""
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(file)
+    if version not in read:
+        raise ValueError(f"version {version}")
+    return read[version](file)
