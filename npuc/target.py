@@ -18,6 +18,7 @@ from npuc.program import Program
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
+    from npuc.quantize.calibration import Spreads
     from npuc.quantize.improvement import Network, Step
 
 Observer = Callable[[str, Array], None]
@@ -49,6 +50,8 @@ class Options:
     """Called with what was tried for accuracy."""
     mixed: bool = False
     """A few layers may run on the host for accuracy."""
+    spreads: Spreads | None = None
+    """What finds the histograms of tensors; None: quantize.calibration.spreads."""
 
 
 FLOATING = ("fp16", "fp32")

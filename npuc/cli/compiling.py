@@ -11,6 +11,7 @@ import click
 from npuc.cli.options import (
     PATH,
     Choice,
+    cache_option,
     calibration_option,
     chosen_precision,
     force_option,
@@ -24,6 +25,7 @@ from npuc.cli.options import (
     shape_option,
     strict_option,
     target_option,
+    tell_cache,
     wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, print_json, with_seconds
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     type=Choice(("auto", "direct", "winograd", "sparse")),
     help="Form of weights (NVDLA) [auto: the fewest cycles, then bytes].",
 )
+@cache_option
 @level_option
 @method_option
 @mixed_option
@@ -84,6 +87,7 @@ def compile_command(
     strict: bool,
     objective: str,
     weights: str | None,
+    cache: Path | None,
     level: str,
     method: str | None,
     mixed: str,
@@ -108,6 +112,7 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program, reports
+    from npuc.quantize.cache import remembering
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
 
@@ -132,7 +137,10 @@ def compile_command(
 
     directory = output or Path(f"{model.stem}.npu")
     program.expect_replaceable(directory, force=force)
-    compiled, samples = driver.compile_model(model, machine_kind, options, shapes, calibration, hook)
+    said: list[str] = []
+    with remembering(options, cache, (model, *calibration), said.append) as remembered:
+        compiled, samples = driver.compile_model(model, machine_kind, remembered, shapes, calibration, hook)
+    tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -88,6 +88,12 @@ mixed_option = click.option(
 )
 calibration_option = click.option(
     "--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz)."
+)
+cache_option = click.option(
+    "--calibration-cache",
+    "cache",
+    type=PATH,
+    help="Keeps calibration results in a file, or a folder, and takes them from there.",
 )
 data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -184,3 +190,9 @@ def modified_option(command: Callable[..., T]) -> Callable[..., T]:
             raise ArtefactError("E502", reason, remedy="compile the model again") from error
 
     return guarded
+
+
+def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:
+    """Says on stderr what became of the calibration cache: the last line when asked, all else unless quiet."""
+    for text in said if verbose else () if quiet else said[:-1]:
+        click.echo(f"note: {text}", err=True)

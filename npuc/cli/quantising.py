@@ -8,6 +8,7 @@ import click
 
 from npuc.cli.options import (
     PATH,
+    cache_option,
     data_option,
     isa_option,
     json_option,
@@ -18,6 +19,7 @@ from npuc.cli.options import (
     modified_option,
     shape_option,
     target_option,
+    tell_cache,
     wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, load_program, print_json
@@ -31,6 +33,7 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 @machine_option
 @shape_option
 @isa_option
+@cache_option
 @level_option
 @method_option
 @mixed_option
@@ -43,6 +46,7 @@ def quantize(
     machine: str | None,
     shapes: dict[str, tuple[int, ...]],
     isa: str,
+    cache: Path | None,
     level: str,
     method: str | None,
     mixed: str,
@@ -59,6 +63,7 @@ def quantize(
     """
     from npuc import driver
     from npuc.files import replacing
+    from npuc.quantize.cache import remembering
     from npuc.quantize.improvement import Step
     from npuc.quantize.improvement import as_json as steps_of
     from npuc.target import Options, Quantising
@@ -76,7 +81,10 @@ def quantize(
         notify=tried.extend,
         mixed=wants_mixed(machine_kind, mixed, strict=False),
     )
-    written, samples = driver.quantise_model(model, machine_kind, options, shapes, calibration)
+    said: list[str] = []
+    with remembering(options, cache, (model, *calibration), said.append) as remembered:
+        written, samples = driver.quantise_model(model, machine_kind, remembered, shapes, calibration)
+    tell_cache(said, verbose=False, quiet=False)
     if samples.synthetic:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     with replacing(output) as staging:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -125,6 +126,21 @@ def spreads(
                 raise DataError("E402", "its value is not finite on a calibration sample", tensor=name)
             found[name] = found[name].with_values(value, gains.get(name) if gains else None)
     return found
+
+
+class Spreads(Protocol):
+    """How the histograms of tensors are found: `spreads`, or what remembers its results."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        samples: Iterable[Mapping[str, Array]],
+        tensors: Sequence[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+    ) -> dict[str, Spread]:
+        """The spread of each named tensor over the samples."""
+        ...
 
 
 def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
 from npuc.quantize import equalisation, proposals
-from npuc.quantize.calibration import Spread, output_gains, spreads
+from npuc.quantize.calibration import Spread, Spreads, output_gains, spreads
 from npuc.quantize.draft import Quantise, Quantised, int8_name
 from npuc.quantize.evidence import sampled
 from npuc.quantize.given import Steps
@@ -75,6 +75,7 @@ class Recipe:
     layers: Layers = SHIFTED
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
+    spreads: Spreads = spreads
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class _Maker:
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
         if known is None or gains is not None:
-            known = spreads(graph, self.samples.feeds(), tensors, domains(graph, nodes), gains)
+            known = self.recipe.spreads(graph, self.samples.feeds(), tensors, domains(graph, nodes), gains)
         return self.quantised(Network(graph, nodes, known, factors or {}, layers=self.recipe.layers), method, {})
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:

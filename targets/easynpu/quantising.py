@@ -41,12 +41,13 @@ def network(
     """
     level, documented = LEVELS[options.level], options.isa == "documented"
     method = options.method or level.method
+    find = options.spreads or spreads
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_ties(graph, nodes))
     known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
     free = [name for name in tensors if name not in given and name not in known]
-    found = {**spreads(graph, samples.feeds(), free, domains(graph, nodes)), **known}
+    found = {**find(graph, samples.feeds(), free, domains(graph, nodes)), **known}
     graph = run_passes(graph, (FoldShortCuts(found),), hook)
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
@@ -67,7 +68,13 @@ def network(
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
         zeros = None if documented else IN_BIASES
-        recipe = Recipe(lambda each: without(integer(each, machine), host), make, zero_points=zeros, splits=True)
+        recipe = Recipe(
+            lambda each: without(integer(each, machine), host),
+            make,
+            zero_points=zeros,
+            splits=True,
+            spreads=find,
+        )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
         return best_weights(drawn(host), recipe, samples, level)

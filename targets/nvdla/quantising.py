@@ -50,19 +50,20 @@ def network(
     """
     import_module("npuc.targets.nvdla.integer_onnx")  # its rules for the exporter
     level, precision = LEVELS[options.level], options.precision
+    find = options.spreads or spreads
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_ties(graph, nodes))
     free = [name for name in tensors if name not in given]
     limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
-    found = spreads(graph, samples.feeds(), free, limited)
+    found = find(graph, samples.feeds(), free, limited)
     winograd = frozenset[str]()
     if options.weights == "winograd" or "winograd" in options.allow:
         plain = quantise(graph, nodes, found, "minmax", given, precision)
         winograd = lowering.transformable(plain, machine, options.weights or "auto")
     written = partial(quantise, winograd=winograd)
     if not given and precision == "int8":
-        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, ZERO_POINTS)
+        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, ZERO_POINTS, spreads=find)
         return best_network(graph, recipe, samples, level, options.method, found)
     made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
