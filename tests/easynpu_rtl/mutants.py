@@ -1,0 +1,197 @@
+"""Cores with a mistake: expressions of the hardware description with another in their place, all in one build.
+
+A register that the core does not have otherwise selects the mistake that is in effect; with 0 there is none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+from amaranth.hdl import Mux, Signal, Value
+
+from npuc.targets.easynpu import rtl
+from npuc.targets.easynpu.machine import Machine
+
+PACKAGE = rtl.__name__
+SELECTED = Signal(8, name="selected_mutant")
+REGISTER = 15
+"""Of the host's port, for SELECTED."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake: in a module of the hardware, an expression that stands there once, and what takes its place."""
+
+    name: str
+    module: str
+    right: str
+    wrong: str
+
+
+MUTANTS = (
+    Mutant("a right shift does not round", "quantiser", "(shifted >> 1) + shifted[0]", "shifted >> 1"),
+    Mutant(
+        "values out of bounds wrap",
+        "quantiser",
+        "Mux(fits, value[:BYTE], Cat((~sign).replicate(BYTE - 1), sign))",
+        "value[:BYTE]",
+    ),
+    Mutant("the sign of a shift is ignored", "quantiser", "Mux(left, 0, -self.scale)", "Mux(left, 0, self.scale)"),
+    Mutant("left shifts do nothing", "quantiser", "near << reach", "near"),
+    Mutant("pooling keeps the smallest", "pe", "product > addend", "product < addend"),
+    Mutant(
+        "lanes are mirrored", "array", "ifmap.word_select(lane, BYTE)", "ifmap.word_select(LANES - 1 - lane, BYTE)"
+    ),
+    Mutant(
+        "a channel goes to its own PE alone",
+        "array",
+        "Mux(selected.broadcast, one.replicate(LANES), entry)",
+        "entry",
+    ),
+    Mutant(
+        "PEs beyond the last channel take part",
+        "sequencer",
+        "Mux(group == last >> GROUP, (2 << last[:GROUP]) - 1, (1 << LANES) - 1)",
+        "(1 << LANES) - 1",
+    ),
+    Mutant("the halo begins a row too late", "loader", "(iy >= now.Hi)", "(iy > now.Hi)"),
+    Mutant(
+        "the halo on the left is left out",
+        "loader",
+        "now.Sw * self.ox + column - now.Pw",
+        "now.Sw * self.ox + column",
+    ),
+    Mutant("pooling pads with zeros", "loader", "now.lowest", "0"),
+    Mutant("the set of pads does not change", "loader", "~self.side", "self.side"),
+    Mutant("rows of the pads overlap", "loader", "first_entry + now.xi", "first_entry + now.xi - 1"),
+    Mutant(
+        "psums are not cleared", "sequencer", "Mux(first, now.start.as_value(), Addend.PSUM)", "Addend.PSUM.value"
+    ),
+    Mutant("pads are read column by column", "sequencer", "y * now.xi + x", "x * now.xi + y"),
+    Mutant(
+        "taps are taken in another order", "sequencer", "self.hki * now.dilation_h", "self.wki * now.dilation_h"
+    ),
+    Mutant(
+        "the hazard of a single psum is forgotten",
+        "sequencer",
+        "(self.running.positions <= rows) & (self.last_ozi == 0) & (not self.machine.psum_write_first)",
+        "0",
+    ),
+    Mutant(
+        "the second operand is read at another pixel",
+        "sequencer",
+        "self._address(place, y, x)",
+        "self._address(place, x, y)",
+    ),
+    Mutant(
+        "channel-wise weights stay with the first group",
+        "weight_stream",
+        "block.base + within + skipped",
+        "block.base + within",
+    ),
+    Mutant(
+        "the pointer into the weight stream forgets parameters",
+        "controller",
+        "self.stream + self.parameter_count + weights",
+        "self.stream + weights",
+    ),
+    Mutant("the Fmap DTCM is always filled from the same end", "controller", "~self.low", "self.low"),
+    Mutant("an input at a segment's start takes the one before", "pads", "x >= bounds[8]", "x > bounds[8]"),
+    Mutant("bytes of a bias are read backwards", "pads", "Cat(*planes)", "Cat(*planes[3::-1], planes[4])"),
+)
+
+
+def chosen(number: int, right: Value | int, wrong: Value | int) -> Value:
+    """The right value, or the wrong one of this mutant."""
+    return Mux(number == SELECTED, wrong, right)
+
+
+class Mutated(SourceLoader):
+    """Loads a module of the hardware with the mistakes in it."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.source = source
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.source.encode()
+
+
+class Finder(MetaPathFinder):
+    """Finds the hardware's modules as sources that have been changed."""
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self.sources = sources
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in self.sources else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = Mutated(spec.origin, self.sources[fullname])
+        return spec
+
+
+def source(module: str) -> str:
+    """A module of the hardware as it is."""
+    return (Path(next(iter(rtl.__path__))) / f"{module}.py").read_text(encoding="utf-8")
+
+
+def mutated(module: str) -> str:
+    """Its source with every mutant of it as a choice."""
+    text = source(module)
+    for number, mutant in enumerate(MUTANTS, start=1):
+        if mutant.module == module:
+            text = text.replace(mutant.right, f"chosen({number}, {mutant.right}, {mutant.wrong})")
+    names = f"from {__name__} import REGISTER, SELECTED, chosen\n"
+    future = "from __future__ import annotations\n"
+    if module == "core":
+        begin = "        m.d.sync += register.eq(0)\n"
+        write = "write & (index == REGISTER)"
+        text = text.replace(
+            begin, f"{begin}        m.d.sync += SELECTED.eq(Mux({write}, self.write_data, SELECTED))\n"
+        )
+    return text.replace(future, future + names)
+
+
+@contextmanager
+def imported() -> Generator[None]:
+    """Imports of the hardware's modules give the mutated ones."""
+    modules = {mutant.module for mutant in MUTANTS} | {"core"}
+    finder = Finder({f"{PACKAGE}.{module}": mutated(module) for module in modules})
+    kept = _forgotten()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _forgotten()
+        for name, module in kept.items():
+            sys.modules[name] = module
+            setattr(rtl, name.rpartition(".")[2], module)
+
+
+def _forgotten() -> dict[str, ModuleType]:
+    """The hardware's modules, which will be imported anew."""
+    found = {name: module for name, module in sys.modules.items() if name.startswith(f"{PACKAGE}.")}
+    for name in found:
+        del sys.modules[name]
+        delattr(rtl, name.rpartition(".")[2])
+    return found
+
+
+def verilog(machine: Machine) -> str:
+    """The observed core with all mutants."""
+    with imported():
+        return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=True))
