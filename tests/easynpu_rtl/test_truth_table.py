@@ -65,8 +65,8 @@ class Bench:
         return found, int(self.context.get(self.pe.ofmap))
 
 
-def run(bench: Callable[[Bench], Awaitable[None]], **parameters: bool) -> None:
-    pe = Pe(Machine(**parameters))
+def run(bench: Callable[[Bench], Awaitable[None]], *, write_first: bool = False) -> None:
+    pe = Pe(Machine(psum_write_first=write_first))
 
     async def process(context: Any) -> None:
         await bench(Bench(context, pe))
@@ -211,4 +211,4 @@ def test_a_write_first_port_needs_no_bubble() -> None:
     async def bench(pe: Bench) -> None:
         assert await _four_products(pe, (0,), bubbles=False) == [4]
 
-    run(bench, psum_write_first=True)
+    run(bench, write_first=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal, Value, signed
+from collections.abc import Sequence
+from typing import Any
+
+from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -123,9 +126,16 @@ class Tables(wiring.Component):
             m.d.comb += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
             m.d.comb += bound.eq(starts.word_select(k, BYTE))
         for x, line in zip(self.input, self.line, strict=True):
-            eight = x >= bounds[8]
-            four = x >= Mux(eight, bounds[12], bounds[4])
-            two = x >= Array(bounds[2::4])[Cat(four, eight)]
-            one = x >= Array(bounds[1::2])[Cat(two, four, eight)]
-            m.d.comb += Value.cast(line).eq(Array(map(Value.cast, lines))[Cat(one, two, four, eight)])
+            found: list[Value] = []
+            for step in (8, 4, 2, 1):
+                found.append(x >= halved(bounds[step :: 2 * step], found))
+            m.d.comb += Value.cast(line).eq(halved(lines, found))
         return m
+
+
+def halved(choices: Sequence[Any], bits: Sequence[Value]) -> Value:
+    """One of 2^n values by n bits, the most significant first: a tree of two-way choices."""
+    values = [Value.cast(each) for each in choices]
+    for bit in reversed(bits):
+        values = [Mux(bit, high, low) for low, high in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
