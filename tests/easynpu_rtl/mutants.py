@@ -104,7 +104,12 @@ MUTANTS = (
         "self.stream + weights",
     ),
     Mutant("the Fmap DTCM is always filled from the same end", "controller", "~self.low", "self.low"),
-    Mutant("an input at a segment's start takes the one before", "pads", "x >= bounds[8]", "x > bounds[8]"),
+    Mutant(
+        "an input at a segment's start takes the one before",
+        "pads",
+        "x >= halved(bounds[step :: 2 * step], found)",
+        "x > halved(bounds[step :: 2 * step], found)",
+    ),
     Mutant("bytes of a bias are read backwards", "pads", "Cat(*planes)", "Cat(*planes[3::-1], planes[4])"),
 )
 
