@@ -196,7 +196,7 @@ def _forgotten() -> dict[str, ModuleType]:
     return found
 
 
-def verilog(machine: Machine) -> str:
-    """The observed core with all mutants."""
+def verilog(machine: Machine, *, observed: bool) -> str:
+    """The core with all mutants."""
     with imported():
-        return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=True))
+        return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=observed))
