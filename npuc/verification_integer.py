@@ -50,6 +50,7 @@ class _Layer:
     """A layer in graph.json."""
 
     op: str
+    inputs: tuple[str, ...]
     tensor: str
     nodes: tuple[str, ...]
 
@@ -121,7 +122,7 @@ class IntegerCheck:
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
         layers = self.described["layers"]
-        bit_exact = not self.tally.strayed and all(_agrees(layer, self.tally) for layer in layers)
+        bit_exact = not self.tally.strayed and all(_agrees(layer, layers, self.tally) for layer in layers)
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [_layer_report(layer, self.tally, self.described) for layer in layers]
         counted = (
@@ -211,10 +212,16 @@ def _cut(model: Any, tensors: Mapping[str, Any], dtype: str) -> Any:
     return model
 
 
-def _agrees(layer: Mapping[str, Any], tally: _Tally) -> bool:
-    """Whether every element agrees; a movement that no word computes shows in the layers that read it."""
+def _agrees(layer: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], tally: _Tally) -> bool:
+    """Whether every element agrees.
+
+    A movement that no word computes shows in the layers that read it; so does what one unit hands to the next.
+    """
     differing = tally.differing.get(layer["tensor"])
-    return differing == 0 if differing is not None else layer["op"] in MOVEMENT
+    if differing is not None or layer["op"] in MOVEMENT:
+        return not differing
+    readers = [each["tensor"] for each in layers if layer["tensor"] in each["inputs"]]
+    return bool(readers) and all(tally.differing.get(name) == 0 for name in readers)
 
 
 def _layer_report(layer: Mapping[str, Any], tally: _Tally, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from npuc.allocation import Buffer as Lifetime
@@ -15,19 +15,23 @@ from npuc.quantize.draft import Quantised
 from npuc.targets.nvdla.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.copies import copied, relaned
 from npuc.targets.nvdla.emission import Emitter, kind
+from npuc.targets.nvdla.emission.flights import Admission
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
+from npuc.targets.nvdla.planning import Plan, plan
 from npuc.targets.nvdla.selection import (
     COMPUTED,
     Choice,
     Choices,
     Constants,
     Context,
+    Layer,
     Placed,
     choose,
     computed_lanes,
+    fly,
     select,
 )
 from npuc.targets.nvdla.surfaces import ComputedLanes, Surfaces, View, is_view, lanes_of, place
@@ -41,12 +45,12 @@ UNIT = 256
 
 @dataclass(frozen=True)
 class Emitted:
-    """A node's operations, and where their commands begin and end."""
+    """A layer's operations, and where their commands begin and end."""
 
-    node: Node
+    layer: Layer
     operations: tuple[Operation, ...]
-    ended: tuple[int, ...]
-    """For each operation how many of the program's have ended before it is enabled."""
+    admissions: tuple[Admission, ...]
+    """When each operation is programmed and enabled."""
     start: int
     count: int
     choice: Choice | None
@@ -80,14 +84,20 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     choices = _choices(graph, machine, weights)
     tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
     surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
-    loaded = _loaded(graph, _computed(graph))
-    lifetimes = _lifetimes(graph, phases, surfaces, loaded)
+    trial = _trial(graph, machine, surfaces)
+    turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
+    flying = {each.node.output for turn in turns for each in turn if each.pool}
+    lifetimes = _lifetimes(graph, phases, surfaces, _loaded(graph, _computed(graph)), flying)
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
-    placed = {name: Placed(view, BASE + UNIT * offsets[view.buffer.name]) for name, view in surfaces.views.items()}
-    program = _Program(Context(graph, machine, placed, constants), choices.convolutions, reasons)
-    for on_device, part in phases:
-        program.device(part) if on_device else program.host(part)
+    placed = {
+        name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
+    }
+    planned = plan(Context(graph, machine, placed, Constants(machine, 0)), [turn for turn in turns if turn])
+    context = Context(graph, machine, placed, constants, planned.data_banks)
+    program = _Program(context, choices.convolutions, planned, reasons)
+    for (on_device, part), turn in zip(phases, turns, strict=True):
+        program.device(part, turn) if on_device else program.host(part)
     activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
     end = constants.base + aligned(len(constants.image), 4096)
     return Lowered(
@@ -112,9 +122,14 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
     """Forms of weights by what they cost: addresses do not matter."""
     nodes = _computed(graph)
-    placed = {name: Placed(view, 0) for name, view in _surfaces(graph, machine).views.items()}
-    trial = Context(graph, machine, placed, Constants(machine, 0))
+    trial = _trial(graph, machine, _surfaces(graph, machine))
     return choose(trial, nodes, _loaded(graph, nodes), weights, inexact=inexact)
+
+
+def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
+    """What selection needs to say what things cost: addresses do not matter."""
+    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
+    return Context(graph, machine, placed, Constants(machine, 0))
 
 
 def _computed(graph: Graph) -> list[Node]:
@@ -141,6 +156,31 @@ def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
 
 def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
     return lambda node, known: computed_lanes(graph, machine, node, known)
+
+
+def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[Layer]:
+    """What NVDLA computes at once: nodes, and pooling on what the node before it gives and nothing else reads."""
+    found: list[Layer] = []
+    taken: set[str] = set()
+    inside = {id(node) for node in nodes}
+    for node in nodes:
+        if is_view(context.graph, node) or node.output in taken:
+            continue
+        form = choices[node.output].form if node.output in choices else DIRECT
+        layer = Layer(node, form, _pool_behind(context, node, inside))
+        found.append(layer if fly(context, layer) else replace(layer, pool=None))
+        taken.add(found[-1].name)
+    return found
+
+
+def _pool_behind(context: Context, node: Node, inside: Collection[int]) -> Node | None:
+    """The pooling that alone reads a node's result, which lies in a buffer of its own."""
+    graph, readers = context.graph, context.graph.readers[node.output]
+    own = context.placed[node.output].view.buffer.name == node.output
+    if node.op not in ("NvConv", "NvElementwise") or len(readers) != 1 or node.output in graph.outputs or not own:
+        return None
+    pool = readers[0]
+    return pool if pool.op in ("NvAveragePool", "MaxPool") and id(pool) in inside else None
 
 
 def _phases(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
@@ -194,11 +234,16 @@ def _stored(graph: Graph, nodes: Sequence[Node]) -> list[str]:
 
 
 def _lifetimes(
-    graph: Graph, phases: Sequence[tuple[bool, list[Node]]], surfaces: Surfaces, loaded: Sequence[str]
+    graph: Graph,
+    phases: Sequence[tuple[bool, list[Node]]],
+    surfaces: Surfaces,
+    loaded: Sequence[str],
+    flying: Collection[str],
 ) -> list[Lifetime]:
-    """Each buffer from the first operation that writes a part of it to the last that reads one.
+    """Each buffer from the first layer that writes a part of it to one behind the last that reads one.
 
-    What the host loads is there from the start of the turn, what it stores until the end of one.
+    A layer begins while the one before still runs, so that it writes nothing that that one reads. What the host
+    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere.
     """
     all_nodes = [node for on_device, part in phases if on_device for node in part]
     stored = set(_stored(graph, all_nodes))
@@ -209,12 +254,12 @@ def _lifetimes(
         begin, step = step, step + (len(part) if on_device else 0)
         for position, node in enumerate(part if on_device else ()):
             for name in (*node.inputs, *node.outputs):
-                if name not in surfaces.views:
+                if name not in surfaces.views or name in flying:
                     continue
                 buffer = surfaces.views[name].buffer.name
                 at = begin + position
                 first[buffer] = min(first.get(buffer, at), begin if name in loaded else at)
-                last[buffer] = max(last.get(buffer, at), step if name in stored else at)
+                last[buffer] = max(last.get(buffer, at), step if name in stored else at + 1)
     sizes = {each.name: -(-each.bytes // UNIT) for each in surfaces.buffers}
     return [Lifetime(name, sizes[name], first[name], last[name]) for name in first]
 
@@ -222,9 +267,12 @@ def _lifetimes(
 class _Program:
     """Collects steps and commands, turn by turn."""
 
-    def __init__(self, context: Context, choices: Mapping[str, Choice], reasons: Mapping[str, str]) -> None:
+    def __init__(
+        self, context: Context, choices: Mapping[str, Choice], planned: Plan, reasons: Mapping[str, str]
+    ) -> None:
         self.context = context
         self.choices = choices
+        self.planned = planned
         self.reasons = reasons
         self.graph = context.graph
         self.placed = context.placed
@@ -254,15 +302,14 @@ class _Program:
             waiting += [output for reader in self.graph.readers[name] for output in reader.outputs]
         return False
 
-    def device(self, nodes: Sequence[Node]) -> None:
-        """One segment."""
+    def device(self, nodes: Sequence[Node], turn: Sequence[Layer]) -> None:
+        """One segment: its nodes, and the layers that compute them."""
         begin = len(self.emitter.writer.commands) if self.started else 0
         self.started = True
         loads = [name for name in _loaded(self.graph, nodes) if name not in self.present]
         self.present.update(loads, *(node.outputs for node in nodes))
-        for node in nodes:
-            if not is_view(self.graph, node):
-                self._compute(node)
+        for layer in turn:
+            self._compute(layer)
         self.emitter.drain()
         self.steps.append(
             Segment(
@@ -273,23 +320,21 @@ class _Program:
             )
         )
 
-    def _compute(self, node: Node) -> None:
-        """The operations of a node."""
-        choice = self.choices.get(node.output)
-        operations = select(self.context, node, form=choice.form if choice else DIRECT)
+    def _compute(self, layer: Layer) -> None:
+        """The operations of a layer."""
+        operations = select(self.context, layer, self.planned.edges[layer.name])
+        sources = tuple(dict.fromkeys(source for node in layer.nodes for source in node.sources))
         begin = len(self.emitter.writer.commands)
-        ended: list[int] = []
+        admissions: list[Admission] = []
         for position, operation in enumerate(operations):
             start = len(self.emitter.writer.commands)
-            ended.append(self.emitter.emit(operation))
-            result = self._move(node.output) if position == len(operations) - 1 else None
+            admissions.append(self.emitter.emit(operation))
+            result = self._move(layer.name) if position == len(operations) - 1 else None
             count = len(self.emitter.writer.commands) - start
-            self.produced.append(Produced(start, count, kind(operation), node.sources, result))
-        self.emitted.append(
-            Emitted(
-                node, tuple(operations), tuple(ended), begin, len(self.emitter.writer.commands) - begin, choice
-            )
-        )
+            self.produced.append(Produced(start, count, kind(operation), sources, result))
+        count = len(self.emitter.writer.commands) - begin
+        choice = self.choices.get(layer.node.output)
+        self.emitted.append(Emitted(layer, tuple(operations), tuple(admissions), begin, count, choice))
 
     def _move(self, name: str) -> TensorMove:
         placed = self.placed[name]

@@ -50,6 +50,8 @@ class Machine:
     sdp_elements: int = 1
     """Elements that SDP takes in a clock."""
     pdp_elements: int = 1
+    pdp_columns: int = 128
+    """Columns of results that PDP keeps, in lines of all windows that are open at once."""
     cdp_elements: int = 1
     dma_bytes: int = 8
     """Bytes that the memory interface moves in a clock."""

@@ -166,8 +166,23 @@ class Banks:
 
 
 @dataclass(frozen=True)
+class Pooling:
+    """PDP on a map in memory, or on what SDP gives: then only the extents of the source count."""
+
+    source: Surface
+    method: str
+    """MAX or AVERAGE."""
+    kernel: tuple[int, int]
+    """Height and width."""
+    window: Window
+    reciprocals: tuple[int, int]
+    """Of width and height, with 16 fractional bits."""
+    destination: Surface
+
+
+@dataclass(frozen=True)
 class Convolution:
-    """CDMA, CSC, CMAC and CACC, with SDP behind them."""
+    """CDMA, CSC, CMAC and CACC, with SDP behind them, and perhaps PDP behind that."""
 
     source: Surface
     kernels: Kernels
@@ -175,6 +190,8 @@ class Convolution:
     banks: Banks
     sdp: Sdp
     destination: Surface
+    """Of SDP; nothing lies there where PDP takes it."""
+    pooling: Pooling | None = None
     truncate: int = 0
     """Right shift of the sums (CLIP_TRUNCATE)."""
 
@@ -188,26 +205,12 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """SDP on a map in memory."""
+    """SDP on a map in memory, and perhaps PDP behind it."""
 
     source: Surface
     sdp: Sdp
     destination: Surface
-
-
-@dataclass(frozen=True)
-class Pooling:
-    """PDP on a map in memory."""
-
-    source: Surface
-    method: str
-    """MAX or AVERAGE."""
-    kernel: tuple[int, int]
-    """Height and width."""
-    window: Window
-    reciprocals: tuple[int, int]
-    """Of width and height, with 16 fractional bits."""
-    destination: Surface
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -226,3 +229,9 @@ class Normalisation:
 
 
 Operation = Convolution | Elementwise | Pooling | Normalisation
+
+
+def written(operation: Operation) -> Surface:
+    """What an operation leaves in memory."""
+    flying = operation.pooling if isinstance(operation, Convolution | Elementwise) else None
+    return flying.destination if flying else operation.destination

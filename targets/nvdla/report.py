@@ -8,12 +8,12 @@ from math import ceil, prod
 from typing import Any
 
 from npuc.ir import Graph, Node
-from npuc.targets.nvdla import timing
+from npuc.targets.nvdla import pingpong, timing
 from npuc.targets.nvdla.artefact import LARGEST, Segment, step_to_json
 from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.lowering import Emitted, Lowered, host_steps
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Convolution
+from npuc.targets.nvdla.operations import Convolution, written
 from npuc.targets.nvdla.selection import Alternative
 from npuc.targets.nvdla.transformed import kernel_extents
 
@@ -87,8 +87,8 @@ def _precision(lowered: Lowered) -> str:
 
 def _taken(lowered: Lowered, machine: Machine) -> list[int]:
     """Clocks from the end of the layer before to the end of each layer."""
-    pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.ended, strict=True)]
-    ends = timing.ends(pairs, machine)
+    pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.admissions, strict=True)]
+    ends = pingpong.ends(pairs, machine)
     last = list(accumulate(len(each.operations) for each in lowered.emitted))
     edges = [0, *(ceil(ends[position - 1]) for position in last)]
     return [end - start for start, end in pairwise(edges)]
@@ -96,13 +96,13 @@ def _taken(lowered: Lowered, machine: Machine) -> list[int]:
 
 def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dict[str, Any]:
     """The contract's fields of a layer."""
-    graph, node = lowered.quantised.graph, each.node
-    multiplied = macs(graph, node)
-    result = each.operations[0].destination
+    graph, layer = lowered.quantised.graph, each.layer
+    multiplied = macs(graph, layer.node)
+    result = written(each.operations[0])
     return {
-        "name": lowered.quantised.floats.get(node.output, node.output),
+        "name": lowered.quantised.floats.get(layer.name, layer.name),
         "op": kind(each.operations[0]),
-        "nodes": list(node.sources),
+        "nodes": list(dict.fromkeys(source for node in layer.nodes for source in node.sources)),
         "macs": multiplied,
         "cycles": taken,
         "ideal_cycles": multiplied / machine.macs_per_cycle(result.precision),

@@ -7,7 +7,7 @@ group, which leaves lanes of the result unused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -41,6 +41,8 @@ class Geometry:
     reach_x: int = 1
     """Columns from the first to the last tap."""
     form: WeightForm = DIRECT
+    line_step: int = 1
+    """Lines of the map from one that is read to the next; the others are no part of the geometry."""
 
     @property
     def kernel_shape(self) -> tuple[int, int, int]:
@@ -181,11 +183,28 @@ def most_rows(machine: Machine, geometry: Geometry, together: int) -> int:
     return rows
 
 
-def row_tiles(geometry: Geometry, count: int) -> Iterator[RowTile]:
-    """The rows of output in so many tiles of nearly equal height; for Winograd in fours."""
-    step = TILE if geometry.form.kind == "winograd" else 1
-    whole = -(-geometry.out_height // step)
-    edges = [min(whole * each // count * step, geometry.out_height) for each in range(count + 1)]
+def equal_edges(height: int, count: int, form: WeightForm = DIRECT) -> tuple[int, ...]:
+    """The first rows of so many tiles of nearly equal height, and the height; for Winograd in fours."""
+    step = TILE if form.kind == "winograd" else 1
+    whole = -(-height // step)
+    return tuple(min(whole * each // count * step, height) for each in range(count + 1))
+
+
+def row_tiles(geometry: Geometry, edges: Sequence[int]) -> Iterator[RowTile]:
+    """The rows of output between edges: first rows of tiles, and the height."""
     for row, end in pairwise(edges):
         line, lines = geometry.lines(row, end - row)
         yield RowTile(row, end - row, line, lines)
+
+
+def divided_banks(machine: Machine, data: int, weights: int, preferred: int) -> tuple[int, int]:
+    """Banks for data and weights, given what each needs at least: all that there are.
+
+    Convolutions that divide the banks alike are fetched while the one before computes: data gets the preferred
+    number where that does, else a multiple of a quarter, else what it needs.
+    """
+    step = max(machine.cbuf_banks // 4, 1)
+    for given in (preferred, *range(step, machine.cbuf_banks, step)):
+        if data <= given <= machine.cbuf_banks - weights:
+            return given, machine.cbuf_banks - given
+    return data, machine.cbuf_banks - data

@@ -85,11 +85,14 @@ def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[Buffer
         first, size = move.place.address, move.bytes(contents.machine)
         later = jobs[number + 1 :]
         written = jobs[number].end if number >= 0 else start
-        last = max((job.end for job in later if _reads(job, first, first + size)), default=written)
-        reused = (
-            job.start for job in later if job.result and _overlaps(job.result, contents, first, first + size)
+        reuses = (
+            at
+            for at, job in enumerate(later)
+            if job.result and _overlaps(job.result, contents, first, first + size)
         )
-        until = min(end if move.tensor in fetched else last, min(reused, default=end))
+        reused = next(reuses, len(later))
+        last = max((job.end for job in later[:reused] if _reads(job, first, first + size)), default=written)
+        until = min(end if move.tensor in fetched else last, later[reused].start if reused < len(later) else end)
         yield Buffer("dram", move.tensor, first - contents.dram.base, size, start, max(until, written))
 
 

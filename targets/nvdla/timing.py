@@ -1,14 +1,15 @@
-"""How many clocks an operation takes on NVDLA.
+"""How many clocks an operation takes on NVDLA, nothing else running; pingpong has them side by side.
 
-A convolution waits for its whole input, then computes kernel group by kernel group: for every output pixel as many
-clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand over its
-results. Three numbers are fitted to cycles measured on the nv_small RTL (tests/nvdla/test_timing.py fits them
-again, each measurement left out of its own fit); those of other configurations scale with their widths.
+A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
+pixels: as many clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand
+over a stripe's results, which it does before the next stripe may end. Four numbers are fitted to cycles measured
+on the nv_small RTL (tests/nvdla/test_timing.py fits them again, each measurement left out of its own fit); those
+of other configurations scale with their widths.
+Source: the cycles measured on nv_small ("CACC needs 9 clocks per 8 outputs; stripes of 16 atoms drain").
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 from npuc.targets.nvdla.machine import BYTES, Machine
@@ -20,74 +21,84 @@ from npuc.targets.nvdla.operations import (
     Operation,
     Pooling,
     Surface,
+    written,
 )
 
-LEAST_PER_PIXEL = 11.0
-"""Clocks per output pixel and kernel group, at least."""
-PER_FETCHED_BYTE = 0.296
-"""Clocks that a byte of input delays the first product, at 8 bytes a clock: latency and the path into the CBUF."""
-PER_GROUP = 108.5
-"""Clocks from one kernel group to the next: the stripe drains, weights are loaded."""
+PER_RESULTS = 9
+"""Clocks that the accumulator takes for the 8 results of a pixel, SDP taking one at a time."""
+DRAIN = 28
+"""Clocks until the first results of a stripe are out. Fitted."""
+PER_FETCHED_BYTE = 0.298
+"""Clocks that a byte of input delays the first product, at 8 bytes a clock: the path into the CBUF. Fitted."""
+PER_GROUP = 97.0
+"""Clocks from one kernel group to the next. Fitted."""
+START = 167
+"""Clocks from enabling to the first atom, and from the last one to the interrupt. Fitted."""
 FITTED_DMA_BYTES = 8
 ELEMENTWISE_RATE = 0.99
 """Share of its elements per clock that SDP alone reaches."""
 POOLING_RATE = 0.86
 """The same for PDP, between 0.75 and 0.98."""
-LATENCY = 300
-"""Clocks until the first atom of SDP or PDP alone comes back from memory."""
 
 
 def cycles(operation: Operation, machine: Machine) -> int:
     """Clocks from enabling to interrupt, nothing else running."""
+    if not isinstance(operation, Convolution):
+        return ceil(START + stream_cycles(operation, machine))
+    exposed = fetch_cycles(operation.source, machine)
+    return ceil(START + exposed + compute_cycles(operation.kernels, operation.destination, machine))
+
+
+def stream_cycles(operation: Elementwise | Pooling | Normalisation, machine: Machine) -> float:
+    """Clocks of SDP, PDP or CDP on a map in memory."""
     match operation:
-        case Convolution():
-            exposed = fetch_cycles(operation.source, machine)
-            work = exposed + compute_cycles(operation.kernels, operation.destination, machine)
         case Elementwise():
-            work = LATENCY + elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
+            return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
         case Pooling():
-            work = LATENCY + elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
+            return pooling_cycles(operation, machine)
         case Normalisation():
-            work = LATENCY + elements(operation.source, machine) / machine.cdp_elements
-    return ceil(work)
+            return elements(operation.source, machine) / machine.cdp_elements
 
 
-def ends(operations: Sequence[tuple[Operation, int]], machine: Machine) -> list[float]:
-    """When each operation of a program ends, in clocks from its start.
-
-    operations: each with how many before it have ended when it is enabled. The input of a convolution is
-    fetched while the one before computes, if the CBUF holds both; the MAC array then goes on without a pause.
-    """
-    found: list[float] = []
-    fetched = 0.0
-    before: Convolution | None = None
-    for operation, ended in operations:
-        enabled = found[ended - 1] if ended else 0.0
-        last = found[-1] if found else 0.0
-        if not isinstance(operation, Convolution):
-            found.append(max(last, enabled) + cycles(operation, machine))
-            continue
-        room = before is None or _together(before, operation, machine)
-        start = max(enabled, fetched if room else last)
-        fetched = start + fetch_cycles(operation.source, machine)
-        computed = compute_cycles(operation.kernels, operation.destination, machine)
-        found.append(max(last, fetched) + computed)
-        before = operation
-    return found
-
-
-def _together(first: Convolution, second: Convolution, machine: Machine) -> bool:
-    """Whether the CBUF holds the input of both beside the weights of either."""
-    data = first.banks.data + second.banks.data
-    return data + max(first.banks.beside_data, second.banks.beside_data) <= machine.cbuf_banks
+def pooling_cycles(operation: Pooling, machine: Machine) -> float:
+    """Clocks of PDP for its input, from memory or from SDP."""
+    return elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
     """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
-    groups = ceil(kernels.count / machine.kernel_group(out.precision))
-    clocks = max(products_per_pixel(kernels, machine), least_per_pixel(machine, out.precision))
-    work = groups * (out.width * out.height * clocks + PER_GROUP)
+    together = machine.kernel_group(out.precision)
+    products = products_per_pixel(kernels, machine)
+    per_pixel = results_per_pixel(machine, out.precision)
+    image = kernels.form.kind == "image"
+    lengths = line_stripes(out, together) if image else stripe_lengths(out.width * out.height, together)
+    stripes = sum(
+        count * max(products * max(length, together), per_pixel * length + DRAIN) for length, count in lengths
+    )
+    work = ceil(kernels.count / together) * (stripes + PER_GROUP)
     return max(work, kernels.moved_bytes / machine.dram_bytes_per_cycle)
+
+
+def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
+    """The stripes of a map: their pixels, and how many are so long.
+
+    Most are twice as long as a kernel group; the rest is cut so that none but a lone one is shorter than a group.
+
+    >>> stripe_lengths(64, 8), stripe_lengths(25, 8), stripe_lengths(1, 8)
+    ([(16, 4)], [(8, 2), (9, 1)], [(1, 1)])
+    """
+    whole, rest = divmod(pixels, 2 * together)
+    if rest and whole:
+        whole, rest = whole - 1, rest + 2 * together
+    shorter = max(ceil((rest - 2 * together) / together), 0)
+    found = [(2 * together, whole), (together, shorter), (rest - shorter * together, 1 if rest else 0)]
+    return [each for each in found if each[1]]
+
+
+def line_stripes(out: Surface, together: int) -> list[tuple[int, int]]:
+    """The stripes of a map that is computed of an image: none goes beyond its line."""
+    whole, rest = divmod(out.width, 2 * together)
+    return [(2 * together, whole * out.height), (rest, out.height if rest else 0)]
 
 
 def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
@@ -102,14 +113,19 @@ def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
     return blocks * ceil(kernels.height / kernels.form.lines) * kernels.width
 
 
-def fetch_cycles(source: Surface, machine: Machine) -> float:
-    """Clocks to bring a whole input into the CBUF."""
-    return cube_bytes(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
+def results_per_pixel(machine: Machine, precision: str) -> float:
+    """Clocks that SDP takes for the results of a kernel group at one pixel: a wider SDP takes more at once."""
+    return PER_RESULTS * machine.kernel_group(precision) / 8 / machine.sdp_elements
 
 
 def least_per_pixel(machine: Machine, precision: str) -> float:
-    """Clocks that SDP takes for the results of a kernel group at one pixel: a wider SDP takes more at once."""
-    return LEAST_PER_PIXEL * machine.kernel_group(precision) / 8 / machine.sdp_elements
+    """Clocks of a pixel and kernel group at least: in the longest stripes."""
+    return results_per_pixel(machine, precision) + DRAIN / (2 * machine.kernel_group(precision))
+
+
+def fetch_cycles(source: Surface, machine: Machine) -> float:
+    """Clocks to bring a whole input into the CBUF."""
+    return cube_bytes(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
 
 
 def ideal_cycles(operation: Operation, machine: Machine) -> float:
@@ -123,10 +139,10 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:
     """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
-    moved = cube_bytes(operation.source, machine) + cube_bytes(operation.destination, machine)
+    moved = cube_bytes(operation.source, machine) + cube_bytes(written(operation), machine)
     if isinstance(operation, Convolution):
         moved += operation.kernels.moved_bytes
-    if not isinstance(operation, Pooling | Normalisation):
+    if isinstance(operation, Convolution | Elementwise):
         units = (operation.sdp.x1, operation.sdp.x2)
         maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
         moved += maps * cube_bytes(operation.destination, machine)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model import cacc
-from tests.nvdla.programs import OPERAND, RESULT, SOURCE, WEIGHTS, Convolution, memory
+from tests.nvdla.programs import OPERAND, RESULT, SOURCE, WEIGHTS, Convolution, Fields, memory
 
 
 def sums(x: Array, w: Array) -> Array:
@@ -135,6 +136,26 @@ def test_weights_that_are_kept_serve_the_next_layer() -> None:
     nvdla.memory.write(WEIGHTS, bytes(64))
     nvdla.execute(reuses.commands())
     np.testing.assert_array_equal(reuses.read(nvdla.memory), -sums(x, w))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"CDMA.D_MISC_CFG": {"DATA_REUSE": 1}}, "DATA_REUSE of what no operation has left"),
+        (
+            {
+                "CDMA.D_MISC_CFG": {"WEIGHT_REUSE": 1},
+                **{f"{each}.D_BANK": {"DATA_BANK": 15, "WEIGHT_BANK": 7} for each in ("CDMA", "CSC")},
+            },
+            "reuses what other banks hold",
+        ),
+    ],
+)
+def test_what_the_buffer_does_not_hold_any_more_is_not_reused(changed: Fields, reason: str) -> None:
+    keeps = Convolution(SMALL, (3, 2, 2), (2, 1, 1), changed={"CDMA.D_MISC_CFG": {"SKIP_WEIGHT_RLS": 1}})
+    reuses = replace(keeps, group=1, source=OPERAND, result=RESULT + 64, changed=changed)
+    with pytest.raises(ArtefactError, match=reason):
+        model.run(SMALL, [*keeps.commands(), keeps.wait(), *reuses.commands()], memory())
 
 
 def test_infinity_and_nan_of_fp16_in_the_convolution() -> None:

@@ -23,7 +23,7 @@ def exported(folder: Path, name: str) -> Path:
         node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
         node("Add", "c r", "y"),
     ]
-    _, _, program = compiled(network(nodes, (1, 3, 8, 8), constants), folder, name)
+    _, _, program = compiled(network(nodes, (1, 3, 16, 16), constants), folder, name)
     out = folder / "trace"
     out.mkdir()
     for file, data in target(name).exported(program, "nvdla-trace").items():
@@ -44,8 +44,8 @@ def test_the_map_says_where_tensors_lie(tmp_path: Path) -> None:
     (entry,) = json.loads((exported(tmp_path, "nvdla-small") / "map.json").read_text())
     assert entry["program"] == "trace_0.cfg"
     assert entry["loads"][0]["pixels"] == "T_A8B8G8R8"
-    assert [(each["shape"], each["line_stride"]) for each in entry["loads"]] == [([1, 3, 8, 8], 8 * 4)]
-    assert entry["stores"][0]["bytes"] == 8 * 8 * 8
+    assert [(each["shape"], each["line_stride"]) for each in entry["loads"]] == [([1, 3, 16, 16], 16 * 4)]
+    assert entry["stores"][0]["bytes"] == 8 * 16 * 16
 
 
 def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:

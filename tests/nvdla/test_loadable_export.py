@@ -57,9 +57,9 @@ def test_the_outputs_of_the_firmware_are_those_of_the_program(name: str, tmp_pat
     machine = machines.load(name)
     pixels = np.random.default_rng(3).integers(-128, 128, (8, 8)).astype(np.int8)
     (tensor,) = (each for each in loadable.tensor_desc_list if each.id == 0)
-    assert tensor.data_category == 0, "an image of one component"
+    step = tensor.stride_1 // 8 if tensor.data_category else 1  # atoms of a cube, or the bytes of an image
     image = np.zeros((8, tensor.stride_1), np.int8)
-    image[:, :8] = pixels
+    image[:, : 8 * step : step] = pixels
     after = run(loadable, machine, {tensor.name: image.tobytes()})
     found = np.frombuffer(after.output(loadable.tensor_desc_list[1].name), np.int8)[:10]
     scale = next(step for step in program.manifest["steps"] if step.get("op") == "QuantizeLinear")["attrs"][
@@ -130,7 +130,7 @@ def test_each_kind_of_damage_breaks_a_rule(tmp_path: Path) -> None:
 
 def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a"), node("Conv", "a w", "y")]
-    _, loadable = of_model(network(nodes, (1, 3, 8, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-small")
+    _, loadable = of_model(network(nodes, (1, 3, 1, 8), {"w": weights(3, 3, 1, 1)}), tmp_path, "nvdla-small")
     (entry,) = tasks.engine_tasks(loadable)
     common = tasks.read(loadable, entry).common
     giver = next(each for each in common if each.engine == of.SDP and each.conv.event == of.COMPLETED
@@ -145,7 +145,7 @@ def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: P
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_average_that_changes_the_scale_becomes_convolutions(name: str, tmp_path: Path) -> None:
     program, loadable = of_model(small_network(), tmp_path, name)
-    assert "pooling" in {each["operation"] for each in program.manifest["operations"]}
+    assert any("PDP.D_OP_ENABLE" in each["text"] for each in target(name).listing(program))
     (entry,) = tasks.engine_tasks(loadable)
     assert all(each.engine != of.PDP for each in tasks.read(loadable, entry).common)
 

@@ -55,7 +55,7 @@ def test_waiting_for_a_layer_that_does_not_run_says_what_is_missing() -> None:
         ({"SDP.D_DATA_CUBE_CHANNEL": {"CHANNEL": 15}}, "SDP: a cube (H, W, C) of 2x2x16"),
         ({"CMAC_B.D_MISC_CFG": {"CONV_MODE": 1}}, "CMAC_B: CONV_MODE or PROC_PRECISION differs"),
         ({"CDMA.D_WEIGHT_BYTES": {"WEIGHT_BYTES": 100}}, "CDMA: 100 weight bytes"),
-        ({"CDMA.D_MISC_CFG": {"WEIGHT_REUSE": 1}}, "reuses data that no operation has left"),
+        ({"CDMA.D_MISC_CFG": {"WEIGHT_REUSE": 1}}, "WEIGHT_REUSE of what no operation has left"),
     ],
 )  # fmt: skip
 def test_a_layer_that_cannot_run_is_refused(changed: Fields, reason: str) -> None:

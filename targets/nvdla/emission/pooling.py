@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.operations import Pooling, Surface
+from npuc.targets.nvdla.operations import Pooling, Surface, Window
 
 PAD_VALUE_BITS = (1 << 19) - 1
 """PDP's padding values, of so many padded columns in a row, are signed and have 19 bits."""
 
 
-def write_pooling(writer: Writer, operation: Pooling) -> None:
-    """PDP on a map in memory."""
+def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) -> None:
+    """PDP on a map in memory, or behind SDP."""
     source, result, window = operation.source, operation.destination, operation.window
-    for block in ("PDP_RDMA", "PDP"):
-        _cube_in(writer, block, source)
     height, width = operation.kernel
-    writer.set("PDP_RDMA.D_FLYING_MODE", FLYING_MODE="OFF_FLYING")
-    writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE="MC")
-    writer.set("PDP_RDMA.D_OPERATION_MODE_CFG", SPLIT_NUM=0)
     across = {"KERNEL_WIDTH": width - 1, "KERNEL_STRIDE_WIDTH": window.stride_x - 1}
-    writer.set("PDP_RDMA.D_POOLING_KERNEL_CFG", **across)
-    writer.set("PDP_RDMA.D_POOLING_PADDING_CFG", PAD_WIDTH=window.left)
-    writer.set("PDP_RDMA.D_PARTIAL_WIDTH_IN")
+    _cube_in(writer, "PDP", source)
+    if not flies:
+        _place(writer, "PDP", source)
+        _fetch(writer, source, window, across)
     for extent, value in (("WIDTH", result.width), ("HEIGHT", result.height), ("CHANNEL", result.channels)):
         writer.set(f"PDP.D_DATA_CUBE_OUT_{extent}", **{f"CUBE_OUT_{extent}": value - 1})
-    method = f"POOLING_METHOD_{operation.method}"
-    writer.set("PDP.D_OPERATION_MODE_CFG", POOLING_METHOD=method, FLYING_MODE="OFF_FLYING", SPLIT_NUM=0)
+    method, mode = f"POOLING_METHOD_{operation.method}", "ON_FLYING" if flies else "OFF_FLYING"
+    writer.set("PDP.D_OPERATION_MODE_CFG", POOLING_METHOD=method, FLYING_MODE=mode, SPLIT_NUM=0)
     writer.set("PDP.D_PARTIAL_WIDTH_IN")
     writer.set("PDP.D_PARTIAL_WIDTH_OUT")
     along = {"KERNEL_HEIGHT": height - 1, "KERNEL_STRIDE_HEIGHT": window.stride_y - 1}
@@ -42,11 +38,26 @@ def write_pooling(writer: Writer, operation: Pooling) -> None:
     writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE="MC")
 
 
+def _fetch(writer: Writer, source: Surface, window: Window, across: dict[str, int]) -> None:
+    """PDP_RDMA."""
+    _cube_in(writer, "PDP_RDMA", source)
+    _place(writer, "PDP_RDMA", source)
+    writer.set("PDP_RDMA.D_FLYING_MODE", FLYING_MODE="OFF_FLYING")
+    writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE="MC")
+    writer.set("PDP_RDMA.D_OPERATION_MODE_CFG", SPLIT_NUM=0)
+    writer.set("PDP_RDMA.D_POOLING_KERNEL_CFG", **across)
+    writer.set("PDP_RDMA.D_POOLING_PADDING_CFG", PAD_WIDTH=window.left)
+    writer.set("PDP_RDMA.D_PARTIAL_WIDTH_IN")
+
+
 def _cube_in(writer: Writer, block: str, source: Surface) -> None:
     extents = {"WIDTH": source.width, "HEIGHT": source.height, "CHANNEL": source.channels}
     for extent, value in extents.items():
         writer.set(f"{block}.D_DATA_CUBE_IN_{extent}", **{f"CUBE_IN_{extent}": value - 1})
+    writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA=source.precision.upper())
+
+
+def _place(writer: Writer, block: str, source: Surface) -> None:
     writer.address(block, "D_SRC_BASE_ADDR", source.address)
     writer.raw(f"{block}.D_SRC_LINE_STRIDE", source.line_stride)
     writer.raw(f"{block}.D_SRC_SURFACE_STRIDE", source.surface_stride)
-    writer.set(f"{block}.D_DATA_FORMAT", INPUT_DATA=source.precision.upper())

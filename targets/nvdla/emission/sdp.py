@@ -8,9 +8,18 @@ from npuc.targets.nvdla.operations import Fetch, Ramp, Sdp, Surface, Tables, Uni
 
 
 def write_sdp(
-    writer: Writer, sdp: Sdp, source: Surface | None, result: Surface, *, winograd: bool = False
+    writer: Writer,
+    sdp: Sdp,
+    source: Surface | None,
+    result: Surface,
+    *,
+    winograd: bool = False,
+    flies: bool = False,
 ) -> None:
-    """SDP on a map in memory, or behind the convolution pipeline where there is no source."""
+    """SDP on a map in memory, or behind the convolution pipeline where there is no source.
+
+    flies: the result goes to PDP.
+    """
     flying = "ON" if source is None else "OFF"
     mode = {"FLYING_MODE": flying, "WINOGRAD": "ON" if winograd else "OFF"}
     extents = {"WIDTH": result.width - 1, "HEIGHT": result.height - 1, "CHANNEL": result.channels - 1}
@@ -37,7 +46,7 @@ def write_sdp(
     for unit, stage in (("BS", sdp.x1), ("BN", sdp.x2)):
         _unit(writer, unit, stage)
     _table(writer, sdp.table)
-    writer.set("SDP.D_FEATURE_MODE_CFG", **mode, OUTPUT_DST="MEM")
+    writer.set("SDP.D_FEATURE_MODE_CFG", **mode, OUTPUT_DST="PDP" if flies else "MEM")
     writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE="MC")
     writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION=precision, OUT_PRECISION=result.precision.upper())
     offset, scale, shift = sdp.converter

@@ -27,6 +27,7 @@ from npuc.targets.nvdla.tiling import (
     RowTile,
     data_banks,
     entries_per_slice,
+    equal_edges,
     kernels_together,
     most_rows,
     row_tiles,
@@ -93,7 +94,7 @@ def _convolutions(average: Captured, machine: Machine, constants: Constants) -> 
             raise _inexpressible("a window that does not fit the CBUF")
         kernels = _ones(machine, constants, count, kernel)
         least = -(-shape.out_height // most_rows(machine, shape, together))
-        for tile in row_tiles(shape, least):
+        for tile in row_tiles(shape, equal_edges(shape.out_height, least)):
             entries = entries_per_slice(machine, shape)
             banks = Banks(entries, data_banks(machine, shape, tile.rows), weight_banks(machine, shape, count))
             given = _part(average, "source", surface, tile.line, tile.lines, count)

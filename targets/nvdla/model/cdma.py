@@ -43,6 +43,10 @@ class Buffered:
     weights: Weights
     reports: dict[str, int]
     """Counting registers."""
+    banks: tuple[int, int]
+    """DATA_BANK and WEIGHT_BANK: where they differ, the hardware empties the buffer."""
+    keeps_data: bool = False
+    keeps_weights: bool = False
 
 
 def precision(group: Group, field: str) -> str:
@@ -64,11 +68,20 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     """
     expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
     _expect_banks(group, machine)
-    if kept is None and (group["DATA_REUSE"] or group["WEIGHT_REUSE"]):
-        raise trap(BLOCK, "reuses data that no operation has left in the buffer", limit="SKIP_..._RLS before")
+    for what, there in (("DATA", kept and kept.keeps_data), ("WEIGHT", kept and kept.keeps_weights)):
+        if group[f"{what}_REUSE"] and not there:
+            reason = f"{what}_REUSE of what no operation has left in the buffer"
+            raise trap(BLOCK, reason, limit=f"SKIP_{what}_RLS before, and the same banks")
+    banks = group["DATA_BANK"], group["WEIGHT_BANK"]
+    if kept is not None and (group["DATA_REUSE"] or group["WEIGHT_REUSE"]) and kept.banks != banks:
+        raise trap(
+            BLOCK, "reuses what other banks hold", limit=f"{kept.banks[0] + 1} and {kept.banks[1] + 1} banks"
+        )
     features, counted = (kept.features, {}) if kept and group["DATA_REUSE"] else _features(group, machine, port)
     weights = kept.weights if kept and group["WEIGHT_REUSE"] else _weights(group, machine, port)
-    return Buffered(features, weights, counted)
+    return Buffered(
+        features, weights, counted, banks, bool(group["SKIP_DATA_RLS"]), bool(group["SKIP_WEIGHT_RLS"])
+    )
 
 
 def _expect_banks(group: Group, machine: Machine) -> None:

@@ -9,18 +9,20 @@ written; the model refuses programs that would race.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
 from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import bdma
-from npuc.targets.nvdla.model.memory import Memory, Port, overlap
+from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
 from npuc.targets.nvdla.model.operations import Operation, Operations
 from npuc.targets.nvdla.model.register_file import RegisterFile
 from npuc.targets.nvdla.model.traps import trap
 from npuc.targets.nvdla.registers import Register, register_map
 
 REMEDY = "enable every block of the layer"
+REMEDY_OF_RACES = "wait for its interrupt first"
 BLOCK_OF = {"CDMA_DAT": "CDMA", "CDMA_WT": "CDMA", "RUBIK": "RBK"}
 """The block that raises an interrupt, where their names differ."""
 STATUS = ("_STATUS", "_PERF_", "_NUM", "OUT_SATURATION")
@@ -39,6 +41,8 @@ class Nvdla:
         self._copies = bdma.Queue()
         self._raised: list[Interrupt] = []
         self._running: list[Operation] = []
+        self._beside: dict[int, tuple[Operation, ...]] = {}
+        """What ran when each group of CDMA was enabled."""
 
     def execute(self, commands: Iterable[Command]) -> None:
         """Runs a program to its end. Raises ArtefactError (E503) where the hardware could not."""
@@ -61,6 +65,8 @@ class Nvdla:
         if register.name == "D_OP_ENABLE" and not value & 1:
             return
         self.registers.set(register, value)
+        if register.title == "CDMA.D_OP_ENABLE":
+            self._beside[self.registers.producer("CDMA")] = tuple(self._running)
         if register.name == "D_OP_ENABLE":
             while (done := self._operations.next()) is not None:
                 self._finish(done)
@@ -109,6 +115,9 @@ class Nvdla:
         block = BLOCK_OF.get(source, source)
         for at, each in enumerate(self._running):
             if each.groups.get(block) == group:
+                if each.engine == "PDP" != block:  # the blocks before it are through, PDP still writes
+                    self._running[at] = replace(each, groups={"PDP": each.groups["PDP"]})
+                    return
                 self._running = [
                     other for place, other in enumerate(self._running) if other.engine != each.engine or place > at
                 ]
@@ -152,6 +161,8 @@ class Nvdla:
 
     def _finish(self, operation: Operation) -> None:
         """Raises the interrupts. Raises ArtefactError (E503) for a race with what may still run."""
+        for each in self._beside.get(operation.groups.get("CDMA", -1), ()):
+            _expect_written(each, operation.fetched, operation.engine)
         for each in self._running:
             _expect_no_race(each, operation)
         self._running.append(operation)
@@ -163,22 +174,26 @@ def _only_read(name: str) -> bool:
     return any(part in name for part in STATUS)
 
 
+def _expect_written(first: Operation, reads: Iterable[Pattern], reader: str) -> None:
+    """Raises ArtefactError (E503) where something is read that an operation may still write."""
+    for written in first.port.writes:
+        if any(overlap(written, read) for read in reads):
+            reason = f"reads at {written.address:#x} what {first.engine} may still write"
+            raise trap(reader, reason, remedy=REMEDY_OF_RACES)
+
+
 def _expect_no_race(first: Operation, second: Operation) -> None:
     """Raises ArtefactError (E503) where an operation touches what another, which may still run, writes or reads.
 
     Operations of one engine write in order, and one reads before the next one writes.
     """
-    remedy = "wait for its interrupt first"
-    for written in first.port.writes:
-        if any(overlap(written, read) for read in second.port.reads):
-            reason = f"reads at {written.address:#x} what {first.engine} may still write"
-            raise trap(second.engine, reason, remedy=remedy)
+    _expect_written(first, second.port.reads, second.engine)
     if first.engine == second.engine:
         return
     for written in second.port.writes:
         if any(overlap(written, used) for used in (*first.port.reads, *first.port.writes)):
             reason = f"writes at {written.address:#x} what {first.engine} may still use"
-            raise trap(second.engine, reason, remedy=remedy)
+            raise trap(second.engine, reason, remedy=REMEDY_OF_RACES)
 
 
 def run(machine: Machine, commands: Iterable[Command], memory: Memory) -> Memory:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from npuc.ir import Array
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
-from npuc.targets.nvdla.model.memory import Memory, Port
+from npuc.targets.nvdla.model.memory import Memory, Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group, RegisterFile
 from npuc.targets.nvdla.model.traps import trap
 
@@ -34,6 +34,8 @@ class Operation:
     port: Port
     """What it read and wrote."""
     interrupts: tuple[str, ...]
+    fetched: tuple[Pattern, ...] = ()
+    """What CDMA read, which it does as soon as it is enabled."""
 
 
 class Operations:
@@ -110,14 +112,16 @@ class Operations:
         task = sdp.Task(group, rdma, self._machine, port, self._registers.tables["SDP"])
         if not to_pdp:
             sdp.destination(task, 0)
-        values = sdp.run(task, self._convolve(port) if flying else None)
+        sums = self._convolve(port) if flying else None
+        fetched = tuple(port.reads)
+        values = sdp.run(task, sums)
         if to_pdp:
             self._pool_flying(values, port)
         else:
             sdp.write(task, values)
         self._report("SDP", task.reports)
         raised = (*(CONVOLUTION_INTERRUPTS if flying else ()), "SDP", *(("PDP",) if to_pdp else ()))
-        return self._done("SDP", ("SDP", *blocks), port, raised)
+        return self._done("PDP" if to_pdp else "SDP", ("SDP", *blocks), port, raised, fetched if flying else ())
 
     def _convolve(self, port: Port) -> Array:
         """The sums of the convolution pipeline (batch, H, W, K)."""
@@ -176,12 +180,19 @@ class Operations:
         for name, value in reports.items():
             self._registers.report(block, name, group, value)
 
-    def _done(self, engine: str, blocks: Iterable[str], port: Port, interrupts: tuple[str, ...]) -> Operation:
+    def _done(
+        self,
+        engine: str,
+        blocks: Iterable[str],
+        port: Port,
+        interrupts: tuple[str, ...],
+        fetched: tuple[Pattern, ...] = (),
+    ) -> Operation:
         """The operation; its groups may be programmed again, and the other groups are next."""
         groups = {each: self._registers.consumer(each) for each in blocks}
         for block, group in groups.items():
             self._registers.finish(block, group)
-        return Operation(engine, groups, port, interrupts)
+        return Operation(engine, groups, port, interrupts, fetched)
 
 
 def _fetches_nothing(rdma: Group) -> bool:

@@ -6,33 +6,64 @@ too, and operands of zero.
 
 from __future__ import annotations
 
-from npuc.ir import Node
+from collections.abc import Sequence
+from dataclasses import replace
+
+from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.operations import Elementwise, Operation
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
-from npuc.targets.nvdla.selection.context import Constants, Context, Placed
-from npuc.targets.nvdla.selection.convolution import select_convolutions
+from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
+from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, select_convolutions
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
-from npuc.targets.nvdla.selection.parts import computed_lanes
-from npuc.targets.nvdla.selection.pooling import select_pooling
+from npuc.targets.nvdla.selection.parts import Part, computed_lanes
+from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
 from npuc.targets.nvdla.selection.sdp import select_sdp
-from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn")
 """Operators of the integer graph that NVDLA computes."""
 
 
-def select(context: Context, node: Node, tiles: int = 0, form: WeightForm = DIRECT) -> list[Operation]:
-    """The operations that compute a node; tiles: of rows, 0 for as few as the CBUF allows."""
+def select(context: Context, layer: Layer, edges: Sequence[int] = ()) -> list[Operation]:
+    """The operations that compute a layer; edges: where its tiles of rows begin, and its height."""
+    node = layer.node
     match node.op:
         case "NvConv":
-            return list(select_convolutions(context, node, tiles, form))
+            return list(select_convolutions(context, layer, edges))
         case "NvElementwise":
-            x, y = context.placed[node.inputs[0]], context.placed[node.output]
-            return [Elementwise(x.surface(), select_sdp(context, node, y, 0, y.view.extent), y.surface())]
+            return [_elementwise(context, layer)]
         case "NvLrn":
             return [select_normalisation(context, node)]
         case _:
             return [select_pooling(context, node)]
+
+
+def _elementwise(context: Context, layer: Layer) -> Elementwise:
+    """SDP on a map in memory, and PDP behind it."""
+    x, y = context.placed[layer.node.inputs[0]], context.placed[layer.node.output]
+    sdp = select_sdp(context, layer.node, y, 0, y.view.extent)
+    whole = Part(0, y.view.extent, 0, x.view.extent)
+    pooling = None
+    if layer.pool:
+        rows = 0, context.placed[layer.pool.output].view.height
+        pooling = pooling_behind(context, layer.pool, whole, rows)
+    return Elementwise(x.surface(), sdp, y.surface(), pooling)
+
+
+def fly(context: Context, layer: Layer) -> bool:
+    """Whether PDP takes the layer's map from SDP: where it can, and it costs no more than from memory."""
+    if layer.pool is None or layer.form.kind == "winograd" or not flies(context, layer.pool):
+        return False  # Winograd writes whole tiles, more than PDP takes
+    if pooled_rows(context, layer.pool, 0, context.placed[layer.name].view.height) != (
+        0,
+        context.placed[layer.node.output].view.height,
+    ):
+        return False
+    if layer.node.op == "NvConv" and not largest_tile(context, layer):
+        return False
+    apart = [*select(context, replace(layer, pool=None)), *select(context, Layer(layer.pool))]
+    together = select(context, layer)
+    alone = [sum(timing.cycles(each, context.machine) for each in which) for which in (together, apart)]
+    return alone[0] <= alone[1]
 
 
 __all__ = [
@@ -42,8 +73,12 @@ __all__ = [
     "Choices",
     "Constants",
     "Context",
+    "Layer",
     "Placed",
     "choose",
     "computed_lanes",
+    "fly",
+    "largest_tile",
+    "needed_lines",
     "select",
 ]

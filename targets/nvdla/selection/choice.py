@@ -13,12 +13,12 @@ from math import ceil
 
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla import timing
+from npuc.targets.nvdla import pingpong, timing
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
 from npuc.targets.nvdla.integer import operands
-from npuc.targets.nvdla.selection.context import Constants, Context
+from npuc.targets.nvdla.selection.context import Constants, Context, Layer
 from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
 from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.transformed import kernel_extents
@@ -125,8 +125,8 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
     for form in forms(context, node):
         if form == DIRECT or fits(context, node, form):
             trial = replace(context, constants=Constants(context.machine, 0))
-            operations = list(select_convolutions(trial, node, 0, form))
-            end = timing.ends([(each, 0) for each in operations], context.machine)[-1]
+            operations = list(select_convolutions(trial, Layer(node, form)))
+            end = pingpong.alone(operations, context.machine)
             moved = sum(timing.moved_bytes(each, context.machine) for each in operations)
             found.append(Alternative(form, ceil(end), moved))
     return tuple(found)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from npuc.ir import Graph
+from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import (
+    Kernels,
     Surface,
 )
 from npuc.targets.nvdla.surfaces import View
+from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
+
+if TYPE_CHECKING:
+    from npuc.targets.nvdla.selection.parts import Part
 
 
 @dataclass
@@ -23,6 +29,10 @@ class Constants:
     base: int
     image: bytearray = field(default_factory=bytearray)
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    kernels: dict[tuple[str, int, WeightForm], Kernels] = field(
+        default_factory=dict["tuple[str, int, WeightForm]", "Kernels"]
+    )
+    """Weights that are there already: by result, pass and form."""
 
     def add(self, form: str, data: bytes) -> int:
         """The address of a blob, aligned as table 35 has its format."""
@@ -65,3 +75,31 @@ class Context:
     machine: Machine
     placed: Mapping[str, Placed]
     constants: Constants
+    data_banks: int = 0
+    """Banks that data gets where it can; 0 for half of them."""
+    passes: dict[str, list[Part]] = field(default_factory=dict["str", "list[Part]"])
+    """Passes of convolutions by result, as far as they are known."""
+
+    @property
+    def preferred_banks(self) -> int:
+        """Banks that data gets where it can."""
+        return self.data_banks or self.machine.cbuf_banks // 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A computed node, the form of its weights, and the node that PDP computes behind SDP, if any."""
+
+    node: Node
+    form: WeightForm = DIRECT
+    pool: Node | None = None
+
+    @property
+    def name(self) -> str:
+        """The tensor that the layer leaves in memory."""
+        return (self.pool or self.node).output
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """What it computes."""
+        return (self.node, self.pool) if self.pool else (self.node,)

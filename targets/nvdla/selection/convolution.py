@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from npuc.ir import Node
 from npuc.targets.nvdla import timing
@@ -16,37 +17,92 @@ from npuc.targets.nvdla.operations import (
     Kernels,
     Surface,
 )
-from npuc.targets.nvdla.selection.context import Context, Placed
+from npuc.targets.nvdla.selection.context import Context, Layer, Placed
 from npuc.targets.nvdla.selection.kernels import select_kernels
 from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, tile_window
+from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
 from npuc.targets.nvdla.selection.sdp import select_sdp
 from npuc.targets.nvdla.tiling import (
     Geometry,
     RowTile,
+    divided_banks,
     entries_per_slice,
+    equal_edges,
     expect_kernels,
     kernels_together,
     mask_banks,
     most_rows,
     row_tiles,
+    weight_banks,
 )
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 
-def select_convolutions(context: Context, node: Node, tiles: int, form: WeightForm) -> Iterator[Convolution]:
-    """The passes of a convolution; tiles: of rows, 0 for as few as the CBUF allows."""
+def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = ()) -> Iterator[Convolution]:
+    """The passes of a convolution.
+
+    edges: the rows of the layer's result where tiles begin, and its height; none for as few tiles as fit the CBUF.
+    """
+    node, winograd = layer.node, layer.form.kind == "winograd"
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    dense = dense_weights(context.graph, node, x.view, y.view)
-    for part in _parts(context, node, x, y):
-        shape = _shape(context, node, part, x, form)
-        lanes = slice(part.lane, part.lane + part.lanes)
-        kernels = select_kernels(context, shape, dense[part.first : part.first + part.count, lanes])
-        for tile in _tiles(context, node, shape, tiles):
-            window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, kernels, tile)
+    edges = edges or _fewest(context, layer)
+    for part in passes(context, node):
+        shape = _shape(context, node, part, x, layer.form)
+        kernels = _kernels(context, node, part, shape)
+        for first, end in pairwise(edges):
+            begin, stop = pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
+            tile = RowTile(begin, stop - begin, *shape.lines(begin, stop - begin))
+            window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, tile)
             sdp = select_sdp(context, node, y, part.first, part.count, tile)
-            source = replace(part.source(x, tile), channels=shape.channels)
-            result = _in_tiles(part.result(y, tile)) if form.kind == "winograd" else part.result(y, tile)
-            yield Convolution(source, kernels, window, banks, sdp, result, node.integer("truncate"))
+            source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
+            result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
+            pooling = pooling_behind(context, layer.pool, part, (first, end)) if layer.pool else None
+            yield Convolution(source, kernels, window, banks, sdp, result, pooling, node.integer("truncate"))
+
+
+def _fewest(context: Context, layer: Layer) -> tuple[int, ...]:
+    """The edges of as few tiles as the CBUF allows."""
+    height = context.placed[layer.name].view.height
+    return equal_edges(height, -(-height // max(largest_tile(context, layer), 1)), layer.form)
+
+
+def largest_tile(context: Context, layer: Layer) -> int:
+    """The most rows of the result with which every pass fits the CBUF; 0 if not even one does."""
+    x = context.placed[layer.node.inputs[0]]
+    shapes = [_shape(context, layer.node, part, x, layer.form) for part in passes(context, layer.node)]
+    rows = min(_most_rows(context, layer.node, shape) for shape in shapes)
+    return most_pooled(context, layer.pool, rows) if layer.pool else rows
+
+
+def _most_rows(context: Context, node: Node, shape: Geometry) -> int:
+    return most_rows(context.machine, shape, expect_kernels(context.machine, shape, node.name, node.op))
+
+
+def needed_lines(context: Context, layer: Layer, rows: int) -> int:
+    """The lines of the input that the first rows of the result need."""
+    x = context.placed[layer.node.inputs[0]]
+    shape = _shape(context, layer.node, passes(context, layer.node)[0], x, layer.form)
+    begin, lines = shape.lines(0, pooled_rows(context, layer.pool, 0, rows)[1] if layer.pool else rows)
+    return (begin + lines - 1) * shape.line_step + 1
+
+
+def passes(context: Context, node: Node) -> list[Part]:
+    """The cheapest division of the result's lanes into passes."""
+    if node.output not in context.passes:
+        x, y = context.placed[node.inputs[0]], context.placed[node.output]
+        context.passes[node.output] = _parts(context, node, x, y)
+    return context.passes[node.output]
+
+
+def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
+    """The weights of a pass, put among the constants once."""
+    known, key = context.constants.kernels, (node.output, part.first, shape.form)
+    if key not in known:
+        x, y = context.placed[node.inputs[0]].view, context.placed[node.output].view
+        dense = dense_weights(context.graph, node, x, y)
+        rows, lanes = slice(part.first, part.first + part.count), slice(part.lane, part.lane + part.lanes)
+        known[key] = select_kernels(context, shape, dense[rows, lanes])
+    return known[key]
 
 
 def _in_tiles(result: Surface) -> Surface:
@@ -56,8 +112,8 @@ def _in_tiles(result: Surface) -> Surface:
 
 def fits(context: Context, node: Node, form: WeightForm) -> bool:
     """Whether every pass of a convolution has room for whole kernel groups in a form."""
-    x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    return all(_fits(context, _shape(context, node, part, x, form)) for part in _parts(context, node, x, y))
+    x = context.placed[node.inputs[0]]
+    return all(_fits(context, _shape(context, node, part, x, form)) for part in passes(context, node))
 
 
 def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
@@ -67,13 +123,6 @@ def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm
     if form.kind == "winograd":
         lanes = aligned(lanes, held.atom_elements)
     return replace(geometry(context.graph, node, lanes), kernels=part.count, form=form)
-
-
-def _tiles(context: Context, node: Node, shape: Geometry, tiles: int) -> list[RowTile]:
-    """As few tiles of rows as the CBUF allows, or more."""
-    together = expect_kernels(context.machine, shape, node.name, node.op)
-    least = -(-shape.out_height // most_rows(context.machine, shape, together))
-    return list(row_tiles(shape, min(max(least, tiles), shape.out_height)))
 
 
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
@@ -106,15 +155,18 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
     shape = _shape(context, node, part, x, DIRECT)
     size = part.count * shape.kernel_bytes
     kernels = Kernels(0, size, part.count, shape.kernel_height, shape.kernel_width, part.lanes, shape.kernel_bytes)
-    tiles = _tiles(context, node, shape, 0)
+    count = -(-shape.out_height // _most_rows(context, node, shape))
+    tiles = list(row_tiles(shape, equal_edges(shape.out_height, count)))
     computed = sum(timing.compute_cycles(kernels, part.result(y, tile), context.machine) for tile in tiles)
     return computed + sum(timing.fetch_cycles(part.source(x, tile), context.machine) for tile in tiles)
 
 
-def _banks(context: Context, shape: Geometry, kernels: Kernels, tile: RowTile) -> Banks:
-    """Data gets what it needs, weights what is left and of use."""
+def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:
+    """The banks for a tile, and those for weights, which hold a kernel group at least."""
     machine, mask = context.machine, mask_banks(shape)
     entries = entries_per_slice(machine, shape)
     data = -(-entries * shape.slices(tile.rows, tile.lines) // machine.cbuf_entries)
-    wanted = -(-kernels.bytes // machine.bank_bytes)
-    return Banks(entries, data, min(machine.cbuf_banks - data - mask, max(wanted, 1)), mask)
+    together = min(kernels_together(machine, shape), shape.kernels)
+    weights = weight_banks(machine, shape, together)
+    given, left = divided_banks(machine, data, weights, context.preferred_banks)
+    return Banks(entries, given, left - mask, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,16 +26,19 @@ from npuc.targets.nvdla.transformed import kernel_extents
 
 
 def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
-    """A convolution of an input that fills so many lanes."""
+    """A convolution of an input that fills so many lanes; of kernels one line high only the lines they meet."""
     _, height, width = map_shape(graph.shape(node.inputs[0]))
     weights = graph.shape(node.inputs[1])
     kernel_height, kernel_width = kernel_extents(node, weights)
     window = window_of(node, (kernel_height, kernel_width))
     out_height, out_width = graph.shape(node.output)[2:]
+    stride, step = window.strides[0], 1
+    if kernel_height == 1 and not window.begins[0] and (out_height - 1) * stride < height:
+        height, stride, step = out_height, 1, stride
     return Geometry(
         width, height, lanes, out_height, out_width, weights[0], kernel_height, kernel_width,
-        window.strides[0], window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
-        window.strides[1], window.begins[1], window.reach[1],
+        stride, window.dilations[0], window.begins[0], tensor_precision(graph, node.inputs[0]),
+        window.strides[1], window.begins[1], window.reach[1], line_step=step,
     )  # fmt: skip
 
 
@@ -69,10 +72,11 @@ class Part:
     """The first lane of the input, at the start of an atom."""
     lanes: int
 
-    def source(self, x: Placed, tile: RowTile) -> Surface:
-        """The input that the pass reads."""
+    def source(self, x: Placed, tile: RowTile, step: int = 1) -> Surface:
+        """The input that the pass reads: every so manieth line."""
         surface = self.lane // x.view.buffer.atom_elements
-        return x.surface(lanes=self.lanes, first_surface=surface, row=tile.line, rows=tile.lines)
+        read = x.surface(lanes=self.lanes, first_surface=surface, row=tile.line * step, rows=tile.lines)
+        return replace(read, line_stride=read.line_stride * step)
 
     def result(self, y: Placed, tile: RowTile) -> Surface:
         """The part of the result that the pass writes."""
@@ -117,7 +121,7 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Win
     start = tile.row * shape.stride_y - shape.top
     end = start + shape.reached(tile.rows)
     pads = max(-start, 0), shape.left, max(end - shape.height, 0), shape.right
-    return hardware_window(window.strides, window.dilations, pads, node.integer("padding"))
+    return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, node.integer("padding"))
 
 
 def hardware_window(

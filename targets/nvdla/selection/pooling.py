@@ -1,4 +1,4 @@
-"""PDP."""
+"""PDP: on a map in memory, or behind SDP, whose results then never lie in memory."""
 
 from __future__ import annotations
 
@@ -9,29 +9,81 @@ from npuc.ops.windows import window_of
 from npuc.targets.nvdla.integer import RECIPROCAL_BITS
 from npuc.targets.nvdla.operations import (
     Pooling,
+    Surface,
 )
 from npuc.targets.nvdla.selection.context import Context
-from npuc.targets.nvdla.selection.parts import hardware_window
+from npuc.targets.nvdla.selection.parts import Part, hardware_window
+from npuc.targets.nvdla.tiling import RowTile
 
 
 def select_pooling(context: Context, node: Node) -> Pooling:
-    """PDP on a map in memory."""
+    """PDP on a map in memory, of which only what windows reach is read."""
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    begin, stop = pooled_rows(context, node, 0, y.view.height)
+    source = replace(x.surface(rows=stop - begin), width=min(x.view.width, x.view.width + _behind(context, node)))
+    return _pooling(context, node, source, y.surface(), 0)
+
+
+def pooling_behind(context: Context, node: Node, part: Part, rows: tuple[int, int]) -> Pooling:
+    """PDP on what SDP gives of a pass, for rows of its own result from the first to before the last."""
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    begin, stop = pooled_rows(context, node, *rows)
+    source = part.result(x, RowTile(begin, stop - begin, 0, 0))
+    return _pooling(context, node, source, part.result(y, RowTile(rows[0], rows[1] - rows[0], 0, 0)), rows[0])
+
+
+def flies(context: Context, node: Node) -> bool:
+    """Whether PDP can take a map from SDP: it takes all columns, and has room for the lines that overlap.
+
+    Source: PDP keeps a line of results for every window that is open, together so many columns.
+    """
+    kernel = node.integers("kernel_shape")
+    stride = window_of(node, kernel).strides[0]
+    columns = context.placed[node.output].view.width * -(-kernel[0] // stride)
+    return _behind(context, node) >= 0 and columns <= context.machine.pdp_columns
+
+
+def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int, int]:
+    """The rows of the map that the rows of the result from first to before end need."""
+    (kernel, _), (stride, top, height) = node.integers("kernel_shape"), _vertical(context, node)
+    return max(first * stride - top, 0), min((end - 1) * stride - top + kernel, height)
+
+
+def most_pooled(context: Context, node: Node, rows: int) -> int:
+    """The most rows of the result for which so many rows of the map suffice, wherever they lie."""
+    (kernel, _), (stride, _, height) = node.integers("kernel_shape"), _vertical(context, node)
+    if rows >= height:
+        return context.placed[node.output].view.height
+    return max((rows - kernel) // stride + 1, 0)
+
+
+def _vertical(context: Context, node: Node) -> tuple[int, int, int]:
+    """Stride, padding at the top, and rows of the map."""
+    window = window_of(node, node.integers("kernel_shape"))
+    return window.strides[0], window.begins[0], context.placed[node.inputs[0]].view.height
+
+
+def _behind(context: Context, node: Node) -> int:
+    """How far windows reach behind the last column; negative for columns that none reaches."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     kernel = node.integers("kernel_shape")
     window = window_of(node, kernel)
-    spatial, extents = (x.view.height, x.view.width), (y.view.height, y.view.width)
-    reach = [(n - 1) * s + k for n, s, k in zip(extents, window.strides, kernel, strict=True)]
-    ends = [r - extent - begin for r, extent, begin in zip(reach, spatial, window.begins, strict=True)]
-    pads = (window.begins[0], window.begins[1], max(ends[0], 0), max(ends[1], 0))
-    used = [extent + min(end, 0) for extent, end in zip(spatial, ends, strict=True)]
-    source = replace(x.surface(rows=used[0]), width=used[1])
+    return (y.view.width - 1) * window.strides[1] + kernel[1] - window.begins[1] - x.view.width
+
+
+def _pooling(context: Context, node: Node, source: Surface, result: Surface, first: int) -> Pooling:
+    """PDP for rows of the result from the first on."""
+    (kernel, across), (stride, top, height) = node.integers("kernel_shape"), _vertical(context, node)
+    window = window_of(node, (kernel, across))
+    bottom = (first + result.height - 1) * stride - top + kernel - height
+    pads = max(top - first * stride, 0), window.begins[1], max(bottom, 0), max(_behind(context, node), 0)
     average = node.op == "NvAveragePool"
     reciprocals = node.integers("reciprocals") if average else (1 << RECIPROCAL_BITS,) * 2
     return Pooling(
         source,
         "AVERAGE" if average else "MAX",
-        (kernel[0], kernel[1]),
+        (kernel, across),
         hardware_window(window.strides, (1, 1), pads, node.integer("padding")),
         (reciprocals[0], reciprocals[1]),
-        y.surface(),
+        result,
     )
