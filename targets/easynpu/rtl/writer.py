@@ -24,7 +24,7 @@ class Writer(wiring.Component):
 
     `put` queues a piece. `arrive` takes the results of `count` positions. For each of the two memories `write`,
     `address`, `lanes` and `word` are a result for its queue. `empty`: nothing is under way. `lost` is set, and
-    stays so, if ever a piece found no room, or results none in front of them.
+    stays so, if ever a piece, or a second batch of results, found no room.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -62,14 +62,14 @@ class Writer(wiring.Component):
             pieces.w_en.eq(self.put),
             pieces.w_data.eq(self.piece),
             piece.eq(pieces.r_data),
-            going.eq(left != 0),
+            going.eq((left != 0) & pieces.r_rdy),
             pieces.r_en.eq(going),
-            done.eq((left == 0) | ((left == 1) & piece.last)),
+            done.eq((left == 0) | ((left == 1) & going & piece.last)),
             self.empty.eq((left == 0) & (pieces.level == 0)),
             self.lost.eq(lost),
         ]
         overrun = self.arrive & ~done & (behind != 0)
-        with m.If((self.put & ~pieces.w_rdy) | (going & ~pieces.r_rdy) | overrun):
+        with m.If((self.put & ~pieces.w_rdy) | overrun):
             m.d.sync += lost.eq(1)
         self._advance(m, going & piece.last, done)
         self._deliver(m, going, piece, self.batches[0][0])
