@@ -235,3 +235,22 @@ def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tm
     landed, convolution = found[len(others)], found[len(others) + 1]
     assert landed.surfaces.result.type == of.DRAM and landed.addresses["result"] == 0xA000_0000
     assert convolution.engine == of.CONV and convolution.addresses["source"] == 0xA000_0000
+
+
+def test_given_zero_points_are_told_to_the_user(tmp_path: Path) -> None:
+    """A quantised model: real = scale * (integer - zero point), as its own QuantizeLinear has it."""
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("Conv", "d w", "a"),
+        node("QuantizeLinear", "a t u", "p"),
+        node("DequantizeLinear", "p t u", "y"),
+    ]
+    constants = {
+        "s": np.array(0.05, np.float32), "z": np.array(-9, np.int8), "t": np.array(0.04, np.float32),
+        "u": np.array(5, np.int8), "w": weights(8, 3, 1, 1),
+    }  # fmt: skip
+    _, _, program = compiled(network(nodes, (1, 3, 8, 8), constants), tmp_path)
+    tensors = json.loads(target("nvdla-small").exported(program, "loadable")["tensors.json"])
+    assert [(each["scale"], each["zero_point"]) for each in tensors["inputs"]] == [(pytest.approx(0.05), -9)]
+    assert [(each["scale"], each["zero_point"]) for each in tensors["outputs"]] == [(pytest.approx(0.04), 5)]

@@ -33,6 +33,8 @@ class Port:
     name: str
     move: TensorMove
     scale: float | None
+    zero: int = 0
+    """The integer that stands for 0."""
     softmax: bool = False
     """Whether a softmax over its channels follows."""
 
@@ -99,31 +101,31 @@ def _host(steps: Sequence[Any]) -> list[HostStep]:
 def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
     """The network's input that becomes a loaded tensor, and the scale of its conversion."""
     makers = {name: step for step in steps for name in step.outputs}
-    name, scale = move.tensor, None
+    name, scale, zero = move.tensor, None, 0
     while name in makers:
         step = makers[name]
         if step.op == "QuantizeLinear":
-            scale = float(step.attrs["scale"])
+            scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
         if not step.inputs:
             raise _refused(f"the constant {name} as an input", [step])
         name = step.inputs[0]
-    return Port(name, move, scale)
+    return Port(name, move, scale, zero)
 
 
 def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
     """The network's output that a stored tensor becomes, its scale, and whether it goes through softmax."""
-    name, scale, softmax = move.tensor, None, False
+    name, scale, zero, softmax = move.tensor, None, 0, False
     while readers := [step for step in steps if name in step.inputs]:
         step = readers[0]
         if len(readers) > 1 or softmax:
             raise _refused(f"more than softmax behind '{move.tensor}'", readers)
         if step.op == "DequantizeLinear":
-            scale = float(step.attrs["scale"])
+            scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
         softmax = softmax or step.op == "Softmax"
         if step.op == "Softmax" and not _over_channels(step, move):
             raise _refused("a softmax that is not over the channels of one pixel", [step])
         name = step.outputs[0]
-    return Port(name, move, scale, softmax)
+    return Port(name, move, scale, zero, softmax)
 
 
 def _over_channels(step: HostStep, move: TensorMove) -> bool:
@@ -158,7 +160,7 @@ def _refused(what: str, steps: Sequence[HostStep]) -> ArtefactError:
 
 
 def scales(ports: Ports) -> Mapping[str, list[dict[str, Any]]]:
-    """What the user needs to convert: name, shape, scale (real = scale * integer), precision."""
+    """What the user needs to convert (real = scale * (integer - zero_point)), by name."""
     return {
         role: [
             {
@@ -167,6 +169,7 @@ def scales(ports: Ports) -> Mapping[str, list[dict[str, Any]]]:
                 "shape": list(port.move.shape),
                 "precision": port.move.place.precision,
                 "scale": SOFTMAX_SCALE if port.softmax else port.scale,
+                "zero_point": 0 if port.softmax else port.zero,
             }
             for number, port in enumerate(found)
         ]
