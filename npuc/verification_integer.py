@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ class IntegerCheck:
         self.said, self.tally = Outputs(self.outputs), _Tally()
         self.run, self.dtype = target.runner(program, chip_model), program.precision
         self.chip_model = chip_model
+        self.listing = partial(target.listing, program)
         fp32 = read_model(model)
         floats = [entry["float"] for entry in self.tensors.values()]
         self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
@@ -122,13 +124,31 @@ class IntegerCheck:
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
         layers = self.described["layers"]
-        bit_exact = not self.tally.strayed and all(_agrees(layer, layers, self.tally) for layer in layers)
+        bit_exact = not self.tally.strayed and all(self._agrees(layer) for layer in layers)
         said = self.said.report(tolerance, sound=bit_exact)
         rows = [_layer_report(layer, self.tally, self.described) for layer in layers]
         counted = (
             {"chip_model": self.chip_model, "cycles": self.run.cycles} if isinstance(self.run, Counting) else {}
         )
         return {**said, "bit_exact": bit_exact, "layers": rows, **counted}
+
+    def _agrees(self, layer: Mapping[str, Any]) -> bool:
+        """Whether every element agrees.
+
+        A movement that no word computes shows in the layers that read it; so does what an instruction computes on
+        the way to another layer's result.
+        """
+        differing = self.tally.differing.get(layer["tensor"])
+        if differing is not None or layer["op"] in MOVEMENT:
+            return not differing
+        readers = [each["tensor"] for each in self.described["layers"] if layer["tensor"] in each["inputs"]]
+        computed = (self.computed.get(name, frozenset()) >= {*layer["nodes"]} for name in readers)
+        return bool(readers) and all(computed) and all(self.tally.differing.get(name) == 0 for name in readers)
+
+    @cached_property
+    def computed(self) -> Mapping[str, frozenset[str]]:
+        """The ONNX nodes of the instruction that ends each tensor."""
+        return {row["tensor"]: frozenset(row["nodes"]) for row in self.listing() if row["tensor"] is not None}
 
     def _compare_outputs(
         self, exact: Mapping[str, Array], integer: Mapping[str, Array], found: Mapping[str, Array]
@@ -210,18 +230,6 @@ def _cut(model: Any, tensors: Mapping[str, Any], dtype: str) -> Any:
                 found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
     model.graph.input.extend(found.values())
     return model
-
-
-def _agrees(layer: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], tally: _Tally) -> bool:
-    """Whether every element agrees.
-
-    A movement that no word computes shows in the layers that read it; so does what one unit hands to the next.
-    """
-    differing = tally.differing.get(layer["tensor"])
-    if differing is not None or layer["op"] in MOVEMENT:
-        return not differing
-    readers = [each["tensor"] for each in layers if layer["tensor"] in each["inputs"]]
-    return bool(readers) and all(tally.differing.get(name) == 0 for name in readers)
 
 
 def _layer_report(layer: Mapping[str, Any], tally: _Tally, described: Mapping[str, Any]) -> dict[str, Any]:

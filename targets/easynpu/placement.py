@@ -197,11 +197,19 @@ def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str
 def explicit(run: Run, machine: Machine) -> Placement:
     """Every buffer at an address of its own, in the skip DTCM where an addition reads it and there is room.
 
-    Raises DoesNotFit (E302) where the buffers alive together exceed both memories.
+    A copy of a result goes there too, and the result itself does not: a DTCM takes one word a cycle.
+    Raises DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy one.
     """
     buffers = _lifetimes(run)
+    copied = [(job, job.kept.buffer) for job in run.jobs if job.kept is not None]
     operands = {job.operand.buffer for job in run.jobs if job.operand is not None}
-    skip, fmap = assign(buffers, operands, machine)
+    operands -= {job.result.buffer for job, _ in copied}
+    skip, fmap = assign(buffers, operands | {copy for _, copy in copied}, machine)
+    in_fmap = {buffer.name for buffer in fmap}
+    for job, copy in copied:
+        if (copy in in_fmap) == (job.result.buffer in in_fmap):
+            together = run.words(copy) + run.words(job.result.buffer)
+            raise _not_apart(job, together)
     addresses, in_skip = allocate(fmap), allocate(skip)
     needed = peak(fmap, addresses)
     if needed > machine.fmap_words:
@@ -212,6 +220,19 @@ def explicit(run: Run, machine: Machine) -> Placement:
         "skip": Usage(peak(skip, in_skip), lower_bound(skip)),
     }
     return _explicit_places(run, addresses, in_skip, usage)
+
+
+def _not_apart(job: Job, words: int) -> DoesNotFit:
+    node = job.stages[-1].node
+    return DoesNotFit(
+        "E302",
+        "a result and the copy of it that is kept would lie in one DTCM, which takes a word a cycle",
+        node=node.name,
+        op=node.op.removeprefix("Int"),
+        tensor=job.result.buffer,
+        limit=f"{words} words in two DTCMs",
+        remedy="a machine with larger DTCMs (--machine FILE)",
+    )
 
 
 def assign(buffers: Sequence[Buffer], operands: set[str], machine: Machine) -> tuple[list[Buffer], list[Buffer]]:
