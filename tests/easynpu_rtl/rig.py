@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from npuc.targets.easynpu.artefact import Segment
 from npuc.targets.easynpu.machine import Machine
 from npuc.targets.easynpu.rtl import build
 from npuc.targets.easynpu.rtl.simulation import Simulation
-from npuc.targets.easynpu.stepping import Stepper
+from tests.easynpu_stepping.test_programs import Memories, Stepping
 
 
 def needed(machine: Machine) -> None:
@@ -25,30 +24,12 @@ def needed(machine: Machine) -> None:
         pytest.skip(error.problems[0].reason)
 
 
-@dataclass
-class Memories:
-    """The memories of several machines, as the fast simulator holds them."""
-
-    fmap: Array
-    skip: Array
-    weight: Array
-
-
-class Rtl:
+class Rtl(Stepping):
     """The fast simulator's interface: sample after sample, every one in the cycles of the stepping simulator."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
-        self.machine = machine
+        super().__init__(machine, files)
         self.simulation = Simulation(machine, files, noise=None)
-        self.stepper = Stepper(machine, files)
-
-    def state(self, samples: int) -> Memories:
-        sizes = (
-            (samples, self.machine.fmap_words),
-            (samples, self.machine.skip_words),
-            (self.machine.weight_words,),
-        )
-        return Memories(*(np.zeros((*size, 16), np.int8) for size in sizes))
 
     def run(
         self,
