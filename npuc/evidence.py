@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npuc.ir import Graph
+from npuc.ir import Graph, Node
 from npuc.program import canonical_json
 from npuc.quantize.draft import Quantised
 
@@ -28,17 +28,7 @@ def evidence(quantised: Quantised) -> dict[str, bytes]:
             }
             for name in tensors
         },
-        "layers": [
-            {
-                "name": node.name,
-                "op": node.op,
-                "inputs": list(node.inputs),
-                "tensor": node.output,
-                "nodes": list(node.sources),
-            }
-            for node in layers
-            if node.op != "QuantizeLinear"
-        ],
+        "layers": [_layer(node) for node in layers if node.op != "QuantizeLinear"],
     }
     return {"reference.onnx": model, "graph.json": canonical_json(described)}
 
@@ -49,16 +39,7 @@ def float_evidence(graph: Graph, lowered: Graph) -> dict[str, bytes]:
 
     described = {
         "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
-        "layers": [
-            {
-                "name": node.name,
-                "op": node.op,
-                "inputs": list(node.inputs),
-                "tensor": node.output,
-                "nodes": list(node.sources),
-            }
-            for node in lowered.nodes
-        ],
+        "layers": [_layer(node) for node in lowered.nodes],
     }
     return {"reference.onnx": to_onnx(graph).SerializeToString(), "graph.json": canonical_json(described)}
 
@@ -71,3 +52,14 @@ def signature(graph: Graph) -> dict[str, Any]:
         return [{"name": name, "shape": list(each.shape), "dtype": each.dtype} for name, each in types]
 
     return {"inputs": ports(graph.inputs), "outputs": ports(graph.outputs)}
+
+
+def _layer(node: Node) -> dict[str, Any]:
+    """A layer in graph.json."""
+    return {
+        "name": node.name,
+        "op": node.op,
+        "inputs": list(node.inputs),
+        "tensor": node.output,
+        "nodes": list(node.sources),
+    }

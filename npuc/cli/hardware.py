@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from npuc.cli.options import PATH, Choice, json_option, machine_option, modified_option
 from npuc.cli.output import announce_synthetic, load_program, print_json
+
+if TYPE_CHECKING:
+    from npuc.data import Samples
+    from npuc.program import Program
 
 
 @click.command()
@@ -43,23 +49,16 @@ def rtl(
     from npuc.target import Describing, target
 
     if artefact is None:
-        program, samples = None, None
         if data:
             raise click.UsageError("--data needs ARTEFACT")
-        described = target("easynpu")
+        program, described = None, target("easynpu")
     else:
-        from npuc import data as samples_of
-        from npuc.driver import program_inputs
-
         if machine is not None:
             raise click.UsageError("ARTEFACT brings its machine: leave out --machine")
         program, described = load_program(artefact, allow_modified)
-        if not data:
-            announce_synthetic("run", "--data DATA.npz")
-        inputs = program_inputs(program)
-        samples = samples_of.load(data, inputs) if data else samples_of.synthetic(inputs, 1)
     if not isinstance(described, Describing):
         raise click.UsageError(f"{described.name} has no hardware description")
+    samples = None if program is None else _samples(program, data)
     files = described.hardware(machine, program, samples, resources)
     programs.save_files(files, output)
     if as_json:
@@ -67,3 +66,15 @@ def rtl(
         return
     for name in sorted(files):
         click.echo(f"{output / name}  {len(files[name]):,} bytes")
+
+
+def _samples(program: Program, data: Sequence[Path]) -> Samples:
+    """The user's, or a synthetic one."""
+    from npuc import data as samples_of
+    from npuc.driver import program_inputs
+
+    inputs = program_inputs(program)
+    if data:
+        return samples_of.load(data, inputs)
+    announce_synthetic("run", "--data DATA.npz")
+    return samples_of.synthetic(inputs, 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.ops import build as build_graph
+from npuc.quantize.renaming import renamed
 from npuc.quantize.scales import components
 
 HOMOGENEOUS = (
@@ -164,16 +164,7 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
         for node in group.readers:
             _rescale(nodes, constants, node, chosen, axis=1)
     names = {name: f"{name}{SUFFIX}" for name in factors}
-    renamed = [
-        replace(
-            node,
-            inputs=tuple(names.get(name, name) for name in node.inputs),
-            outputs=tuple(names.get(name, name) for name in node.outputs),
-        )
-        for node in nodes.values()
-    ]
-    types = {name: graph.tensors[name] for name in graph.inputs}
-    built = build_graph(graph.name, renamed, types, graph.outputs, constants)
+    built = renamed(graph, nodes.values(), names, constants)
     return Equalised(built, {names[name]: each for name, each in factors.items()})
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.ops import build as build_graph
+from npuc.quantize.renaming import renamed
 
 SUFFIX = "/split"
 """A tensor with more channels is no longer that of the ONNX model, whose name it therefore leaves."""
@@ -44,16 +44,7 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
                 nodes[id(reader)] = _read(constants, nodes[id(reader)], outliers)
     if not names:
         return graph
-    renamed = [
-        replace(
-            node,
-            inputs=tuple(names.get(name, name) for name in node.inputs),
-            outputs=tuple(names.get(name, name) for name in node.outputs),
-        )
-        for node in nodes.values()
-    ]
-    types = {name: graph.tensors[name] for name in graph.inputs}
-    return build_graph(graph.name, renamed, types, graph.outputs, constants)
+    return renamed(graph, nodes.values(), names, constants)
 
 
 def _splits(graph: Graph, node: Node) -> bool:
