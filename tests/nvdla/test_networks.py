@@ -171,18 +171,25 @@ def test_a_convolution_leaves_the_lanes_out_that_the_map_it_adds_has_not(
     expect_exact(verified(network(nodes, (1, 6, 5, 7), constants), tmp_path, name))
 
 
+GAPPED = [
+    node("Conv", "x u", "a"),
+    node("Conv", "x v", "b"),
+    node("Concat", "a b", "c", axis=1),
+]
+"""A map whose channels lie with gaps: 5, then 12, each from the start of an atom."""
+GAPPED_WEIGHTS = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1)}
+
+
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("op", ["Mul", "Add", "Max"])
 def test_maps_whose_lanes_differ_are_put_in_order_first(op: str, name: str, tmp_path: Path) -> None:
     nodes = [
-        node("Conv", "x u", "a"),
-        node("Conv", "x v", "b"),
-        node("Concat", "a b", "c", axis=1),
+        *GAPPED,
         node("Conv", "x w", "d"),
         node("Relu", "d", "e"),
         node(op, "c e", "y"),
     ]
-    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 6, 1, 1)}
+    constants = {**GAPPED_WEIGHTS, "w": weights(17, 6, 1, 1)}
     report = verified(network(nodes, (1, 6, 5, 7), constants), tmp_path, name)
     expect_exact(report)
     assert not report["compiled"]["host_steps"]
@@ -190,40 +197,34 @@ def test_maps_whose_lanes_differ_are_put_in_order_first(op: str, name: str, tmp_
 
 def test_factors_of_channels_that_lie_in_surfaces_of_their_own_are_put_in_order_first(tmp_path: Path) -> None:
     nodes = [
-        node("Conv", "x u", "a"),
-        node("Conv", "x v", "b"),
-        node("Concat", "a b", "c", axis=1),
+        *GAPPED,
         node("GlobalMaxPool", "c", "g"),
         node("Conv", "x w", "d"),
         node("Relu", "d", "e"),
         node("Mul", "e g", "y"),
     ]
-    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 6, 1, 1)}
+    constants = {**GAPPED_WEIGHTS, "w": weights(17, 6, 1, 1)}
     expect_exact(verified(network(nodes, (1, 6, 5, 7), constants), tmp_path))
 
 
 def test_maps_below_one_another_have_their_channels_in_the_same_places(tmp_path: Path) -> None:
     nodes = [
-        node("Conv", "x u", "a"),
-        node("Conv", "x v", "b"),
-        node("Concat", "a b", "c", axis=1),
+        *GAPPED,
         node("Conv", "x w", "d"),
         node("Concat", "d c", "t", axis=2),
         node("Conv", "t z", "y"),
     ]
-    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 6, 1, 1)}
+    constants = {**GAPPED_WEIGHTS, "w": weights(17, 6, 1, 1)}
     constants["z"] = weights(4, 17, 1, 1)
     expect_exact(verified(network(nodes, (1, 6, 5, 7), constants), tmp_path))
 
 
 def test_normalisation_of_a_concatenation_has_the_right_neighbours(tmp_path: Path) -> None:
     nodes = [
-        node("Conv", "x u", "a"),
-        node("Conv", "x v", "b"),
-        node("Concat", "a b", "c", axis=1),
+        *GAPPED,
         node("LRN", "c", "y", size=5, alpha=1.0),
     ]
-    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1)}
+    constants = GAPPED_WEIGHTS
     report = verified(network(nodes, (1, 6, 5, 7), constants), tmp_path)
     expect_exact(report)
     assert not report["compiled"]["host_steps"]
@@ -231,14 +232,12 @@ def test_normalisation_of_a_concatenation_has_the_right_neighbours(tmp_path: Pat
 
 def test_fp16_maps_whose_lanes_differ_are_put_in_order_first(tmp_path: Path) -> None:
     nodes = [
-        node("Conv", "x u", "a"),
-        node("Conv", "x v", "b"),
-        node("Concat", "a b", "c", axis=1),
+        *GAPPED,
         node("Conv", "x w", "d"),
         node("Relu", "d", "e"),
         node("Mul", "c e", "y"),
     ]
-    constants = {"u": weights(5, 6, 1, 1), "v": weights(12, 6, 1, 1), "w": weights(17, 6, 1, 1)}
+    constants = {**GAPPED_WEIGHTS, "w": weights(17, 6, 1, 1)}
     report = verified(network(nodes, (1, 6, 5, 7), constants), tmp_path, "nvdla-full", precision="fp16")
     assert report["outputs"][0]["cosine"] > 0.9999 and not report["compiled"]["host_steps"]
 
