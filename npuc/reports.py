@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.text import as_json, costs, count, csv_table, short, table
+from npuc.text import costs, count, short, table
 
 if TYPE_CHECKING:
     from npuc.metrics import Tolerance
@@ -225,37 +225,6 @@ def _decibels(sqnr: float | None) -> str:
     return "exact" if sqnr is None else f"{sqnr:.1f} dB"
 
 
-def listing(entries: Sequence[Report], form: str) -> str:
-    """A disassembly: text with source nodes as comments, JSON, or CSV."""
-    if form == "json":
-        return as_json({"status": "ok", "instructions": list(entries)})
-    if form == "csv":
-        rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
-        return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
-    return "\n".join(_commented(entry) for entry in entries)
-
-
-def _commented(entry: Report) -> str:
-    notes = [", ".join(entry["nodes"])] if entry["nodes"] else []
-    notes += [f"-> {entry['tensor']}"] if entry["tensor"] else []
-    comment = f" ; {' '.join(notes)}" if notes else ""
-    return f"{entry['text']}{comment}"
-
-
-def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
-    """The fields of every instruction word."""
-    header = ("bits", "field", "width", "stored", "meaning")
-    if form == "json":
-        return as_json({"status": "ok", "words": words})
-    if form == "csv":
-        rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
-        return csv_table(("word", *header), rows)
-    return "\n\n".join(
-        f"{name}\n{table(header, [[field[key] for key in header] for field in fields])}"
-        for name, fields in words.items()
-    )
-
-
 def difference(report: Report, first: Path, second: Path) -> str:
     """What `npuc diff` found."""
     if report["same"] and "accuracy" not in report:
@@ -349,15 +318,3 @@ def _value(value: object) -> str:
             return f"{value:.6g}"
         case _:
             return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def targets(found: Sequence[Report]) -> str:
-    """The targets with their machines and number formats."""
-    lists = ("machines", "precisions")
-    rows = [(each["name"], each["summary"], *(", ".join(each[key]) for key in lists)) for each in found]
-    return table(("target", "summary", *lists), rows)
-
-
-def operators(found: Sequence[Report]) -> str:
-    """The supported-operators table."""
-    return table(("operator", "runs as", "constraints"), [list(each.values()) for each in found])

@@ -46,7 +46,7 @@ def dump(
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
-    from npuc import reports
+    from npuc import listings
     from npuc.target import file_listing
     from npuc.target import target as find
 
@@ -58,7 +58,7 @@ def dump(
         words = find(target).layout()
         if not words:
             raise click.UsageError(f"{target} has no instruction words")
-        click.echo(reports.layout(words, form))
+        click.echo(listings.layout(words, form))
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
@@ -70,7 +70,7 @@ def dump(
     else:
         program, machine_kind = load_program(path, allow_modified)
         listing = machine_kind.listing(program)
-    click.echo(reports.listing(listing, form))
+    click.echo(listings.listing(listing, form))
 
 
 def _image(program: Program, target: Target, asked: str, form: str) -> str:

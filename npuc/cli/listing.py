@@ -18,7 +18,7 @@ def targets(as_json: bool) -> None:
       npuc targets
       npuc targets --json
     """
-    from npuc import reports
+    from npuc import listings
     from npuc.target import names
     from npuc.target import target as find
 
@@ -35,7 +35,7 @@ def targets(as_json: bool) -> None:
     if as_json:
         print_json({"status": "ok", "targets": found})
     else:
-        click.echo(reports.targets(found))
+        click.echo(listings.targets(found))
 
 
 @click.command()
@@ -49,11 +49,11 @@ def operators(target: str, as_json: bool) -> None:
       npuc operators --target easynpu
       npuc operators --target bm1684 --json
     """
-    from npuc import reports
+    from npuc import listings
     from npuc.target import target as find
 
     found = find(target).operators()
     if as_json:
         print_json({"status": "ok", "target": target, "operators": found})
     else:
-        click.echo(reports.operators(found))
+        click.echo(listings.operators(found))

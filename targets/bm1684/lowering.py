@@ -20,11 +20,9 @@ from npuc.targets.bm1684.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.lowered import Lowered
 from npuc.targets.bm1684.machine import Machine
 from npuc.targets.bm1684.tensors import ELEMENT, Tensor, View, local_shape
+from npuc.targets.bm1684.weights import ALIGNMENT, Weights
 
 WEIGHTS, SCRATCH = "weights", "scratch"
-ALIGNMENT = 128
-"""Bytes: tensors in local memory, and regions of system memory."""
-
 
 Rule = Callable[["Lowering", Node], None]
 
@@ -38,9 +36,7 @@ class Lowering:
         self.loads: dict[str, tuple[Load, ...]] = {}
         self.buffers: dict[str, int] = {}
         self.scratch = 0
-        self._zeros: dict[int, int] = {}
-        self._images: dict[bytes, int] = {}
-        self._weight_bytes = 0
+        self.weights = Weights()
         self._local: dict[str, Tensor] = {}
         self._views: dict[str, View] = {}
         self._residents: dict[str, set[str]] = {}
@@ -80,20 +76,11 @@ class Lowering:
 
     # constants
 
-    def image(self, values: Array) -> int:
-        """Offset in bytes of fp32 values in the weights' region; equal values lie there once."""
-        data = np.ascontiguousarray(values, np.float32).tobytes()
-        data += bytes(-len(data) % ALIGNMENT)
-        if data not in self._images:
-            self._images[data] = self._weight_bytes
-            self._weight_bytes += len(data)
-        return self._images[data]
-
     def rows(self, stem: str, values: Array, npu: int = 0) -> Local:
         """A buffer that holds row i of `values` (rows, columns) in NPU npu + i, loaded in time."""
         count, columns = values.shape
         assert npu + count <= self.machine.npus
-        at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.image(values)
+        at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.weights.image(values)
 
         def call(first: int, last: int) -> tuple[Call, ...]:
             strides = Dim4(columns * count, columns, columns, 1)
@@ -108,14 +95,8 @@ class Lowering:
         """A constant (N, C, H, W) in local memory, loaded in time."""
         shape = Dim4(*values.shape)
         tensor = self.new(stem, shape, npu)
-        self.fill(tensor, View.continuous(WEIGHTS, self.image(values) // ELEMENT, shape))
+        self.fill(tensor, View.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
         return tensor
-
-    def zeros(self, count: int) -> int:
-        """Offset in bytes of at least so many zeros in the weights' region."""
-        if count not in self._zeros:
-            self._zeros[count] = self.image(np.zeros(count, np.float32))
-        return self._zeros[count]
 
     def fill(self, tensor: Tensor, view: View) -> None:
         """Has a tensor loaded, in time, from a view of weights or of an input, which are there from the start."""
@@ -159,7 +140,7 @@ class Lowering:
             return self.constant(name, flat.reshape(shape))
         extents = self.graph.shape(name)
         if len(extents) < 3 and width is None:
-            width = matrix_width(prod(extents[-1:]), self.machine)
+            width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule has an opinion
         shape = local_shape(extents, width or 1)
         if len(extents) < 3 and shape.c * shape.w != prod(extents[-1:]):
             return self._fetched_matrix(name, shape)
@@ -198,7 +179,7 @@ class Lowering:
         if name not in self._views:
             value = self.graph.constant(name)
             if value is not None:
-                view = View.continuous(WEIGHTS, self.image(value) // ELEMENT, value.shape)
+                view = View.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
             else:
                 view = self.destination(name)
                 self.store(view, self._local[name])
@@ -343,7 +324,7 @@ class Lowering:
             if view is None or view.region != region:
                 self._deliver(name, view)
         return Lowered(
-            tuple(self.steps), self.loads, self.buffers, b"".join(self._images), self.scratch,
+            tuple(self.steps), self.loads, self.buffers, self.weights.content, self.scratch,
             self.regions, self.outputs, self._local,
         )  # fmt: skip
 
@@ -368,8 +349,3 @@ def _last_readers(graph: Graph) -> dict[str, float]:
     for position, node in enumerate(graph.nodes):
         last |= {name: position for name in node.inputs if name}
     return last | dict.fromkeys(graph.outputs, inf)
-
-
-def matrix_width(columns: int, machine: Machine) -> int:
-    """W of a matrix that no rule has an opinion on."""
-    return ceil_div(columns, machine.npus)

@@ -11,31 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
 
 from npuc.ir import Graph, Node, TensorType
-from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684 import timing
 from npuc.targets.bm1684.elementwise import BINARY
 from npuc.targets.bm1684.functions import RECIPES
 from npuc.targets.bm1684.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.slices import (
+    IMAGES,
+    ROWS,
+    WINDOWS,
+    Rows,
+    divided,
+    needed,
+    operands,
+    shape_of,
+    sliced,
+    window_at,
+)
 
 ELEMENT = 4
-IMAGES, ROWS = 0, 2
-"""The axes of slices."""
 SHARE = 5 / 8
 """Of local memory, for maps: the rest is for weights that are being loaded."""
 LONGEST = 24
 """Layers of a group."""
-POOLS = ("MaxPool", "AveragePool")
-WINDOWS = ("Conv", *POOLS)
 ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
 """Operators whose row of a result depends on the same row of their operands."""
-
-Rows = tuple[int, int]
-"""From a row (or image) to behind another one."""
 
 
 def fit(graph: Graph, machine: Machine) -> Graph:
@@ -45,14 +48,15 @@ def fit(graph: Graph, machine: Machine) -> Graph:
         if group.slices == 1:
             nodes += graph.nodes[group.first : group.behind]
             continue
-        for node, types in _sliced(graph, group):
+        run = graph.nodes[group.first : group.behind]
+        for node, types in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices):
             nodes.append(node)
             tensors |= types
     if len(nodes) == len(graph.nodes):
         return graph
-    sliced = replace(graph, nodes=tuple(nodes), tensors=tensors)
+    rewritten = replace(graph, nodes=tuple(nodes), tensors=tensors)
     by_images = any(group.axis == IMAGES for group in groups)
-    return fit(sliced, machine) if by_images else sliced
+    return fit(rewritten, machine) if by_images else rewritten
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group
 def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
     """The axes along which nodes can be sliced: a batch if none of their tensors is the same for all images."""
     images = graph.shape(result)[0]
-    names = {name for node in nodes for name in _operands(graph, node)}
+    names = {name for node in nodes for name in operands(graph, node)}
     constants = {name for node in nodes if node.op in BINARY for name in node.inputs if name in graph.constants}
     alike = images > 1 and all(graph.shape(name)[0] == images for name in names)
     alike = alike and all(len(graph.shape(name)) < 4 or graph.shape(name)[0] == 1 for name in constants)
@@ -128,8 +132,8 @@ def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
 
 def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int, slices: int) -> float:
     """Cycles of a group: what the busier engine takes, and what the other one takes for a slice."""
-    bounds = _divided(graph.shape(result)[axis], slices)
-    parts = [_needed(graph, nodes, result, rows, axis) for rows in bounds]
+    bounds = divided(graph.shape(result)[axis], slices)
+    parts = [needed(graph, nodes, result, rows, axis) for rows in bounds]
     computed = sum(_price(graph, nodes, part, machine, axis) for part in parts)
     moved = sum(_moved(graph, nodes, part, result, machine, axis) for part in parts)
     return max(computed, moved) + min(computed, moved) / slices
@@ -140,8 +144,8 @@ def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine
     height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
 
     def fits(slices: int) -> bool:
-        rows = _divided(height, slices)[slices // 2]
-        return _peak(graph, nodes, _needed(graph, nodes, result, rows, axis), machine, axis) <= room
+        rows = divided(height, slices)[slices // 2]
+        return _peak(graph, nodes, needed(graph, nodes, result, rows, axis), machine, axis) <= room
 
     low, high = 1, height
     if not fits(high):
@@ -152,12 +156,6 @@ def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine
     return low
 
 
-def _divided(height: int, slices: int) -> list[Rows]:
-    """Rows of each slice; none is empty."""
-    bounds = [height * at // slices for at in range(slices + 1)]
-    return list(pairwise(bounds))
-
-
 # what can be sliced
 
 
@@ -166,7 +164,7 @@ def _sliceable(graph: Graph, node: Node) -> bool:
     if len(node.outputs) != 1 or len(graph.shape(node.output)) != 4:
         return False
     if node.op in WINDOWS:
-        ragged = node.op == "AveragePool" and _window(graph, node).ceil_mode
+        ragged = node.op == "AveragePool" and window_at(graph, node).ceil_mode
         return len(graph.shape(node.inputs[0])) == 4 and not ragged
     if node.op == "Concat":
         return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
@@ -198,46 +196,12 @@ def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
     ]
 
 
-# rows that depend on each other
-
-
-def _window(graph: Graph, node: Node) -> Window:
-    kernel = graph.shape(node.inputs[1])[2:] if node.op == "Conv" else node.integers("kernel_shape")
-    return window_of(node, kernel)
-
-
-def _operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
-    """The rows (or images) of the operands that those of the result depend on."""
-    if node.op not in WINDOWS or axis == IMAGES:
-        return rows
-    window, height = _window(graph, node), graph.shape(node.inputs[0])[2]
-    first = rows[0] * window.strides[0] - window.begins[0]
-    behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
-    return max(first, 0), min(max(behind, 1), height)
-
-
-def _needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
-    """For rows of a group's result, the rows of each tensor of the group and of its inputs."""
-    found: dict[str, Rows] = {result: rows}
-    for node in reversed(nodes):
-        operand = _operand_rows(graph, node, found[node.output], axis)
-        for name in _operands(graph, node):
-            first, behind = found.get(name, operand)
-            found[name] = (min(first, operand[0]), max(behind, operand[1]))
-    return found
-
-
-def _operands(graph: Graph, node: Node) -> list[str]:
-    names = node.inputs[:1] if node.op in WINDOWS else node.inputs
-    return [name for name in dict.fromkeys(names) if name and name not in graph.constants]
+# sizes and prices
 
 
 def _whole(graph: Graph, nodes: tuple[Node, ...]) -> dict[str, Rows]:
-    names = (name for node in nodes for name in (*_operands(graph, node), node.output))
+    names = (name for node in nodes for name in (*operands(graph, node), node.output))
     return {name: (0, graph.shape(name)[2]) for name in names}
-
-
-# sizes and prices
 
 
 def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
@@ -245,22 +209,13 @@ def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
     return ELEMENT * extents.n * okk_128_byte_aligned_stride_for_32bit(0, extents, machine).n
 
 
-def _part(graph: Graph, name: str, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
-    """The shape of a slice of a tensor."""
-    return _resized(graph.shape(name), part[name], axis)
-
-
-def _resized(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], rows[1] - rows[0], *shape[axis + 1 :])
-
-
 def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> int:
     """Most bytes of an NPU that a slice's tensors take at a time."""
-    last = {name: at for at, node in enumerate(nodes) for name in (*_operands(graph, node), node.output)}
+    last = {name: at for at, node in enumerate(nodes) for name in (*operands(graph, node), node.output)}
     live, peak = dict[str, int](), 0
     for at, node in enumerate(nodes):
-        for name in (*_operands(graph, node), node.output):
-            live[name] = _bytes(_part(graph, name, part, axis), machine)
+        for name in (*operands(graph, node), node.output):
+            live[name] = _bytes(shape_of(graph, name, part, axis), machine)
         peak = max(peak, sum(live.values()))
         live = {name: size for name, size in live.items() if last[name] > at}
     return peak
@@ -268,14 +223,16 @@ def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machi
 
 def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
     """Cycles of the BDC for a slice."""
-    return sum(_node_price(graph, node, Dim4(*_part(graph, node.output, part, axis)), machine) for node in nodes)
+    return sum(
+        _node_price(graph, node, Dim4(*shape_of(graph, node.output, part, axis)), machine) for node in nodes
+    )
 
 
 def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
     groups = timing.groups(out, 0, machine)
     if node.op not in WINDOWS:
         return 2 * groups
-    window = _window(graph, node)
+    window = window_at(graph, node)
     (kernel_h, kernel_w), stride_w = window.kernel, window.strides[1]
     if node.op == "Conv" and node.integer("group", 1) == 1:
         channels = graph.shape(node.inputs[0])[1]
@@ -289,82 +246,9 @@ def _moved(
     """Cycles of the GDMA for a slice: its inputs and weights, its result."""
     inside = {node.output for node in nodes}
     names = [
-        *dict.fromkeys(name for node in nodes for name in _operands(graph, node) if name not in inside),
+        *dict.fromkeys(name for node in nodes for name in operands(graph, node) if name not in inside),
         result,
     ]
-    elements = sum(TensorType(_part(graph, name, part, axis)).size for name in names)
+    elements = sum(TensorType(shape_of(graph, name, part, axis)).size for name in names)
     elements += sum(graph.tensors[name].size for node in nodes for name in node.inputs if name in graph.constants)
     return timing.READ_START * len(names) + ELEMENT * elements / machine.dram_bytes_per_cycle
-
-
-# the rewriting
-
-
-def _sliced(graph: Graph, group: _Group) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """The nodes of every slice with the types of what they write, and the Concat that joins the results."""
-    nodes = graph.nodes[group.first : group.behind]
-    result = _results(graph, nodes)[0]
-    names = list[str]()
-    for rows in _divided(graph.shape(result)[group.axis], group.slices):
-        part = _needed(graph, nodes, result, rows, group.axis)
-        names.append(_name(result, rows, group.axis))
-        yield from _slice_of(graph, nodes, part, names[-1], group.axis)
-    last = graph.producers[result]
-    join = Node("Concat", tuple(names), (result,), {"axis": group.axis}, f"{last.name}/rows", last.sources)
-    yield join, {}
-
-
-def _name(tensor: str, rows: Rows, axis: int) -> str:
-    return f"{tensor}@{'rows' if axis == ROWS else 'images'}{rows[0]}:{rows[1]}"
-
-
-def _slice_of(
-    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, axis: int
-) -> Iterator[tuple[Node, dict[str, TensorType]]]:
-    """One slice: what it computes, and before each node the rows of operands that it cuts out."""
-    inside, cut = {node.output for node in nodes}, set[str]()
-    for node in nodes:
-        rows = _operand_rows(graph, node, part[node.output], axis)
-        renamed = dict[str, str]()
-        for name in _operands(graph, node):
-            own = f"{result}/{name}" if name in inside else name
-            start = part[name][0] if name in inside else 0
-            height = part[name][1] - part[name][0] if name in inside else graph.shape(name)[axis]
-            renamed[name] = (
-                own if (rows[0] - start, rows[1] - start) == (0, height) else _name(f"{result}/{name}", rows, axis)
-            )
-            if renamed[name] != own and renamed[name] not in cut:
-                cut.add(renamed[name])
-                yield _cut(graph, name, own, renamed[name], (rows[0] - start, rows[1] - start), axis)
-        output = result if node is nodes[-1] else f"{result}/{node.output}"
-        inputs = tuple(renamed.get(name, name) for name in node.inputs)
-        made = replace(node, inputs=inputs, outputs=(output,), name=output)
-        made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
-        yield made, {output: TensorType(_part(graph, node.output, part, axis))}
-
-
-def _cut(
-    graph: Graph, name: str, source: str, output: str, rows: Rows, axis: int
-) -> tuple[Node, dict[str, TensorType]]:
-    attrs = {"axes": (axis,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
-    made = Node("Slice", (source,), (output,), attrs, output)
-    return made, {output: TensorType(_resized(graph.shape(name), rows, axis))}
-
-
-def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
-    """A window over a slice has padding only where the whole map has it."""
-    if node.op not in WINDOWS:
-        return made
-    window, height = _window(graph, node), graph.shape(node.inputs[0])[2]
-    first = rows[0] * window.strides[0] - window.begins[0]
-    behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
-    pads = (max(-first, 0), window.begins[1], max(behind - height, 0), _right(graph, node, window))
-    return made.with_attrs(pads=pads, **({"ceil_mode": 0} if node.op in POOLS else {}))
-
-
-def _right(graph: Graph, node: Node, window: Window) -> int:
-    """Columns of padding to the right that the windows of the result reach."""
-    width, out = graph.shape(node.inputs[0])[3], graph.shape(node.output)[3]
-    if not window.ceil_mode:
-        return window.ends[1]
-    return max((out - 1) * window.strides[1] + window.reach[1] - window.begins[1] - width, 0)

@@ -95,7 +95,7 @@ def _strip(lo: Lowering, view: View, image: Dim4, window: Window, first: int, co
     if have < image.c:
         zeros = View(
             WEIGHTS,
-            lo.zeros(image.w) // ELEMENT,
+            lo.weights.zeros(image.w) // ELEMENT,
             (((1, 0),), ((image.c - have, 0),), ((x.shape.h, 0),), ((image.w, 1),)),
         )
         lo.fill(x.channels(have, image.c, lo.machine), zeros)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from npuc.ir import Graph, Node
-from npuc.targets.easynpu.grids import whole_peak
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.ranges import whole_peak
 from npuc.targets.easynpu.regions import outputs_of
 
 

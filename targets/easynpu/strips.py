@@ -16,8 +16,9 @@ from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.fusion import fused_behind
-from npuc.targets.easynpu.grids import Grid, Range, Share, Strip
+from npuc.targets.easynpu.grids import Grid, Share, Strip
 from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.ranges import Range
 from npuc.targets.easynpu.regions import inputs_of, outputs_of
 from npuc.targets.easynpu.windows import whole
 
