@@ -50,3 +50,10 @@ def array(kind: str, name: str, rows: Iterable[str], *, public: bool = False) ->
     """A constant array, one row a line; nothing where there are no rows, as C has no empty arrays."""
     lines = "".join(f"    {row},\n" for row in rows)
     return f"{'' if public else 'static '}const {kind} {name}[] = {{\n{lines}}};\n\n" if lines else ""
+
+
+def header(title: str, guard: str, includes: str, definitions: Iterable[str], declarations: Iterable[str]) -> str:
+    """A header file for C and C++: a title, what it includes and defines, and what it declares with C linkage."""
+    before = [title, f"#ifndef {guard}", f"#define {guard}", "", f'#include "{includes}"', "", *definitions]
+    linked = ["", "#ifdef __cplusplus", 'extern "C" {', "#endif", "", *declarations]
+    return "\n".join([*before, *linked, "", "#ifdef __cplusplus", "}", "#endif", "", "#endif"]) + "\n"

@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 
 from npuc import __version__
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.names import Names
 from npuc.ops.resize import scales_of
 
 OPSET = 17
@@ -32,8 +33,8 @@ class Emitter:
         self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
-        self._names = set(graph.tensors)
-        self._node_names: set[str] = set()
+        self._names = Names(graph.tensors)
+        self._node_names = Names()
         self._current = Node("", (), ("",))
 
     def start(self, node: Node) -> None:
@@ -42,7 +43,7 @@ class Emitter:
 
     def fresh(self, stem: str) -> str:
         """A tensor name that the graph does not use, made of the current node's output and the stem."""
-        return _unique(f"{self._current.output}/{stem}", self._names)
+        return self._names.new(f"{self._current.output}/{stem}")
 
     def constant(self, value: ArrayLike, stem: str = "constant") -> str:
         """The name of a new initialiser."""
@@ -57,7 +58,7 @@ class Emitter:
             used.pop()
         self._use_constants(used)
         current = self._current.name or self._current.output
-        name = _unique(current if op_type == self._current.op else f"{current}/{op_type}", self._node_names)
+        name = self._node_names.new(current if op_type == self._current.op else f"{current}/{op_type}")
         proto = helper.make_node(op_type, used, list(outputs), name=name)
         present = sorted((key, value) for key, value in attrs.items() if value != ())
         proto.attribute.extend(helper.make_attribute(key, value) for key, value in present)
@@ -148,15 +149,6 @@ def _opset(graph: Graph) -> int:
         return 21
     dilated = any(node.op == "AveragePool" and max(node.integers("dilations", (1,))) > 1 for node in graph.nodes)
     return 19 if dilated else OPSET
-
-
-def _unique(stem: str, taken: set[str]) -> str:
-    name, count = stem, 1
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    taken.add(name)
-    return name
 
 
 def _plain(node: Node, emitter: Emitter) -> None:

@@ -14,6 +14,7 @@ from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frontend.limits import LARGEST_CONSTANT, LARGEST_TENSOR
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Node, TensorType, type_of
+from npuc.names import Names
 from npuc.ops import infer
 
 
@@ -67,20 +68,20 @@ class Builder:
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}
-        self._tensor_names: set[str] = set()
-        self._node_names: set[str] = set()
+        self._tensor_names = Names()
+        self._node_names = Names()
 
     def reserve(self, names: Sequence[str]) -> None:
         """Keeps names of the model from being given to new tensors."""
-        self._tensor_names.update(names)
+        self._tensor_names.take(names)
 
     def node_name(self, stem: str) -> str:
         """A node name that is not taken yet."""
-        return _unique(stem, self._node_names)
+        return self._node_names.new(stem)
 
     def fresh(self, stem: str) -> str:
         """A tensor name that is not taken yet."""
-        return _unique(stem, self._tensor_names)
+        return self._tensor_names.new(stem)
 
     def add_constant(self, name: str, value: ArrayLike) -> None:
         """Gives a tensor of the model a constant value."""
@@ -191,12 +192,3 @@ def _without_absent_tail(inputs: Sequence[str]) -> tuple[str, ...]:
     while used and not used[-1]:
         used.pop()
     return tuple(used)
-
-
-def _unique(stem: str, taken: set[str]) -> str:
-    name, count = stem, 1
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    taken.add(name)
-    return name

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc import c_text
 from npuc.c_text import array, comment, floating, listed, named, string
 from npuc.ir import Array
 from npuc.program import Port, Program
@@ -53,35 +54,20 @@ def header(program: Program, found: Plan) -> str:
     """npuc_program.h: the sizes of the buffers, the machine, the program."""
     machine = Contents.of(program.manifest).machine
     images = {IMAGES[name]: len(data) // WORD_BYTES for name, data in sorted(program.files.items()) if data}
-    lines = [
-        _title(program),
-        "#ifndef NPUC_PROGRAM_H",
-        "#define NPUC_PROGRAM_H",
-        "",
-        '#include "npuc_driver.h"',
-        "",
+    definitions = [
         "/* What an inference needs; input and output bytes are those of all inputs and of all outputs. */",
         *(f"#define NPUC_{name} {value}" for name, value in _sizes(program, found).items()),
         "",
         "/* The machine that the program is for. */",
         *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in LIMITS),
-        "",
-        "#ifdef __cplusplus",
-        'extern "C" {',
-        "#endif",
-        "",
+    ]
+    declarations = [
         "/* Instruction words and weight streams of all segments. */",
         *(f"extern const struct npuc_word {name}[{words}];" for name, words in images.items()),
         "",
         "extern const struct npuc_program npuc_program;",
-        "",
-        "#ifdef __cplusplus",
-        "}",
-        "#endif",
-        "",
-        "#endif",
     ]
-    return "\n".join(lines) + "\n"
+    return c_text.header(_title(program), "NPUC_PROGRAM_H", "npuc_driver.h", definitions, declarations)
 
 
 def source(program: Program, found: Plan) -> str:

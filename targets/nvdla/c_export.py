@@ -11,6 +11,7 @@ from string import Template
 
 import numpy as np
 
+from npuc import c_text
 from npuc.c_text import array, comment, floating, listed, named, string
 from npuc.host import HostStep
 from npuc.program import Program
@@ -50,30 +51,13 @@ def header(program: Program, contents: Contents) -> str:
         "BLOBS": f"{len(contents.dram.images)}u",
         "SEGMENTS": f"{len(segments)}u",
     }
-    lines = [
-        _title(program, contents),
-        "#ifndef NPUC_PROGRAM_H",
-        "#define NPUC_PROGRAM_H",
-        "",
-        '#include "npuc_nvdla.h"',
-        "",
-        *(f"#define NPUC_{name} {value}" for name, value in sizes.items()),
-        "",
-        "#ifdef __cplusplus",
-        'extern "C" {',
-        "#endif",
-        "",
+    declarations = (
         "extern const struct npuc_command npuc_commands[NPUC_COMMANDS];",
         "extern const struct npuc_blob npuc_blobs[NPUC_BLOBS];",
         "extern const struct npuc_segment npuc_segments[NPUC_SEGMENTS];",
-        "",
-        "#ifdef __cplusplus",
-        "}",
-        "#endif",
-        "",
-        "#endif",
-    ]
-    return "\n".join(lines) + "\n"
+    )
+    definitions = (f"#define NPUC_{name} {value}" for name, value in sizes.items())
+    return c_text.header(_title(program, contents), "NPUC_PROGRAM_H", "npuc_nvdla.h", definitions, declarations)
 
 
 def source(program: Program, contents: Contents) -> str:

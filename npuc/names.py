@@ -1,0 +1,30 @@
+"""Names that nothing else has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Names:
+    """The names that are taken."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def take(self, names: Iterable[str]) -> None:
+        """Keeps names from being given out."""
+        self._taken.update(names)
+
+    def new(self, stem: str) -> str:
+        """A name that is not taken, and is from now on: the stem, or the stem with a number.
+
+        >>> names = Names(["conv"])
+        >>> names.new("conv"), names.new("conv"), names.new("relu")
+        ('conv_2', 'conv_3', 'relu')
+        """
+        name, count = stem, 1
+        while name in self._taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self._taken.add(name)
+        return name
