@@ -105,6 +105,33 @@ def test_the_first_convolution_reads_an_image(
     assert layer["cycles"] < direct["cycles"] and layer["bytes"] < direct["bytes"]
 
 
+@pytest.mark.parametrize(
+    ("precision", "channels", "pixels"),
+    [
+        ("int16", 1, "T_R16_I"),
+        ("int16", 2, "T_A16B16G16R16"),
+        ("int16", 4, "T_A16B16G16R16"),
+        ("fp16", 1, "T_R16_F"),
+        ("fp16", 3, "T_A16B16G16R16_F"),
+    ],
+)
+def test_an_image_of_16_bits_has_the_format_of_its_precision(
+    precision: str, channels: int, pixels: str, tmp_path: Path
+) -> None:
+    nodes = [node("Conv", "x w b", "y", strides=[2, 1], pads=[1, 0, 1, 2])]
+    constants = {"w": weights(20, channels, 3, 5), "b": weights(20, 1)[:, 0]}
+    model = network(nodes, (1, channels, 41, 38), constants)
+    report = verified(model, tmp_path, "nvdla-full", precision=precision)
+    assert report["bit_exact"] is (True if precision == "int16" else None)
+    assert all(each["cosine"] > 0.999999 and each["sqnr_db"] > 65 for each in report["outputs"])
+    (form,) = _forms(report)
+    assert form.startswith("image")
+    _, _, program = compiled(model, tmp_path, "nvdla-full", precision=precision)
+    (load,) = (each for step in program.manifest["steps"] for each in step.get("loads", ()))
+    assert load["place"]["pixels"] == pixels
+    assert any(f"PIXEL_FORMAT={pixels}" in each["text"] for each in target("nvdla-full").listing(program))
+
+
 def test_an_image_that_the_buffer_does_not_hold_is_cut_into_rows(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "y", pads=[1, 1, 1, 1])]
     report = verified(network(nodes, (1, 3, 240, 200), {"w": weights(8, 3, 3, 3)}), tmp_path, samples=1)

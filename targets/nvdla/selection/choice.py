@@ -24,12 +24,12 @@ from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.transformed import kernel_extents
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
-PIXELS: Mapping[tuple[str, int], str] = {
-    ("int8", 1): "T_R8",
-    **{("int8", channels): "T_A8B8G8R8" for channels in (2, 3, 4)},
-    **{("fp16", channels): "T_A16B16G16R16_F" for channels in (2, 3, 4)},
+PIXELS: Mapping[str, tuple[str, str]] = {
+    "int8": ("T_R8", "T_A8B8G8R8"),
+    "int16": ("T_R16_I", "T_A16B16G16R16"),
+    "fp16": ("T_R16_F", "T_A16B16G16R16_F"),
 }
-"""The format of an image by precision and channels."""
+"""The formats of images of one channel and of more, by rows of table 29 that convert nothing."""
 
 
 Forms = Callable[[Context, Node], Iterator[WeightForm]]
@@ -189,7 +189,9 @@ def _pixels(graph: Graph, name: str) -> str:
         for each in readers
     )
     channels, _, _ = map_shape(graph.shape(name))
-    return PIXELS.get((tensor_precision(graph, name), channels), "") if readers and dense else ""
+    one, several = PIXELS[tensor_precision(graph, name)]
+    pixels = one if channels == 1 else several
+    return pixels if readers and dense and channels <= FORMATS[pixels].channels else ""
 
 
 def _with_image(context: Context, name: str, pixels: str) -> Context:
