@@ -52,6 +52,8 @@ class Options:
     """A few layers may run on the host for accuracy."""
     spreads: Spreads | None = None
     """What finds the histograms of tensors; None: quantize.calibration.spreads."""
+    scales: str | None = None
+    """What scales of activations may be, one of quantize.scales.DEMANDS; None: what the machine asks for."""
 
 
 FLOATING = ("fp16", "fp32")

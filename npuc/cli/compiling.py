@@ -14,6 +14,7 @@ from npuc.cli.options import (
     cache_option,
     calibration_option,
     chosen_precision,
+    expect_scales,
     force_option,
     isa_option,
     json_option,
@@ -22,6 +23,7 @@ from npuc.cli.options import (
     method_option,
     mixed_option,
     precision_option,
+    scales_option,
     shape_option,
     strict_option,
     target_option,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 @cache_option
 @level_option
 @method_option
+@scales_option
 @mixed_option
 @click.option(
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
@@ -90,6 +93,7 @@ def compile_command(
     cache: Path | None,
     level: str,
     method: str | None,
+    scales: str | None,
     mixed: str,
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
@@ -118,10 +122,11 @@ def compile_command(
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
+    expect_scales(machine_kind, scales, precision)
     tried: list[Step] = []
     options = Options(
         machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
-        wants_mixed(machine_kind, mixed, strict=strict),
+        wants_mixed(machine_kind, mixed, strict=strict), scales=scales,
     )  # fmt: skip
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []

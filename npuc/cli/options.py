@@ -80,6 +80,11 @@ method_option = click.option(
     type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
     help="Calibration method [default: the level's].",
 )
+scales_option = click.option(
+    "--scales",
+    type=Choice(("free", "power-of-two")),
+    help="What scales of activations may be [default: the machine's]; those that a model brings are kept.",
+)
 mixed_option = click.option(
     "--mixed",
     type=Choice(("off", "auto")),
@@ -125,6 +130,14 @@ def format_options(command: Callable[..., T]) -> Callable[..., T]:
         return command(*args, form="json" if as_json else form, **options)
 
     return formatted
+
+
+def expect_scales(target: Target, scales: str | None, precision: str) -> None:
+    """Raises UsageError where a demand on scales is made of what has none."""
+    from npuc.target import FLOATING
+
+    if scales is not None and precision in FLOATING:
+        raise click.UsageError(f"{target.name} has no scales in {precision}; --scales {scales} is not for it")
 
 
 def wants_mixed(target: Target, mixed: str, *, strict: bool) -> bool:

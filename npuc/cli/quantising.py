@@ -17,6 +17,7 @@ from npuc.cli.options import (
     method_option,
     mixed_option,
     modified_option,
+    scales_option,
     shape_option,
     target_option,
     tell_cache,
@@ -36,6 +37,7 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 @cache_option
 @level_option
 @method_option
+@scales_option
 @mixed_option
 @json_option
 def quantize(
@@ -49,6 +51,7 @@ def quantize(
     cache: Path | None,
     level: str,
     method: str | None,
+    scales: str | None,
     mixed: str,
     as_json: bool,
 ) -> None:
@@ -80,6 +83,7 @@ def quantize(
         level=level,
         notify=tried.extend,
         mixed=wants_mixed(machine_kind, mixed, strict=False),
+        scales=scales,
     )
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:

@@ -17,7 +17,7 @@ from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Draft, Quantise, Quantised, int8_name
 from npuc.quantize.given import NOTHING_GIVEN, Steps
 from npuc.quantize.integer import accumulator_bound
-from npuc.quantize.scales import Ties, choose_scales
+from npuc.quantize.scales import Ties, choose_scales, in_powers_of_two
 from npuc.quantize.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.ties import MOVEMENT, average_kernel, data_inputs, floors, tensors_of, ties_of
 from npuc.quantize.weights import (
@@ -37,28 +37,32 @@ def quantise(
     method: str = "mse",
     tabulate: Tabulate | None = None,
     given: Mapping[str, Steps] = NOTHING_GIVEN,
+    *,
+    power_of_two: bool = False,
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
     spreads: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
-    tables. Raises UnsupportedOperator (E205) for a node without an integer form.
+    tables. power_of_two: what every scale that is not given must be. Raises UnsupportedOperator (E205) for a node
+    without an integer form.
     """
     free = {name: spreads[name] for name in tensors_of(nodes) if name not in given}
     ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    ties = in_powers_of_two(ties, free) if power_of_two else ties
     chosen = _free_steps(graph, nodes, free, ties, method, given)
     return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
-def quantiser(tabulate: Tabulate | None) -> Quantise:
+def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
     """`quantise` with a search for tables that remembers what it found."""
-    found: dict[bytes, Table] = {}
+    tables: dict[bytes, Table] = {}
 
     def remembered(values: Array) -> Table:
         assert tabulate is not None
         key = values.tobytes()
-        if key not in found:
-            found[key] = tabulate(values)
-        return found[key]
+        if key not in tables:
+            tables[key] = tabulate(values)
+        return tables[key]
 
     def made(
         graph: Graph,
@@ -67,7 +71,8 @@ def quantiser(tabulate: Tabulate | None) -> Quantise:
         method: str,
         given: Mapping[str, Steps],
     ) -> Quantised:
-        return quantise(graph, nodes, spreads, method, remembered if tabulate else None, given)
+        found = remembered if tabulate else None
+        return quantise(graph, nodes, spreads, method, found, given, power_of_two=power_of_two)
 
     return made
 

@@ -15,10 +15,12 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration import Spread
 from npuc.quantize.given import Steps
+from npuc.quantize.scales import next_power
 
 LEVELS = 255
 """Steps from -128 to 127."""
-SCALES = np.exp2(np.arange(-40 * 16, 40 * 16) / 16)
+PER_OCTAVE = 16
+SCALES = np.exp2(np.arange(-40 * PER_OCTAVE, 40 * PER_OCTAVE) / PER_OCTAVE)
 """Candidate scales: the same for every tensor, so that a choice hardly depends on where its histogram's bins
 lie."""
 
@@ -28,11 +30,21 @@ class ZeroPoints:
     """Where a target takes zero points at no cost, or at one that is worth it.
 
     reads: whether a node takes such an input; its second argument: whatever it costs. writes: the operators that
-    give such results where a ReLU ends them.
+    give such results where a ReLU ends them. power_of_two: what every scale must be.
     """
 
     reads: Callable[[Node, bool], bool]
     writes: tuple[str, ...] = ("Conv",)
+    power_of_two: bool = False
+
+    def scale(self, wanted: float) -> float:
+        """The finest scale allowed that is not below the one wanted."""
+        return next_power(wanted) if self.power_of_two else wanted
+
+    @property
+    def candidates(self) -> Array:
+        """The scales to choose from."""
+        return SCALES[::PER_OCTAVE] if self.power_of_two else SCALES
 
 
 def by_convolutions(node: Node, anyway: bool) -> bool:
@@ -66,7 +78,9 @@ def offset_inputs(
         least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
         if 0 <= least < largest:
             whole = largest <= LEVELS and all((each == np.rint(each)).all() for each in values)
-            found[name] = Steps(1.0 if whole and largest > LEVELS / 2 else largest / LEVELS, -128)
+            found[name] = Steps(
+                1.0 if whole and largest > LEVELS / 2 else zero_points.scale(largest / LEVELS), -128
+            )
     return found
 
 
@@ -95,8 +109,9 @@ def offset_results(
             and _taken(graph, name, integer, zero_points, anyway=False)
             and known[name].largest
         ):
-            top = node.number("max", np.inf) / LEVELS
-            candidates = np.append(SCALES[top > SCALES], top if np.isfinite(top) else [])
+            limit = node.number("max", np.inf) / LEVELS
+            top = [zero_points.scale(limit)] if np.isfinite(limit) else []
+            candidates = np.append(zero_points.candidates[limit > zero_points.candidates], top)
             coarse = candidates[candidates >= _finest(graph, node, known)]
             if len(coarse):
                 found[name] = Steps(float(coarse[np.argmin(known[name].error(coarse, LEVELS))]), -128)

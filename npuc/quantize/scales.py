@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from npuc.quantize.clipping import BEYOND, octaves_above, range_cost
 FRACTIONS = 16
 """Candidate bases per octave."""
 EXPONENTS = np.arange(-40, 41)
+
+POWER_OF_TWO = "power-of-two"
+DEMANDS = ("free", POWER_OF_TWO)
+"""What a machine may ask of all scales of activations."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,20 @@ class Ties:
     """The scale of a tensor below which its steps hold nothing but the error that its inputs bring."""
     unsaturated: frozenset[str] = frozenset()
     """Tensors of which no calibration value may saturate, whatever the method."""
+
+
+def in_powers_of_two(ties: Ties, tensors: Iterable[str]) -> Ties:
+    """The same ties, with a power of two as the scale of each of these tensors.
+
+    A ceiling rises to the next one: below it the range would be cut off, above it the limits of a Clip take over.
+    """
+    ceilings = {name: next_power(ceiling) for name, ceiling in ties.ceilings.items()}
+    return replace(ties, powers=tuple(tensors), ceilings=ceilings)
+
+
+def next_power(scale: float) -> float:
+    """The least power of two that is not below a scale."""
+    return 2.0 ** math.ceil(math.log2(scale))
 
 
 def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:

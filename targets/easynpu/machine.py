@@ -6,12 +6,13 @@ Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
 from npuc.machine_files import bad_machine, described, read_values
+from npuc.quantize.scales import DEMANDS
 
 MACHINES = Path(__file__).parent / "machines"
 ROWS_MOST = 64
@@ -41,6 +42,8 @@ class Machine:
     """What the host moves to or from the DTCMs in a cycle: weighs transfers against computation in plans."""
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+    scales: str = "free"
+    """What activations may have: one of quantize.scales.DEMANDS."""
 
     @property
     def macs_per_cycle(self) -> int:
@@ -68,6 +71,8 @@ class Machine:
             raise _bad(
                 origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"
             )
+        if machine.scales not in DEMANDS:
+            raise _bad(origin, f"scales = {machine.scales!r}", ", ".join(DEMANDS))
         if machine.pe_rows > ROWS_MOST:
             raise _bad(origin, f"pe_rows = {machine.pe_rows}", f"1..{ROWS_MOST}")
         if machine.weight_pad_entries > 256:
@@ -84,11 +89,17 @@ def names() -> tuple[str, ...]:
     return ("default", *sorted(path.stem for path in MACHINES.glob("*.toml")))
 
 
-def load(name_or_file: str | None = None) -> Machine:
+def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
     """The default machine, a shipped one by name, or one from a TOML file.
 
-    Raises DoesNotFit (E305) for an unknown name, an unreadable file or invalid values.
+    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unknown name, an unreadable
+    file or invalid values.
     """
+    machine = _described(name_or_file)
+    return replace(machine, scales=scales or machine.scales)
+
+
+def _described(name_or_file: str | None) -> Machine:
     if name_or_file is None or name_or_file == "default":
         return Machine()
     path = MACHINES / f"{name_or_file}.toml" if name_or_file in names() else Path(name_or_file)

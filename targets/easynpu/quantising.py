@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from npuc.data import Samples
 from npuc.ir import Graph, Node
 from npuc.passes.fold_short_cuts import FoldShortCuts
@@ -14,6 +16,7 @@ from npuc.quantize.ladder import LEVELS
 from npuc.quantize.made_up import made_up
 from npuc.quantize.mixed import Host, mixed, without
 from npuc.quantize.offsets import IN_BIASES
+from npuc.quantize.scales import POWER_OF_TWO
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -60,14 +63,15 @@ def network(
     if samples.synthetic and given:
         samples = made_up(graph) or samples
 
-    make = quantiser(best_table)
+    power_of_two = machine.scales == POWER_OF_TWO
+    make = quantiser(best_table, power_of_two=power_of_two)
 
     def drawn(host: Host) -> Network:
         chosen = without(integer(graph, machine), host)
         return Network(graph, chosen, found, {}, make(graph, chosen, found, method, given))
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
-        zeros = None if documented else IN_BIASES
+        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
         recipe = Recipe(
             lambda each: without(integer(each, machine), host),
             make,

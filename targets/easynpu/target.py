@@ -71,7 +71,7 @@ class EasyNpu:
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
-        machine = machines.load(options.machine)
+        machine = machines.load(options.machine, options.scales)
         documented = options.isa == "documented"
         network, steps = quantising.network(graph, samples, machine, options, hook)
         if options.notify is not None:
@@ -86,7 +86,8 @@ class EasyNpu:
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
         """The network that `lower` writes as a program, and what was tried to make it better."""
-        return quantising.network(graph, samples, machines.load(options.machine), options)
+        machine = machines.load(options.machine, options.scales)
+        return quantising.network(graph, samples, machine, options)
 
     def runner(self, program: Program, chip_model: str = "own") -> TargetRunner:
         """The steps of the manifest and the simulator of its machine, or the core in Verilator."""

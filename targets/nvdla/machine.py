@@ -7,12 +7,13 @@ nv_full); the numbers of nv_small and nv_large, the CBUF and the units as NVDLA'
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
 from npuc.machine_files import bad_machine, described, read_values
+from npuc.quantize.scales import DEMANDS
 
 MACHINES = Path(__file__).parent / "machines"
 PAGE = "docs/nvdla.md"
@@ -57,6 +58,8 @@ class Machine:
     """Bytes that the memory interface moves in a clock."""
     clock_mhz: int = 1000
     dram_mb_per_second: int = 8000
+    scales: str = "free"
+    """What activations may have: one of quantize.scales.DEMANDS."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -104,6 +107,8 @@ class Machine:
         machine = described(cls, values, origin, PAGE)
         if machine.registers not in ("nv_small", "nv_full"):
             raise _bad(origin, f"registers = {machine.registers!r}", "nv_small, nv_full")
+        if machine.scales not in DEMANDS:
+            raise _bad(origin, f"scales = {machine.scales!r}", ", ".join(DEMANDS))
         for key in ("atom_bytes", "atomic_c", "atomic_k", "cbuf_banks", "cbuf_entries", "cbuf_entry_bytes"):
             number = getattr(machine, key)
             if number & (number - 1):
@@ -145,11 +150,17 @@ FULL = Machine(
 CONFIGURATIONS: Mapping[str, Machine] = {each.name: each for each in (SMALL, LARGE, FULL)}
 
 
-def load(target: str, name_or_file: str | None = None) -> Machine:
+def load(target: str, name_or_file: str | None = None, scales: str | None = None) -> Machine:
     """The configuration of a target, with the values of a TOML file in place of its own.
 
-    Raises DoesNotFit (E305) for an unreadable file or invalid values.
+    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unreadable file or invalid
+    values.
     """
+    machine = _described(target, name_or_file)
+    return replace(machine, scales=scales or machine.scales)
+
+
+def _described(target: str, name_or_file: str | None) -> Machine:
     base = CONFIGURATIONS[target]
     if name_or_file is None or name_or_file in ("default", target):
         return base

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -12,6 +13,7 @@ from npuc.quantize.given import given_steps
 from npuc.quantize.improvement import Network, Recipe, Step, best_network
 from npuc.quantize.ladder import LEVELS
 from npuc.quantize.offsets import ZeroPoints
+from npuc.quantize.scales import POWER_OF_TWO
 from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
@@ -57,13 +59,15 @@ def network(
     free = [name for name in tensors if name not in given]
     limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
     found = find(graph, samples.feeds(), free, limited)
+    power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
     if options.weights == "winograd" or "winograd" in options.allow:
         plain = quantise(graph, nodes, found, "minmax", given, precision)
         winograd = lowering.transformable(plain, machine, options.weights or "auto")
-    written = partial(quantise, winograd=winograd)
+    written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
-        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, ZERO_POINTS, spreads=find)
+        zeros = replace(ZERO_POINTS, power_of_two=power_of_two)
+        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, zeros, spreads=find)
         return best_network(graph, recipe, samples, level, options.method, found)
     made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()

@@ -226,7 +226,7 @@ class Nvdla:
 
     def _machine(self, options: Options) -> Machine:
         """The machine. Raises UnsupportedOperator (E202) where it does not compute in the precision."""
-        machine = machines.load(self.name, options.machine)
+        machine = machines.load(self.name, options.machine, options.scales)
         if options.precision not in machine.precisions:
             known = ", ".join(machine.precisions)
             raise UnsupportedOperator(

@@ -15,7 +15,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.calibration import Spread
 from npuc.quantize.draft import Quantised
 from npuc.quantize.given import NOTHING_GIVEN, Steps
-from npuc.quantize.scales import Ties, choose_scales, components
+from npuc.quantize.scales import Ties, choose_scales, components, in_powers_of_two, next_power
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
@@ -30,17 +30,19 @@ def quantise(
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     precision: str = "int8",
     winograd: Collection[str] = (),
+    *,
+    power_of_two: bool = False,
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer (int8 or int16).
 
     winograd: names of integer weights that are transformed before they are rounded (module transformed).
+    power_of_two: what every scale that is not given must be.
     nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
     """
     free = {name: spread for name, spread in spreads.items() if name not in given}
-    if precision == "int16":
-        scales = wide_scales(free, ties(graph, nodes, free, INT16_MOST))
-    else:
-        scales = choose_scales(free, ties(graph, nodes, free), method)
+    demands = ties(graph, nodes, free, INT16_MOST if precision == "int16" else 127)
+    demands = in_powers_of_two(demands, free) if power_of_two else demands
+    scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
     return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd).built()
 
@@ -58,10 +60,9 @@ def wide_scales(spreads: Mapping[str, Spread], demands: Ties) -> dict[str, float
     for name, leader in class_of.items():
         largest[leader] = max(largest[leader], spreads[name].largest)
         ceilings[leader] = min(ceilings[leader], demands.ceilings.get(name, inf))
-    return {
-        name: min((HEADROOM * largest[leader] or 1.0) / INT16_MOST, ceilings[leader])
-        for name, leader in class_of.items()
-    }
+    scales = {name: min((HEADROOM * largest[name] or 1.0) / INT16_MOST, ceilings[name]) for name in largest}
+    chosen = {name: next_power(scale) if name in demands.powers else scale for name, scale in scales.items()}
+    return {name: chosen[leader] for name, leader in class_of.items()}
 
 
 def in_fp16(graph: Graph, nodes: Sequence[Node]) -> Quantised:
