@@ -243,7 +243,8 @@ def _lifetimes(
     """Each buffer from the first layer that writes a part of it to one behind the last that reads one.
 
     A layer begins while the one before still runs, so that it writes nothing that that one reads. What the host
-    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere.
+    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere, and
+    what takes them is computed with them.
     """
     all_nodes = [node for on_device, part in phases if on_device for node in part]
     stored = set(_stored(graph, all_nodes))
@@ -252,12 +253,13 @@ def _lifetimes(
     step = 0
     for on_device, part in phases:
         begin, step = step, step + (len(part) if on_device else 0)
+        places: dict[str, int] = {}
         for position, node in enumerate(part if on_device else ()):
+            at = places[node.output] = places[node.inputs[0]] if node.inputs[0] in flying else begin + position
             for name in (*node.inputs, *node.outputs):
                 if name not in surfaces.views or name in flying:
                     continue
                 buffer = surfaces.views[name].buffer.name
-                at = begin + position
                 first[buffer] = min(first.get(buffer, at), begin if name in loaded else at)
                 last[buffer] = max(last.get(buffer, at), step if name in stored else at + 1)
     sizes = {each.name: -(-each.bytes // UNIT) for each in surfaces.buffers}

@@ -22,7 +22,7 @@ from npuc.passes.separate_clips import separate_clips
 from npuc.passes.split_average_borders import split_average_borders
 from npuc.passes.split_average_pool import Limits as Averages
 from npuc.passes.split_average_pool import SplitAveragePool
-from npuc.passes.split_batch import split_batch
+from npuc.passes.split_batch import SplitBatch
 from npuc.passes.split_max_pool import Limits as Maxima
 from npuc.passes.split_max_pool import SplitMaxPool
 from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
@@ -33,7 +33,7 @@ WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
     volumes_to_images,
-    split_batch,
+    SplitBatch(most_lines=8),
     reductions_to_pools,
     pads_to_convs,
     products_to_convs,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from npuc.passes.batch_to_channels import batch_to_channels
-from npuc.passes.split_batch import split_batch
+from npuc.passes.split_batch import SplitBatch, split_batch
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 IMAGES = (2, 3, 8, 8)
@@ -75,6 +76,61 @@ def test_a_tensor_that_is_read_outside_too_is_put_together() -> None:
     )
     found = split_batch(graph)
     assert operators(found).count("Concat") == 1
+    assert_same_meaning(graph, found)
+
+
+STACKED = SplitBatch(most_lines=8)
+FEATURES = node("Conv", "x w", "a", pads=(1, 1, 1, 1))
+FLAT = (node("Reshape", "a", "r", shape=(2, 256)), node("Gemm", "r v b", "g", activation="Relu"))
+WEIGHTS: dict[str, Any] = {"w": (4, 3, 3, 3), "v": (5, 256), "b": (5,), "u": (6, 5)}
+
+
+def test_fully_connected_layers_take_all_samples_at_once() -> None:
+    graph = network(IMAGES, "y", FEATURES, *FLAT, node("Tanh", "g", "t"), node("Gemm", "t u", "y"), **WEIGHTS)
+    found = STACKED(graph)
+    at_once = ["Concat", "Conv+Relu", "Tanh", "Conv", "Transpose", "Reshape"]
+    assert operators(found) == ["Slice", "Slice", "Conv", "Conv", *at_once]
+    joined, layer, _, last = found.nodes[4:8]
+    assert found.shape(joined.output) == (1, 4, 16, 8)
+    assert (layer.integers("strides"), last.integers("strides")) == ((8, 1), (1, 1))
+    assert_same_meaning(graph, found)
+    assert STACKED(found) is found
+
+
+@pytest.mark.parametrize(("behind", "count"), [
+    ((node("Slice", "g", "y", axes=(1,), starts=(1,), ends=(3,), steps=(1,)),), 2 + 2 + 2),
+    ((node("Add", "g row", "y"),), 2),
+    ((node("Reshape", "g", "p", shape=(2, 5, 1, 1)), node("Conv", "p k", "y")), 2 + 1 + 1),
+    ((node("Mul", "g two", "h"), node("Add", "g h", "y")), 1),
+])  # fmt: skip
+def test_what_reads_stacked_samples_is_computed_at_once_or_one_by_one(behind: tuple[Any, ...], count: int) -> None:
+    constants = {"row": (1, 5), "k": (2, 5, 1, 1), "two": np.float32(2)}
+    graph = network(IMAGES, "y g", FEATURES, *FLAT, *behind, **WEIGHTS, **constants)
+    found = STACKED(graph)
+    assert [each.op for each in found.nodes].count(behind[-1].op) == count
+    assert_same_meaning(graph, found)
+
+
+@pytest.mark.parametrize("kernel", [(2, 4, 8, 8), (2, 4, 8, 1), (2, 4, 7, 8)])
+def test_a_convolution_that_covers_its_map_is_a_fully_connected_layer(kernel: tuple[int, ...]) -> None:
+    graph = network(IMAGES, "y", FEATURES, node("Conv", "a k", "y"), w=(4, 3, 3, 3), k=kernel)
+    found = STACKED(graph)
+    assert operators(found).count("Conv") == (3 if kernel[2:] == (8, 8) else 4)
+    assert_same_meaning(graph, found)
+
+
+def test_a_row_that_was_no_map_is_stacked_as_pixels() -> None:
+    layers = node("Reshape", "a", "r", shape=(2, 256)), node("Relu", "r", "q"), node("Gemm", "q v", "y")
+    graph = network(IMAGES, "y", FEATURES, *layers, w=(4, 3, 3, 3), v=(5, 256))
+    found = STACKED(graph)
+    assert operators(found).count("Conv") == 3
+    assert_same_meaning(graph, found)
+
+
+def test_a_map_of_many_lines_is_not_stacked() -> None:
+    graph = network(IMAGES, "y", FEATURES, *FLAT, node("Tanh", "g", "y"), **WEIGHTS)
+    found = SplitBatch(most_lines=7)(graph)
+    assert operators(found).count("Gemm+Relu") == 2
     assert_same_meaning(graph, found)
 
 
