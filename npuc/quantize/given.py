@@ -107,7 +107,18 @@ def integers_of(w: Array) -> tuple[Array, Array] | None:
             return None
         scales[channel] = candidates[np.argmax(fits)]
     integers = np.rint(flat / scales[:, None]).astype(np.int16)
-    return integers.reshape(w.shape), scales
+    exact = [_float32_scale(*each) for each in zip(w.reshape(len(w), -1), integers, scales, strict=True)]
+    return integers.reshape(w.shape), np.array(exact)
+
+
+def _float32_scale(w: Array, integers: Array, scale: float) -> float:
+    """The float32 that these integers were multiplied by, of those within two steps; the scale if none was."""
+    near = np.float32(scale)
+    for offset in (0, 1, -1, 2, -2):
+        found = near + offset * np.spacing(near)
+        if np.array_equal(found * integers.astype(np.float32), w):
+            return float(found)
+    return scale
 
 
 STRAY = 2.0**-21

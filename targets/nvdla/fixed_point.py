@@ -12,6 +12,8 @@ MOST_MULTIPLIER = 32767
 """Multipliers and adder operands have 16 bits, signed."""
 MOST_SHIFT = 31
 """The largest right shift of a stage that npuc uses, and left shift of an operand."""
+MOST_PRODUCT_SHIFT = 46
+"""The largest right shift behind two multipliers, whose products have so many bits; a stage's reaches 63."""
 MOST_CONVERTER_SHIFT = 63
 FRACTION = 8
 """Fractional bits that a value keeps between the stages, where a later one rounds again."""

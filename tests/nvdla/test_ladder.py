@@ -101,11 +101,12 @@ def test_two_stages_give_bias_and_ratio_to_a_millionth(x_zero: int) -> None:
     first, second, operands = two_stages(sums)
     m1, m2 = (operands[key].ravel().astype(np.float64) for key in ("x1_mul", "x2_mul"))
     ratio = m1 * m2 * 2.0**-second.shift
-    np.testing.assert_allclose(ratio, sums.ratio, rtol=2e-5)
+    np.testing.assert_allclose(ratio, sums.ratio, rtol=2e-6)
     upper, lower = (operands[key].ravel().astype(np.float64) for key in ("x1_alu", "x2_alu"))
     bias = upper * 2.0**first.alu_shift + lower * 2.0**second.alu_shift / m1
     np.testing.assert_allclose(bias, sums.bias, atol=0.6)
-    assert ((sums.bound + 2.0**first.alu_shift) * m1 < 2.0**31).all()
+    room = 2.0**31 / m1 - 2.0**first.alu_shift  # sums beyond saturate, and so do their results
+    assert ((sums.bound < room) | (room * sums.ratio > 256)).all()
 
 
 def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.quantize.given import integers_of
-from npuc.targets.nvdla.fixed_point import MOST_MULTIPLIER, addends, factors
+from npuc.targets.nvdla.fixed_point import MOST_MULTIPLIER, MOST_PRODUCT_SHIFT, addends, factor, factors
 from npuc.targets.nvdla.integer import IDLE, Stage
 from npuc.targets.nvdla.quantisation.form import SUM
 
@@ -47,9 +47,11 @@ def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float)
     integers, scales = found
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
-    step = np.where(integers.any(axis=tuple(range(1, w.ndim))), x_scale * scales, alone)
+    given = np.float32(x_scale) * scales.astype(np.float32)  # in float32, as onnxruntime has it
+    step = np.where(integers.any(axis=tuple(range(1, w.ndim))), given, alone)
     total = integers.astype(np.float64).reshape(len(w), -1).sum(axis=1)
-    return Sums(integers.astype(np.int8), np.rint(held / step) - x_zero * total, step / unit)
+    ratio = np.where(step == given, (given / np.float32(unit)).astype(np.float64), step / unit)
+    return Sums(integers.astype(np.int8), np.rint(held / step) - x_zero * total, ratio)
 
 
 def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
@@ -67,6 +69,10 @@ def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: floa
 Operands = dict[str, Array]
 
 
+SATURATED = 512
+"""A result that is so many steps from the zero point saturates to int8, whatever the zero point."""
+
+
 def one_stage(sums: Sums) -> tuple[Stage, Operands, float]:
     """X1 with bias and multiplier, and by how much it may miss, in steps of the result."""
     bias, left = addends(sums.bias)
@@ -81,12 +87,14 @@ def two_stages(sums: Sums) -> tuple[Stage, Stage, Operands]:
     """X1 and X2, whose two multipliers make the ratio as exactly as onnxruntime's floats do.
 
     X1 adds the upper part of the bias and multiplies by what leaves room in 32 bits; X2 adds the rest of the bias,
-    multiplies and shifts. So nothing is rounded or saturates before the result is.
+    multiplies and shifts. So nothing is rounded before the result is, and no sum saturates whose result does not.
     """
     upper, left = addends(sums.bias)
-    room = np.clip(np.floor(2.0**31 / (sums.bound + 2.0**left)), 1, MOST_MULTIPLIER)
+    reach = np.minimum(sums.bound, SATURATED / sums.ratio)
+    room = np.clip(np.floor(2.0**31 / (reach + 2.0**left)), 1, MOST_MULTIPLIER)
     first, second, shift = _split(sums.ratio, room)
-    lower, lower_left = addends((sums.bias - upper * 2.0**left) * first)
+    _, lower_left = addends(first * 2.0**left / 2)  # room for the rest of any bias
+    lower = np.rint((sums.bias - upper * 2.0**left) * first / 2.0**lower_left).astype(np.int16)
     operands = {"x1_alu": upper, "x1_mul": first.astype(np.int16), "x2_alu": lower, "x2_mul": second}
     columns = {key: value.reshape(COLUMN) for key, value in operands.items()}
     return Stage(SUM, left, 1), Stage(SUM, lower_left, 1, 0, shift), columns
@@ -99,7 +107,7 @@ def _split(ratio: Array, room: Array) -> tuple[Array, Array, int]:
     factor may be, the one with the least error is taken.
     """
     largest = np.clip(np.minimum(room, room.min() * ratio / ratio.min()), 1, MOST_MULTIPLIER)
-    _, shift = factors(ratio / np.maximum(largest // 2, 1))
+    _, shift = factor(float((ratio / np.maximum(largest // 2, 1)).max()), MOST_PRODUCT_SHIFT)
     candidates = np.maximum(np.floor(largest[:, None] * (1 - np.arange(CANDIDATES) / (2 * CANDIDATES))), 1)
     wanted = ratio[:, None] * 2.0**shift / candidates
     rounded = np.rint(wanted).clip(0, MOST_MULTIPLIER)
