@@ -150,6 +150,8 @@ class Target(Protocol):
     """Number formats it computes in, the usual one first."""
     exports: tuple[str, ...]
     """Formats of `exported`."""
+    players: tuple[str, ...]
+    """What can play the test programs that it exports, the usual one first; none where it exports none."""
     chip_models: tuple[str, ...]
     """What `runner` can simulate on: npuc's own model, the vendor's, the hardware description."""
     inexact: tuple[str, ...]
@@ -215,8 +217,11 @@ class Target(Protocol):
         """The program with the words of a listing file in place of its own."""
         ...
 
-    def exported(self, program: Program, form: str) -> dict[str, bytes]:
-        """The memory images in a file format, and a map of what goes where, by file name."""
+    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+        """The memory images in a file format, and a map of what goes where, by file name.
+
+        player: what will play a test program, one of `players`; None: the usual one, or the format is none.
+        """
         ...
 
     def machine_values(self, name: str | None) -> dict[str, Any]:

@@ -121,23 +121,34 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
     required=True,
     help="File format.",
 )
+@click.option(
+    "--player",
+    type=Choice(("sequential", "sequencers")),
+    help="What plays an nvdla-trace: a player that takes the file in order (default), or NVDLA's own environment,"
+    " where every block has a sequencer.",
+)
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
-def export(artefact: Path, form: str, output: Path, allow_modified: bool, as_json: bool) -> None:
+def export(
+    artefact: Path, form: str, player: str | None, output: Path, allow_modified: bool, as_json: bool
+) -> None:
     """Write memory images for hardware. A map.json says what goes where.
 
     \b
     Examples:
       npuc export resnet8.npu --format readmemh -o images
       npuc export resnet8.npu --format c -o firmware
+      npuc export resnet8.npu --format nvdla-trace --player sequencers -o trace
     """
     from npuc import program as programs
 
     program, target = load_program(artefact, allow_modified)
     if form not in target.exports:
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
-    files = target.exported(program, form)
+    if player is not None and (form != "nvdla-trace" or player not in target.players):
+        raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
+    files = target.exported(program, form, player)
     programs.save_files(files, output)
     if as_json:
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})

@@ -35,6 +35,7 @@ class Bm1684:
     memories = ("local", "system")
     precisions = ("fp32",)
     exports = ("okkernel",)
+    players: tuple[str, ...] = ()
     chip_models = ("own", "vendor")
     inexact: tuple[str, ...] = ()
     weight_forms: tuple[str, ...] = ()
@@ -105,7 +106,12 @@ class Bm1684:
         """There are no instruction words. Raises UnsupportedOperator."""
         raise _no_words(f"'{listing}' is a listing")
 
-    def exported(self, program: Program, form: str) -> dict[str, bytes]:  # noqa: ARG002  (as Target)
+    def exported(  # (as Target)
+        self,
+        program: Program,
+        form: str,  # noqa: ARG002
+        player: str | None = None,  # noqa: ARG002
+    ) -> dict[str, bytes]:
         """The device C, the host launcher, the weights and a map of what goes where."""
         contents = Contents.of(program.manifest)
         files = {name: program.files[name] for name in (KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE)}

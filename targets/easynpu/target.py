@@ -38,6 +38,7 @@ class EasyNpu:
     memories = ("fmap", "skip", "weight", "itcm")
     precisions = ("int8",)
     exports = ("bin", "readmemh", "c")
+    players: tuple[str, ...] = ()
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
@@ -152,7 +153,7 @@ class EasyNpu:
         """The program with the words of a listing in place of its own."""
         return images.assembled(program, images.read(listing))
 
-    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""
         return images.exported(program, form)
 

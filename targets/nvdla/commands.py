@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SEQUENTIAL, SEQUENCERS = PLAYERS = ("sequential", "sequencers")
+"""Who plays a register program as a test program: one player in order, or a sequencer for every block."""
+
 
 @dataclass(frozen=True)
 class Write:

@@ -1,14 +1,15 @@
 """A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
 
 The input is one sample from a fixed seed; memory before a segment and the results behind it are those of the
-functional model. A segment must run from reset: each is run once more as written before it is given out.
+functional model. A segment runs from reset: what earlier ones have set once for all is set again, and every block
+begins with group 0. Each is run once more as written before it is given out.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from npuc.data import synthetic
 from npuc.errors import ArtefactError
@@ -16,8 +17,10 @@ from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.artefact import Segment, TensorMove
+from npuc.targets.nvdla.commands import SEQUENTIAL, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.registers import RegisterMap, register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.targets.nvdla.trace import Check, Trace, written
 
@@ -43,7 +46,10 @@ class _Recorder(Runner):
         machine = self.contents.machine
         places = [_place(move, machine) for move in segment.stores]
         checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
-        commands = self.commands[segment.start : segment.start + segment.count]
+        end = segment.start + segment.count
+        commands = from_reset(
+            register_map(machine.registers), self.commands[: segment.start], self.commands[segment.start : end]
+        )
         name = f"{NAME}_{len(self.traces)}"
         self.traces.append(Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks)))
         self.moves.append(segment)
@@ -54,8 +60,39 @@ def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
     return move.place.address, move.bytes(machine)
 
 
-def traces(program: Program) -> dict[str, bytes]:
-    """The files of all segments, and map.json, which says where their tensors lie.
+def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Sequence[Command]) -> list[Command]:
+    """Commands as they run from reset, where earlier ones have run before them.
+
+    What earlier ones wrote to registers that exist once (and polled there) comes first. Blocks whose first group
+    would be 1 change groups: after reset group 0 is the first to run.
+    """
+    first: dict[str, int] = {}
+    for each in commands:
+        if isinstance(each, Write) and registers.at(each.address).name == "S_POINTER":
+            first.setdefault(registers.at(each.address).block, each.value & 1)
+    once = [each for each in earlier if not isinstance(each, Wait) and _exists_once(registers, each)]
+    return [*once, *(_turned(registers, each, first) for each in commands)]
+
+
+def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
+    """Whether a register has no groups, nor points at one."""
+    register = registers.at(command.address)
+    return not register.of_group and register.name != "S_POINTER"
+
+
+def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:
+    """The command with the groups of its block exchanged, where the first one is 1."""
+    match command:
+        case Wait(source, group) if source is not None:
+            return Wait(source, group ^ first.get(source, 0))
+        case Write(address, value) if registers.at(address).name == "S_POINTER":
+            return Write(address, value ^ first[registers.at(address).block])
+        case _:
+            return command
+
+
+def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
+    """The files of all segments for one of commands.PLAYERS, and map.json, which says where their tensors lie.
 
     Raises ArtefactError (E506) for a segment that needs what an earlier one has left in NVDLA's registers.
     """
@@ -65,7 +102,7 @@ def traces(program: Program) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for each in recorder.traces:
         _expect_alone(each, recorder.contents.machine)
-        files |= written(each)
+        files |= written(each, player)
     machine = recorder.contents.machine
     entries = [
         {"program": f"{each.name}.cfg", "loads": _map(moves.loads, machine), "stores": _map(moves.stores, machine)}
@@ -84,7 +121,7 @@ def _expect_alone(trace: Trace, machine: Machine) -> None:
     if not holds:
         raise ArtefactError(
             "E506",
-            f"segment {trace.name} does not run on its own: it begins where an earlier one has left the registers",
+            f"segment {trace.name} does not run on its own: it needs what an earlier one has left in NVDLA",
             remedy="export a network whose host steps stand at its beginning and end",
         )
 

@@ -19,7 +19,7 @@ from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, quantising, report, support
 from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
-from npuc.targets.nvdla.commands import Poll, Wait, Write
+from npuc.targets.nvdla.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
 from npuc.targets.nvdla.quantisation import in_fp16
@@ -35,6 +35,7 @@ class Nvdla:
 
     memories = ("dram", "cbuf")
     exports = ("bin", "nvdla-trace", "loadable", "c")
+    players: tuple[str, ...] = PLAYERS
     chip_models = ("own",)
 
     def __init__(self, name: str) -> None:
@@ -170,12 +171,12 @@ class Nvdla:
         del program
         raise ArtefactError("E504", f"'{listing}': NVDLA has registers, no instruction words to assemble")
 
-    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The program's files as they are, as test programs, as the stock runtime loads them, or as C."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export import traces
 
-            return traces(program)
+            return traces(program, player or PLAYERS[0])
         if form == "loadable":
             from npuc.targets.nvdla.loadable.export import files
 

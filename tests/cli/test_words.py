@@ -183,3 +183,5 @@ def test_an_export_goes_to_a_new_folder_only(digits: Digits, tmp_path: Path) -> 
 
 def test_formats_of_other_targets_are_usage_errors(digits: Digits, tmp_path: Path) -> None:
     assert "readmemh" in npuc("export", digits.program, "--format", "loadable", "-o", tmp_path / "ex").usage()
+    command = ("export", digits.program, "--format", "bin", "--player", "sequencers", "-o", tmp_path / "ex")
+    assert "nvdla-trace" in npuc(*command).usage()

@@ -37,6 +37,7 @@ class Abacus:
     memories = ("beads",)
     precisions = ("int8",)
     exports = ("bin",)
+    players: tuple[str, ...] = ()
     chip_models = ("own",)
     inexact = ()
     weight_forms = ()
@@ -106,7 +107,7 @@ class Abacus:
     def assembled(self, program: Program, listing: Path) -> Program:
         raise ArtefactError("E504", f"'{listing}': the abacus has records, no instruction words to assemble")
 
-    def exported(self, program: Program, form: str) -> dict[str, bytes]:
+    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         return dict(program.files)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:

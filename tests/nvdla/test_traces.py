@@ -96,6 +96,9 @@ def test_a_wrong_result_does_not_pass() -> None:
         ("poll_field_equal(NVDLA_CDMA.D_BANK_0, BANK, 1);", "not understood"),
         ("mem_init(pri_mem, 0x0, 0x10, ALL_SEVEN);", "not understood"),
         ('mem_load(pri_mem, 0x0, "absent.dat");', "cannot be read"),
+        ("mem_load(pri_mem, 0x0, absent.dat, sync_id_0);", "not understood"),
+        ("mem_init(pri_mem, 0x0, 0x10, ALL_ZERO, sync_id_0);", "not understood"),
+        ("poll_reg_greater(NVDLA_CDMA.D_BANK_0, 0x1);", "not understood"),
     ],
 )
 def test_a_program_that_cannot_be_understood_is_refused(text: str, reason: str, tmp_path: Path) -> None:
@@ -112,10 +115,78 @@ def test_calls_that_the_given_programs_do_not_use_are_understood(tmp_path: Path)
         "poll_field_equal(NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, FLUSH_DONE, 0x1);\n"
         "sync_wait(NVDLA_SDP, sync_id_0); sync_notify(NVDLA_SDP, sync_id_0);\n"
         'check_file(sync_id_0, pri_mem, 0x80000000, 0x4, "golden.dat");\n'
+        'mem_init(sec_mem, 0x90000000, "golden.dat", RANDOM); // with a remark\n'
+        "poll_reg_equal(NVDLA_CDMA, NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, 1);\n"
+        "reg_read(NVDLA_CDMA.D_BANK_0, bank); reg_read_expected(NVDLA_CDMA.D_BANK_0, 0x0);\n"
+        "reg_read_check(NVDLA_SDP.D_OP_ENABLE_0, 0x1);\n"
+        "intr_notify(sync_id_1);\n"
     )
     found = trace.read(tmp_path)
-    assert found.commands == (Poll(0x300C, 1, 1),)
+    assert found.commands == (
+        Poll(0x300C, 1, 1),
+        Poll(0x300C, 0xFFFFFFFF, 1),
+        Poll(0x30BC, 0xFFFFFFFF, 0),
+        Wait(),
+    )
     assert found.checks == (trace.Check(0x80000000, 4, zlib.crc32(b"\0\0\1\2")),)
+    assert found.memory().read(0x90000000, 4) == b"\0\0\1\2"
+
+
+def _txn(folder: Path, *lines: str) -> trace.Trace:
+    (folder / "input.txn").write_text("\n".join(lines) + "\n")
+    return trace.read(folder)
+
+
+COPY = (
+    "load_mem 0x80000000 0x40 source.dat # two lines of 32 bytes",
+    "write_reg 0xffff1004 0x0 # BDMA.CFG_LINE: 32 bytes",
+    "read_reg 0xffff1004 0x00001fff 0x00000000",
+    "write_reg 0xffff1006 0x1 # BDMA.CFG_LINE_REPEAT: 2 lines",
+    "write_reg 0xffff1007 0x20",
+    "write_reg 0xffff1008 0x40",
+    "write_reg 0xffff1000 0x80000000",
+    "write_reg 0xffff1002 0x81000000",
+    "write_reg 0xffff100c 0x1 # BDMA.CFG_OP",
+    "write_reg 0xffff100d 0x1 # BDMA.CFG_LAUNCH0",
+    "wait",
+)
+"""A copy of two lines to a place that nothing else names, its lines 64 bytes apart."""
+
+
+def _source(folder: Path) -> None:
+    """A dump with a header, and with one line more than is loaded."""
+    rows = [" ".join(f"0x{32 * row + each:02x}" for each in range(32)) for row in range(3)]
+    (folder / "source.dat").write_text("W=0x8\nH=0x1\n" + "\n".join(rows) + "\n")
+
+
+def test_memory_that_a_program_does_not_name_is_0_and_can_be_written(tmp_path: Path) -> None:
+    _source(tmp_path)
+    found = _txn(tmp_path, *COPY, "dump_mem 0x81000000 0x60 absent.dat")
+    assert found.checks == ()
+    after = model.run(found.machine, found.commands, found.memory())
+    assert after.read(0x81000000, 0x60) == bytes(range(32)) + bytes(32) + bytes(range(32, 64))
+
+
+def test_what_a_program_reads_back_is_compared(tmp_path: Path) -> None:
+    _source(tmp_path)
+    found = _txn(tmp_path, *COPY, "read_reg 0xffff1008 0xffffffe0 0x00000020")
+    with pytest.raises(ArtefactError, match="it stays 0x40"):
+        model.run(found.machine, found.commands, found.memory())
+
+
+def test_a_dump_with_too_few_bytes_is_refused(tmp_path: Path) -> None:
+    _source(tmp_path)
+    with pytest.raises(ArtefactError, match="holds 96 bytes"):
+        _txn(tmp_path, "load_mem 0x80000000 0x80 source.dat")
+
+
+def test_the_folder_around_a_program_says_what_it_is_made_for(tmp_path: Path) -> None:
+    for name, atom in (("nv_small", 8), ("nv_large", 32), ("mine", 8)):
+        folder = tmp_path / name / "program"
+        folder.mkdir(parents=True)
+        (folder / "program.cfg").write_text("reg_write(NVDLA_CDMA.D_BANK_0, 0x2000b);\n")
+        assert trace.read(folder).machine.atom_bytes == atom
+    assert trace.read(folder, "nv_large").machine.atom_bytes == 32
 
 
 def test_a_folder_without_a_program_is_refused(tmp_path: Path) -> None:

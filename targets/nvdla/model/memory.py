@@ -13,28 +13,41 @@ from npuc.targets.nvdla.model.traps import trap
 
 LARGEST_CUBE = 1 << 30
 """Bytes of a cube that the model takes; strides may lay lines over one another."""
+PAGE = 4096
+LARGEST_GAP = 1 << 26
+"""Bytes that an endless memory adds at once."""
 
 
 class Memory:
     """Regions by address; regions that touch are one."""
 
-    def __init__(self, regions: Iterable[tuple[int, Array]] = ()) -> None:
-        """Regions (address, bytes uint8) are copied. Raises ValueError where two overlap."""
+    def __init__(self, regions: Iterable[tuple[int, Array]] = (), *, endless: bool = False) -> None:
+        """Regions (address, bytes uint8) are copied. Raises ValueError where two overlap.
+
+        endless: 0 lies around the regions, which are whole pages, and may be overwritten.
+        """
+        self._endless = endless
         self._starts: list[int] = []
         self._regions: list[Array] = []
-        for start, parts in _joined(sorted(regions, key=lambda each: each[0])):
+        self._add(regions)
+
+    @classmethod
+    def covering(cls, spans: Iterable[tuple[int, int]], unit: int = PAGE, *, endless: bool = False) -> Memory:
+        """Zeros where spans (address, bytes) lie, in whole units of that many bytes."""
+        units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})
+        return cls(((each * unit, np.zeros(unit, np.uint8)) for each in units), endless=endless)
+
+    def _add(self, regions: Iterable[tuple[int, Array]]) -> None:
+        """More regions beside those that are there."""
+        every = sorted([*self.regions, *regions], key=lambda each: each[0])
+        self._starts, self._regions = [], []
+        for start, parts in _joined(every):
             self._starts.append(start)
             self._regions.append(np.concatenate(parts))
 
-    @classmethod
-    def covering(cls, spans: Iterable[tuple[int, int]], unit: int = 4096) -> Memory:
-        """Zeros where spans (address, bytes) lie, in whole units of that many bytes."""
-        units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})
-        return cls((each * unit, np.zeros(unit, np.uint8)) for each in units)
-
     def copy(self) -> Memory:
         """The same bytes, to be changed apart."""
-        return Memory(zip(self._starts, self._regions, strict=True))
+        return Memory(self.regions, endless=self._endless)
 
     @property
     def regions(self) -> Sequence[tuple[int, Array]]:
@@ -43,6 +56,15 @@ class Memory:
 
     def view(self, address: int, size: int) -> Array | None:
         """The bytes at an address (uint8, shared), or None where they do not all lie in one region."""
+        found = self._within(address, size)
+        if found is None and self._endless and size <= LARGEST_GAP:
+            pages = range(address // PAGE, -(-(address + size) // PAGE))
+            absent = (each * PAGE for each in pages if self._within(each * PAGE, PAGE) is None)
+            self._add([(each, np.zeros(PAGE, np.uint8)) for each in absent])
+            found = self._within(address, size)
+        return found
+
+    def _within(self, address: int, size: int) -> Array | None:
         index = bisect_right(self._starts, address) - 1
         if index < 0:
             return None

@@ -1,0 +1,217 @@
+"""Reads test programs: NAME.cfg of nv_small's verification environment, input.txn of nv_full's.
+
+Commands run in the order of the file: `intr_notify` waits for its interrupt there. In the environment of nv_small
+every block has a sequencer of its own, which sync_wait and sync_notify order; the order of the file is one that
+they allow. All memories (pri_mem, sec_mem) are one.
+Source: the test programs, and the configuration file format of NVDLA's verification guide.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from npuc.errors import ArtefactError
+from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
+from npuc.targets.nvdla.model.nvdla import STATUS
+from npuc.targets.nvdla.registers import Register, RegisterMap, register_map
+from npuc.targets.nvdla.trace.dat import dump, packets, text_of
+from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace
+
+WORD_BYTES = 4
+ALL_BITS = 0xFFFFFFFF
+PATTERNS = {"ALL_ZERO": 0, "RANDOM": 0}
+"""What memory is filled with. What is random cannot matter to a golden result, and is read as zeros."""
+
+CHANGING = (*STATUS, "S_POINTER", "D_OP_ENABLE")
+"""Parts of the names of registers that a block changes: what a program expects there hangs on time, and is not
+compared."""
+
+
+def read(path: Path, configuration: str | None = None) -> Trace:
+    """A test program: a folder, its .cfg file or its input.txn.
+
+    configuration: what a .cfg file is made for, nv_small, nv_large or nv_full; None: what the folder around the
+    program's own is called, else nv_small. input.txn is made for nv_full.
+    Raises ArtefactError (E502 for a missing file, E504 for what cannot be understood).
+    """
+    if path.is_dir():
+        found = sorted((*path.glob("*.cfg"), *path.glob("*.txn")))
+        if len(found) != 1:
+            raise ArtefactError("E502", f"{path.name} holds {len(found)} programs", limit="one .cfg or .txn file")
+        path = found[0]
+    if path.suffix != ".cfg":
+        return _Txn(path, register_map("nv_full")).read()
+    around = path.resolve().parents[1].name
+    chosen = configuration or (around if around in MACHINES else "nv_small")
+    return _Cfg(path, register_map(chosen)).read()
+
+
+@dataclass
+class _Reading:
+    """What has been read of a program so far."""
+
+    path: Path
+    map: RegisterMap
+    commands: list[Command] = field(default_factory=list[Command])
+    contents: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    checks: list[Check] = field(default_factory=list[Check])
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Numbered lines without comments."""
+        for number, line in enumerate(text_of(self.path).splitlines(), 1):
+            plain = re.sub(r"//.*|#.*", "", line).strip()
+            if plain:
+                yield number, plain
+
+    def refused(self, number: int, line: str, limit: str) -> ArtefactError:
+        """The error of a line that cannot be understood."""
+        return ArtefactError("E504", f"{self.path.name}:{number}: {line!r} is not understood", limit=limit)
+
+    def expect(self, register: Register, mask: int, value: int) -> None:
+        """What the program reads must be this, where no block changes it."""
+        if not any(part in register.name for part in CHANGING):
+            self.commands.append(Poll(register.address, mask, value))
+
+    def trace(self) -> Trace:
+        """The whole."""
+        name = self.path.parent.name if self.path.stem == "input" else self.path.stem
+        return Trace(name, self.map.name, tuple(self.commands), tuple(self.contents), tuple(self.checks))
+
+
+class _Cfg(_Reading):
+    """nv_small: calls like reg_write(NVDLA_CDMA.D_BANK_0, 0x2000b);"""
+
+    def read(self) -> Trace:
+        """The program."""
+        calls: Mapping[str, Callable[[Sequence[str]], None]] = {
+            "mem_init": self._mem_init,
+            "mem_load": self._mem_load,
+            "mem_reserve": self._mem_reserve,
+            "reg_write": self._reg_write,
+            "reg_read": lambda _: None,
+            "reg_read_check": self._expect,
+            "reg_read_expected": self._expect,
+            "poll_reg_equal": self._poll,
+            "poll_field_equal": self._poll_field,
+            "intr_notify": self._interrupt,
+            "check_crc": self._check_crc,
+            "check_file": self._check_file,
+            "check_nothing": lambda _: None,
+            "sync_wait": lambda _: None,
+            "sync_notify": lambda _: None,
+        }
+        for number, line in self.lines():
+            for call in filter(None, (each.strip() for each in line.split(";"))):
+                match = re.fullmatch(r"(\w+)\s*\((.*)\)", call)
+                if match is None or match[1] not in calls:
+                    raise self.refused(number, call, ", ".join(calls))
+                try:
+                    calls[match[1]]([each.strip() for each in match[2].split(",")])
+                except (ValueError, IndexError, KeyError):
+                    raise self.refused(number, call, "names and numbers of this call") from None
+        return self.trace()
+
+    def _mem_init(self, words: Sequence[str]) -> None:
+        """mem_init(memory, address, bytes or "file", pattern)."""
+        _, address, what, pattern = words
+        if what.startswith('"'):
+            self._mem_load(words[:3])
+            return
+        self.contents.append((int(address, 0), bytes([PATTERNS[pattern]]) * int(what, 0)))
+
+    def _mem_reserve(self, words: Sequence[str]) -> None:
+        _, address, size = words
+        self.contents.append((int(address, 0), bytes(int(size, 0))))
+
+    def _mem_load(self, words: Sequence[str]) -> None:
+        _, address, file = words
+        data = packets(self.path.parent / file.strip('"'))
+        self.contents.extend((int(address, 0) + offset, each) for offset, each in data)
+
+    def _reg_write(self, words: Sequence[str]) -> None:
+        self.commands.append(Write(self.map[words[0]].address, int(words[1], 0)))
+
+    def _expect(self, words: Sequence[str]) -> None:
+        self.expect(self.map[words[0]], ALL_BITS, int(words[1], 0))
+
+    def _poll(self, words: Sequence[str]) -> None:
+        """poll_reg_equal([resource,] register, value)."""
+        register, value = words[-2:]
+        self.commands.append(Poll(self.map[register].address, ALL_BITS, int(value, 0)))
+
+    def _poll_field(self, words: Sequence[str]) -> None:
+        """poll_field_equal([resource,] register, field, value)."""
+        title, field_name, value = words[-3:]
+        register = self.map[title]
+        place = register.places[field_name]
+        mask = ((1 << place.width) - 1) << place.low
+        self.commands.append(Poll(register.address, mask, int(value, 0) << place.low))
+
+    def _interrupt(self, words: Sequence[str]) -> None:
+        """intr_notify([interrupt,] sync_id)."""
+        if len(words) == 1:
+            self.commands.append(Wait())
+            return
+        source, _, group = words[0].rpartition("_")
+        self.commands.append(Wait(source, int(group)))
+
+    def _check_crc(self, words: Sequence[str]) -> None:
+        address, size, crc = (int(each, 0) for each in words[2:5])
+        self.checks.append(Check(address, size, crc))
+
+    def _check_file(self, words: Sequence[str]) -> None:
+        address, size = (int(each, 0) for each in words[2:4])
+        expected = bytearray(size)
+        for offset, data in packets(self.path.parent / words[4].strip('"')):
+            expected[offset : offset + len(data)] = data
+        self.checks.append(Check(address, size, zlib.crc32(expected[:size])))
+
+
+class _Txn(_Reading):
+    """nv_full: lines like write_reg 0xffff1404 0x1 #NVDLA_CDMA.D_OP_ENABLE_0, the address in words."""
+
+    def read(self) -> Trace:
+        """The program."""
+        calls: Mapping[str, Callable[[Sequence[str]], None]] = {
+            "load_mem": self._load,
+            "write_reg": self._write,
+            "read_reg": self._read,
+            "wait": lambda _: self.commands.append(Wait()),
+            "dump_mem": self._dump,
+        }
+        for number, line in self.lines():
+            name, *words = line.split()
+            if name not in calls:
+                raise self.refused(number, line, ", ".join(calls))
+            try:
+                calls[name](words)
+            except (ValueError, IndexError):
+                raise self.refused(number, line, "the numbers of this command") from None
+        return self.trace()
+
+    def _load(self, words: Sequence[str]) -> None:
+        self.contents.append((int(words[0], 0), dump(self.path.parent / words[2], int(words[1], 0))))
+
+    def _write(self, words: Sequence[str]) -> None:
+        self.commands.append(Write(_byte_address(words[0]), int(words[-1], 0)))
+
+    def _read(self, words: Sequence[str]) -> None:
+        """read_reg address mask value."""
+        address, mask, value = words
+        self.expect(self.map.at(_byte_address(address)), int(mask, 0), int(value, 0))
+
+    def _dump(self, words: Sequence[str]) -> None:
+        """dump_mem address bytes file: the file is the expected one, where there is one."""
+        address, size = int(words[0], 0), int(words[1], 0)
+        golden = self.path.parent / words[2]
+        if golden.exists():
+            self.checks.append(Check(address, size, zlib.crc32(dump(golden, size))))
+
+
+def _byte_address(word: str) -> int:
+    """Of a register address in words, whose upper half says how it is accessed."""
+    return (int(word, 0) & 0xFFFF) * WORD_BYTES

@@ -1,0 +1,101 @@
+"""Test programs for NVDLA's own environment: whatever order its sequencers take, the results are the same."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.errors import ArtefactError
+from npuc.target import target
+from npuc.targets.nvdla import machine as machines
+from npuc.targets.nvdla import model, trace
+from tests.nvdla.networks import compiled, network, node, weights
+from tests.nvdla.sequencers import Deadlock, Environment
+
+CONSTANTS = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}
+STEM = node("Conv", "x w b", "a", pads=[1, 1, 1, 1])
+NETWORKS = {
+    "residual": [
+        STEM,
+        node("Relu", "a", "r"),
+        node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
+        node("Add", "c r", "s"),
+        node("AveragePool", "s", "y", kernel_shape=[2, 2], strides=[2, 2]),
+    ],
+    "segments": [
+        STEM,
+        node("Softmax", "a", "s", axis=1),
+        node("Conv", "s v", "c", pads=[1, 1, 1, 1]),
+        node("MaxPool", "c", "y", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+    ],
+    "tables": [
+        STEM,
+        node("LRN", "a", "n", size=5, alpha=1.0, beta=0.75),
+        node("Conv", "n v", "c", pads=[1, 1, 1, 1]),
+        node("Sigmoid", "c", "y"),
+    ],
+}
+CASES = [("residual", "nvdla-small"), ("segments", "nvdla-small"), ("tables", "nvdla-large")]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case[0])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a network's test programs for sequencers, and its target."""
+    network_name, name = request.param
+    folder = tmp_path_factory.mktemp(network_name)
+    _, _, program = compiled(network(NETWORKS[network_name], (1, 3, 16, 16), CONSTANTS), folder, name)
+    out = folder / "trace"
+    out.mkdir()
+    for file, data in target(name).exported(program, "nvdla-trace", "sequencers").items():
+        (out / file).write_bytes(data)
+    return out, name
+
+
+@pytest.mark.parametrize("eager", [0.0, 0.3, 1.0], ids=["late interrupts", "some", "early interrupts"])
+def test_any_order_that_the_calls_allow_gives_the_results(exported: tuple[Path, str], eager: float) -> None:
+    folder, name = exported
+    for config in sorted(folder.glob("*.cfg")):
+        for seed in range(4):
+            environment = Environment(config, machines.load(name), random.Random(seed), eager)
+            assert environment.run() == config.read_text().count("check_crc") > 0
+
+
+def test_a_sequential_player_gives_them_too(exported: tuple[Path, str]) -> None:
+    folder, name = exported
+    machine = machines.load(name)
+    for config in sorted(folder.glob("*.cfg")):
+        found = trace.read(config, machine.registers)
+        after = model.run(machine, found.commands, found.memory())
+        assert found.checks and all(check.holds(after) for check in found.checks)
+
+
+def _plays(config: Path, name: str, seed: int) -> bool:
+    """Whether the results are as expected, with interrupts as late as can be."""
+    try:
+        return Environment(config, machines.load(name), random.Random(seed), 0.0).run() > 0
+    except (ArtefactError, AssertionError, Deadlock):
+        return False
+
+
+def test_without_their_waits_sequencers_race(exported: tuple[Path, str]) -> None:
+    folder, name = exported
+    for config in sorted(folder.glob("*.cfg")):
+        lines = config.read_text().splitlines(keepends=True)
+        loose = config.with_name(f"loose_{config.name}")
+        loose.write_text("".join(each for each in lines if not each.startswith("sync_wait") or "finished" in each))
+        assert not all(_plays(loose, name, seed) for seed in range(8))
+        loose.unlink()
+
+
+def test_every_program_begins_with_group_0(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    for config in sorted(folder.glob("*.cfg")):
+        first: dict[str, str] = {}
+        for line in config.read_text().splitlines():
+            if ".S_POINTER_0" in line:
+                block, _, value = line.partition(".S_POINTER_0, ")
+                first.setdefault(block, value)
+        assert first and set(first.values()) == {"0x0);"}
