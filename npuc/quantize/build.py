@@ -159,10 +159,17 @@ class _Builder(Draft):
         """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
         if node.text("activation") not in ("Relu", "Clip"):
             return None
-        zero = self.zeros[node.output]
-        top = node.number("max", np.inf) / self.scales[node.output] + zero
-        high = 127 if top >= 126.5 else round(top)
+        zero, high = self.zeros[node.output], self._highest(node)
         return None if zero in (0, -128) and high == 127 else (zero, high)
+
+    def _highest(self, node: Node) -> int:
+        """The integer at the upper limit of a node's result."""
+        top = node.number("max", np.inf) / self.scales[node.output] + self.zeros[node.output]
+        return 127 if top >= 126.5 else round(top)
+
+    def _saturates(self, node: Node) -> bool:
+        """Whether 0 and saturation are the limits of a node's result."""
+        return not self.zeros[node.output] and self._highest(node) == 127
 
     def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
@@ -180,7 +187,7 @@ class _Builder(Draft):
                 return self._sum(node, relu)
             case "Mul":
                 return "IntMul", {"shift": self._product_shift(node)}, ()
-            case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and not self.zeros[node.output]:
+            case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and self._saturates(node):
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
                 return op, dict(node.attrs), ()

@@ -9,6 +9,8 @@ output      the same, every channel weighed by the gain of the layers that read 
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from npuc.ir import Array
@@ -23,14 +25,14 @@ BEYOND = 1e6
 """The cost of a scale per octave that its range stays below what a method asks for."""
 
 
-def range_cost(spread: Spread, scales: Array, method: str) -> Array:
+def range_cost(spread: Spread, scales: Array, method: str, most: float = inf) -> Array:
     """What each of these scales costs a tensor: its error relative to its energy, and its range where that is set.
 
-    spread: with some value other than 0.
+    spread: with some value other than 0. most: no value is beyond it, whatever the edges of the histogram's bins.
     """
     if method in ("mse", "output"):
         return spread.error(scales) / spread.energy
-    limit = range_limit(spread, method)
+    limit = min(range_limit(spread, method), most)
     kept = spread.within(limit)
     return kept.error(scales) / kept.energy + BEYOND * octaves_above(limit / 127, scales)
 

@@ -53,14 +53,21 @@ HEADROOM = 2.0
 
 
 def wide_scales(spreads: Mapping[str, Spread], demands: Ties) -> dict[str, float]:
-    """A scale for every int16 tensor, by its largest value: steps are fine whatever the method."""
+    """A scale for every int16 tensor, by its largest value: steps are fine whatever the method.
+
+    A ceiling holds where the values of all tensors that share the scale are within it.
+    """
     class_of = components(spreads, demands.equal)
     largest = dict.fromkeys(class_of.values(), 0.0)
     ceilings = dict.fromkeys(largest, inf)
     for name, leader in class_of.items():
         largest[leader] = max(largest[leader], spreads[name].largest)
         ceilings[leader] = min(ceilings[leader], demands.ceilings.get(name, inf))
-    scales = {name: min((HEADROOM * largest[name] or 1.0) / INT16_MOST, ceilings[name]) for name in largest}
+    reach = {
+        name: min(HEADROOM * value or 1.0, max(INT16_MOST * ceilings[name], value))
+        for name, value in largest.items()
+    }
+    scales = {name: value / INT16_MOST for name, value in reach.items()}
     chosen = {name: next_power(scale) if name in demands.powers else scale for name, scale in scales.items()}
     return {name: chosen[leader] for name, leader in class_of.items()}
 
