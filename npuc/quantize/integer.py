@@ -38,7 +38,8 @@ def accumulator_bound(w: Array, bias: Array) -> Array:
 
     w: (Co, ...) integers; bias: (Co,). Result: (Co,) int64.
     """
-    return 128 * np.abs(w.astype(np.int64)).reshape(len(w), -1).sum(axis=1) + np.abs(bias.astype(np.int64))
+    sums = [np.abs(kernel, dtype=np.int64).sum() for kernel in w]
+    return 128 * np.array(sums, np.int64) + np.abs(bias.astype(np.int64))
 
 
 def _expect(node: Node, types: Sequence[TensorType], *dtypes: str) -> None:

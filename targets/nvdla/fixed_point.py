@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,10 +100,11 @@ def quantise_weights(
     """
     largest_weight = np.iinfo(precision).max
     met = slice(None) if common is None else np.broadcast_to(common, w.shape[1:]).ravel()
-    truncate = _truncation(w.reshape(len(w), -1), largest_weight)
-    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale * 2.0**truncate / unit)
+    flat = w.reshape(len(w), -1)
+    truncate = _truncation(flat, largest_weight)
+    ratio = x_scale * 2.0**truncate / unit
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / unit
-    wanted = np.abs(flat).max(axis=1) / largest_weight
+    wanted = largest_magnitudes(flat) * ratio / largest_weight
     largest = float(max(wanted.max(), 2.0**-40))
     bias_shift = int(np.clip(np.floor(np.log2(2 * BIAS_ERROR[precision] * 2.0**fraction / largest)), 0, 16))
     most = MOST_MULTIPLIER * 2.0**bias_shift
@@ -111,14 +113,17 @@ def quantise_weights(
         _, shift = factor(float(max(wanted.max(), 2.0**-40)))
         multiplier = np.clip(np.ceil(wanted * 2.0**shift - 1e-9), 1, MOST_MULTIPLIER)
         steps = multiplier * 2.0**-shift
-        scaled = np.rint(flat / steps[:, None]).clip(-largest_weight, largest_weight)
-        total = offset / steps - x_zero * scaled[:, met].sum(axis=1) / 2.0**truncate
+        scaled = np.empty(flat.shape, precision)
+        for rows in blocks_of_rows(flat):
+            quotients = np.rint(flat[rows].astype(np.float64) * ratio / steps[rows, None])
+            scaled[rows] = quotients.clip(-largest_weight, largest_weight)
+        total = offset / steps - x_zero * scaled[:, met].sum(axis=1, dtype=np.int64) / 2.0**truncate
         if not x_zero or (np.abs(total) <= most).all():
             break
         wanted = np.maximum(wanted, np.abs(total) * steps / most * 1.01)
     rounded = np.rint(total / 2.0**bias_shift).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
     return Weights(
-        scaled.astype(precision).reshape(w.shape),
+        scaled.reshape(w.shape),
         rounded.astype(np.int16),
         bias_shift,
         multiplier.astype(np.int16),
@@ -129,7 +134,22 @@ def quantise_weights(
 
 def _truncation(flat: Array, most: int) -> int:
     """Bits of the largest sum beyond 32, where weights are at most `most` and inputs at most one more."""
-    magnitudes = np.abs(flat.astype(np.float64))
-    largest = np.maximum(magnitudes.max(axis=1), np.finfo(np.float64).tiny)
-    reach = (float((magnitudes.sum(axis=1) / largest).max()) * most + flat.shape[1] / 2) * (most + 1)
+    sums = [np.abs(flat[rows], dtype=np.float64).sum(axis=1) for rows in blocks_of_rows(flat)]
+    largest = np.maximum(largest_magnitudes(flat), np.finfo(np.float64).tiny)
+    reach = (float((np.concatenate(sums) / largest).max()) * most + flat.shape[1] / 2) * (most + 1)
     return max(int(np.ceil(np.log2(max(reach, 1)))) - SUM_BITS, 0)
+
+
+BLOCK = 1 << 22
+"""Weights that are computed on in float64 at once: those of a large layer would take more memory than its model."""
+
+
+def blocks_of_rows(flat: Array) -> Iterator[slice]:
+    """All rows of weights (Co, elements), so many at a time that they have at most BLOCK elements, one at least."""
+    rows = max(BLOCK // max(flat.shape[1], 1), 1)
+    return (slice(first, first + rows) for first in range(0, len(flat), rows))
+
+
+def largest_magnitudes(flat: Array) -> Array:
+    """The largest magnitude of each row (Co, elements), float64."""
+    return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)

@@ -93,7 +93,7 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     placed = {
         name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
     }
-    planned = plan(Context(graph, machine, placed, Constants(machine, 0)), [turn for turn in turns if turn])
+    planned = plan(Context(graph, machine, placed, Constants(machine, 0, counted=True)), [turn for turn in turns if turn])
     context = Context(graph, machine, placed, constants, planned.data_banks)
     program = _Program(context, choices.convolutions, planned, reasons)
     for (on_device, part), turn in zip(phases, turns, strict=True):
@@ -129,7 +129,7 @@ def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = Fa
 def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
     """What selection needs to say what things cost: addresses do not matter."""
     placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
-    return Context(graph, machine, placed, Constants(machine, 0))
+    return Context(graph, machine, placed, Constants(machine, 0, counted=True))
 
 
 def _computed(graph: Graph) -> list[Node]:

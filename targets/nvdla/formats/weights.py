@@ -149,7 +149,12 @@ def unscanned(order: Order, groups: Sequence[Array]) -> Array:
 def pack(machine: Machine, order: Order, w: Array) -> bytes:
     """The weight surface: groups one after the other, zeros up to the next entry of the CBUF."""
     data = np.concatenate(scanned(order, w)).tobytes()
-    return data.ljust(aligned(len(data), machine.cbuf_entry_bytes), b"\0")
+    return data.ljust(surface_bytes(machine, order, w.itemsize), b"\0")
+
+
+def surface_bytes(machine: Machine, order: Order, element_bytes: int) -> int:
+    """Bytes of the weight surface."""
+    return aligned(sum(order.group_elements) * element_bytes, machine.cbuf_entry_bytes)
 
 
 def unpack(order: Order, data: bytes, dtype: str) -> Array:

@@ -8,7 +8,16 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.quantize.given import integers_of
-from npuc.targets.nvdla.fixed_point import MOST_MULTIPLIER, MOST_PRODUCT_SHIFT, addends, factor, factors
+from npuc.quantize.integer import accumulator_bound
+from npuc.targets.nvdla.fixed_point import (
+    MOST_MULTIPLIER,
+    MOST_PRODUCT_SHIFT,
+    addends,
+    blocks_of_rows,
+    factor,
+    factors,
+    largest_magnitudes,
+)
 from npuc.targets.nvdla.integer import IDLE, Stage
 from npuc.targets.nvdla.quantisation.form import SUM
 
@@ -32,8 +41,7 @@ class Sums:
     @property
     def bound(self) -> Array:
         """The largest magnitude of sum and bias, (Co,)."""
-        flat = self.w.astype(np.float64).reshape(len(self.w), -1)
-        return 128 * np.abs(flat).sum(axis=1) + np.abs(self.bias)
+        return accumulator_bound(self.w, np.zeros(len(self.w), np.int32)) + np.abs(self.bias)
 
 
 def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums | None:
@@ -56,14 +64,16 @@ def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float)
 
 def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
     """The sums of float weights (Co, ...), whose largest of each channel becomes 127."""
-    flat = w.reshape(len(w), -1).astype(np.float64)
+    flat = w.reshape(len(w), -1)
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
-    scales = np.where(flat.any(axis=1), np.abs(flat).max(axis=1) / 127, alone / x_scale)
-    integers = np.rint(flat / scales[:, None])
+    scales = np.where(flat.any(axis=1), largest_magnitudes(flat) / 127, alone / x_scale)
+    integers = np.empty(flat.shape, np.int8)
+    for rows in blocks_of_rows(flat):
+        integers[rows] = np.rint(flat[rows].astype(np.float64) / scales[rows, None])
     step = x_scale * scales
-    total = np.rint(held / step) - x_zero * integers.sum(axis=1)
-    return Sums(integers.astype(np.int8).reshape(w.shape), total, step / unit)
+    total = np.rint(held / step) - x_zero * integers.sum(axis=1, dtype=np.float64)
+    return Sums(integers.reshape(w.shape), total, step / unit)
 
 
 Operands = dict[str, Array]

@@ -124,7 +124,7 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
     found: list[Alternative] = []
     for form in forms(context, node):
         if form == DIRECT or fits(context, node, form):
-            trial = replace(context, constants=Constants(context.machine, 0))
+            trial = replace(context, constants=Constants(context.machine, 0, counted=True))
             operations = list(select_convolutions(trial, Layer(node, form)))
             end = pingpong.alone(operations, context.machine)
             moved = sum(timing.moved_bytes(each, context.machine) for each in operations)

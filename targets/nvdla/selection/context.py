@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from npuc.ir import Graph, Node
@@ -29,18 +30,25 @@ class Constants:
     base: int
     image: bytearray = field(default_factory=bytearray)
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    """The address of each blob by its digest."""
     kernels: dict[tuple[str, int, WeightForm], Kernels] = field(
         default_factory=dict["tuple[str, int, WeightForm]", "Kernels"]
     )
     """Weights that are there already: by result, pass and form."""
+    counted: bool = False
+    """Whether only sizes matter, as what costs are compared for: the image stays empty, every address is 0."""
 
     def add(self, form: str, data: bytes) -> int:
         """The address of a blob, aligned as table 35 has its format."""
-        if data not in self.known:
+        if self.counted:
+            return 0
+        digest = blake2b(data).digest()
+        if digest not in self.known:
             start = aligned(len(self.image), alignment(form, "start", self.machine.atom_bytes))
-            self.image += bytes(start - len(self.image)) + data
-            self.known[data] = self.base + start
-        return self.known[data]
+            self.image += bytes(start - len(self.image))
+            self.image += data
+            self.known[digest] = self.base + start
+        return self.known[digest]
 
 
 @dataclass(frozen=True)

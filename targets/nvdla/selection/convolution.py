@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from npuc.ir import Node
@@ -98,10 +99,8 @@ def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kerne
     """The weights of a pass, put among the constants once."""
     known, key = context.constants.kernels, (node.output, part.first, shape.form)
     if key not in known:
-        x, y = context.placed[node.inputs[0]].view, context.placed[node.output].view
-        dense = dense_weights(context.graph, node, x, y)
-        rows, lanes = slice(part.first, part.first + part.count), slice(part.lane, part.lane + part.lanes)
-        known[key] = select_kernels(context, shape, dense[rows, lanes])
+        views = context.placed[node.inputs[0]].view, context.placed[node.output].view
+        known[key] = select_kernels(context, shape, partial(dense_weights, context.graph, node, part, views))
     return known[key]
 
 

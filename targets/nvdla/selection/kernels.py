@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from npuc.ir import Array
@@ -10,21 +12,22 @@ from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.compression import SURFACE, compress
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.operations import Kernels, Mask
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.tiling import Geometry
 
 
-def select_kernels(context: Context, shape: Geometry, dense: Array) -> Kernels:
+def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]) -> Kernels:
     """The weights (K, C, R, S) of a pass, put where the hardware fetches them."""
-    order = _order(context.machine, shape)
-    weights = np.ascontiguousarray(_in_form(shape, dense))
+    order, mask = _order(context.machine, shape), None
     channels, height, width = shape.kernel_shape
     if shape.form.compressed:
-        address, size, mask = _compressed(context, order, weights)
+        address, size, mask = _compressed(context, order, np.ascontiguousarray(_in_form(shape, dense())))
+    elif context.constants.counted:
+        address, size = 0, formats.surface_bytes(context.machine, order, BYTES[shape.precision])
     else:
-        data, mask = formats.pack(context.machine, order, weights), None
+        data = formats.pack(context.machine, order, np.ascontiguousarray(_in_form(shape, dense())))
         address, size = context.constants.add("weight", data), len(data)
     return Kernels(address, size, shape.kernels, height, width, channels, shape.kernel_bytes, shape.form, mask)
 

@@ -101,17 +101,20 @@ def parts_of(graph: Graph, node: Node, views: tuple[View, View], width: int, ato
     return found
 
 
-def dense_weights(graph: Graph, node: Node, x: View, y: View) -> Array:
-    """Weights (lanes of y, lanes of x, R, S): zeros outside groups and where lanes hold no channel."""
+def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]) -> Array:
+    """Weights (lanes of the result, lanes of the input, R, S) of a pass.
+
+    Zeros outside groups and where lanes hold no channel. views: of the input and of the result.
+    """
     w = graph.constants[node.inputs[1]]
-    groups = node.integer("group", 1)
-    dense = np.zeros((y.extent, x.extent, *w.shape[2:]), w.dtype)
-    per_group, kernels = w.shape[1], len(w) // groups
-    lanes_in, lanes_out = np.array(x.lanes), np.array(y.lanes)
-    for group in range(groups):
-        rows = lanes_out[group * kernels : (group + 1) * kernels]
-        columns = lanes_in[group * per_group : (group + 1) * per_group]
-        dense[np.ix_(rows, columns)] = w[group * kernels : (group + 1) * kernels]
+    per_group, kernels = w.shape[1], len(w) // node.integer("group", 1)
+    lanes_in, lanes_out = (np.array(view.lanes) for view in views)
+    dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
+    inside = np.flatnonzero((lanes_out >= part.first) & (lanes_out < part.first + part.count))
+    for group in np.unique(inside // kernels):
+        rows = inside[inside // kernels == group]
+        columns = lanes_in[group * per_group : (group + 1) * per_group] - part.lane
+        dense[np.ix_(lanes_out[rows] - part.first, columns)] = w[rows]
     return dense
 
 
