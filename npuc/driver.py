@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.machine_files import as_toml
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
-from npuc.program import Program, as_loaded, canonical_json, sha256
+from npuc.program import Program, as_loaded, canonical_json, file_sha256
 from npuc.quantize.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
 from npuc.target import Options, Quantising, Runner, Stepper, Target
@@ -97,7 +97,7 @@ def compile_model(
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None
-    origin = {"name": model.name, "sha256": sha256(model.read_bytes())}
+    origin = {"name": model.name, "sha256": file_sha256(model)}
     return _with_rewrites(replace(program, manifest={**program.manifest, "model": origin}), steps), samples
 
 

@@ -20,6 +20,7 @@ from npuc import __version__
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.names import Names
 from npuc.ops.resize import scales_of
+from npuc.reference import HEAVY, outside
 
 OPSET = 17
 IR_VERSIONS = {17: 8, 19: 9, 21: 10}
@@ -103,9 +104,12 @@ WITHOUT_ATTRIBUTES = """
 PLAIN.update(dict.fromkeys(WITHOUT_ATTRIBUTES.split(), ()))
 
 
-def to_onnx(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelProto:
+def to_onnx(
+    graph: Graph, outputs: Sequence[str] | None = None, weights: dict[str, Array] | None = None
+) -> onnx.ModelProto:
     """The graph as an ONNX model. outputs: the tensors it gives, any of the graph's (default: its outputs).
 
+    weights: takes heavy constants, of which the model then has type and shape only (reference.session).
     Operators without a rule here or in EXPORTERS raise KeyError: each operator brings its own.
     """
     opset = _opset(graph)
@@ -120,16 +124,29 @@ def to_onnx(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelPro
         graph.name or "graph",
         [_value(graph, name) for name in graph.inputs],
         [_value(graph, name) for name in wanted],
-        [numpy_helper.from_array(np.asarray(v, order="C"), n) for n, v in emitter.constants.items()],
     )
     imports = [helper.make_opsetid("", opset)]
-    return helper.make_model(
+    model = helper.make_model(
         proto,
         opset_imports=imports,
         ir_version=IR_VERSIONS[opset],
         producer_name="npuc",
         producer_version=__version__,
     )
+    for name, value in emitter.constants.items():  # one by one into the model: each step above would copy them all
+        _add_constant(model.graph.initializer.add(), name, np.asarray(value, order="C"), weights)
+    return model
+
+
+def _add_constant(tensor: onnx.TensorProto, name: str, value: Array, weights: dict[str, Array] | None) -> None:
+    """Fills in an initialiser, or the weights with what is heavy."""
+    if weights is None or value.nbytes < HEAVY or value.dtype != np.float32:
+        tensor.CopyFrom(numpy_helper.from_array(value, name))
+        return
+    weights[name] = value
+    tensor.name, tensor.data_type = name, onnx.TensorProto.FLOAT
+    tensor.dims.extend(value.shape)
+    outside(tensor)
 
 
 def _value(graph: Graph, name: str) -> onnx.ValueInfoProto:

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.data import Samples
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
-from npuc.reference import session
+from npuc.reference import session, without_weights
 from npuc.target import FLOATING
 
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(("sqnr_db", "exact", "argmax_agreement", "top1"))
@@ -95,7 +95,7 @@ def expected(model: Path, samples: Samples) -> dict[str, Array]:
 
     Raises ModelError where onnxruntime or npuc cannot read it.
     """
-    run = session(read_model(model), optimise=True)
+    run = session(*without_weights(read_model(model)))
     names = [each.name for each in run.get_outputs()]
     parts = [run.run(names, feed) for feed in samples.feeds()]
     return {name: np.stack([part[at].ravel() for part in parts]) for at, name in enumerate(names)}

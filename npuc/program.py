@@ -80,6 +80,15 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def file_sha256(path: Path) -> str:
+    """The same of a file, which is not held in memory. Raises OSError where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def canonical_json(value: Mapping[str, Any]) -> bytes:
     """JSON with sorted keys, so that equal values give equal bytes. File names that are not UTF-8 are escaped."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ModelError
+from npuc.ir import Array, Graph
 
 if TYPE_CHECKING:
     import onnx
+
+HEAVY = 1 << 20
+"""Bytes of a constant that is better not copied."""
+UNFOLDED = 1 << 26
+"""Bytes of a model whose constants are not computed beforehand: int8 weights would become floats."""
+NO_WEIGHTS: Mapping[str, Array] = {}
 
 
 FAULTY_OPTIMIZERS = ("ConvAddActivationFusion",)
 """Removes tensors that the model gives as outputs."""
 
 
-def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
+def session(model: onnx.ModelProto | bytes, weights: Mapping[str, Array] = NO_WEIGHTS) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
-    Raises ModelError (E105) where onnxruntime refuses the model.
+    weights: constants that the model names as `outside`; they are not copied. Raises ModelError (E105) where
+    onnxruntime refuses the model.
     """
     import onnxruntime as ort
 
@@ -29,15 +37,44 @@ def session(model: onnx.ModelProto | bytes, *, optimise: bool = True) -> Any:
     # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them by
     # itself, and its int8 kernels saturate where the processor has no instruction for them
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if not optimise:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if weights:
+        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
+        options.add_external_initializers(list(weights), values)
     serialized = model if isinstance(model, bytes) else model.SerializeToString()
+    without = FAULTY_OPTIMIZERS if len(serialized) < UNFOLDED else (*FAULTY_OPTIMIZERS, "ConstantFolding")
     try:
         return ort.InferenceSession(
-            serialized, options, providers=["CPUExecutionProvider"], disabled_optimizers=FAULTY_OPTIMIZERS
+            serialized, options, providers=["CPUExecutionProvider"], disabled_optimizers=without
         )
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+
+
+def graph_session(graph: Graph, outputs: Sequence[str]) -> Any:
+    """A session of a float graph that gives these of its tensors; it shares the graph's constants."""
+    from npuc.export_onnx import to_onnx
+
+    weights: dict[str, Array] = {}
+    return session(to_onnx(graph, outputs, weights), weights)
+
+
+def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
+    """The model and its heavy float32 constants apart, for `session`; the model that is given loses them."""
+    import onnx
+
+    weights: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_type == tensor.FLOAT and tensor.ByteSize() > HEAVY and tensor.HasField("raw_data"):
+            weights[tensor.name] = onnx.numpy_helper.to_array(tensor)
+            outside(tensor)
+    return onnx.ModelProto.FromString(model.SerializeToString()), weights
+
+
+def outside(tensor: onnx.TensorProto) -> None:
+    """Leaves name, type and shape of a constant, whose value `session` gets beside the model."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = tensor.EXTERNAL
+    tensor.external_data.add(key="location", value="memory")
 
 
 def present(model: Any, names: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from npuc.driver import BATCH
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.metrics import Difference, Tolerance, agreement, task
-from npuc.program import Program, load_evidence, sha256
+from npuc.program import Program, file_sha256, load_evidence
 from npuc.records import read
 from npuc.target import FLOATING, Target
 
@@ -74,7 +74,7 @@ def verify(
 def check_model(model: Path, program: Program, allow_modified: bool) -> None:
     """Raises ArtefactError (E501) unless the program was compiled from exactly this file."""
     try:
-        found = sha256(model.read_bytes())
+        found = file_sha256(model)
     except OSError:
         return  # reading the model reports it properly
     origin = read(Mapping[str, Any], program.manifest.get("model"), "model")

@@ -21,7 +21,7 @@ from npuc.isolation import Isolated
 from npuc.metrics import Difference, Tolerance
 from npuc.program import Program
 from npuc.records import read
-from npuc.reference import present, session, with_outputs
+from npuc.reference import present, session, with_outputs, without_weights
 from npuc.target import Counting, Target
 from npuc.verification import Outputs, damaged
 
@@ -67,7 +67,7 @@ class FloatCheck:
         outputs = [port.name for port in program.outputs]
         fp32 = read_model(model)
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
-        self.fp32 = session(with_outputs(fp32, self.names))
+        self.fp32 = session(*without_weights(with_outputs(fp32, self.names)))
         self.said = Outputs(outputs)
         self.entire: dict[str, Difference] = {}
         self.single: dict[str, Difference] = {}

@@ -19,7 +19,7 @@ from npuc.metrics import Difference, Tolerance
 from npuc.program import Program
 from npuc.quantize.ties import MOVEMENT
 from npuc.records import read
-from npuc.reference import present, session, with_outputs
+from npuc.reference import present, session, with_outputs, without_weights
 from npuc.target import Counting, Target
 from npuc.verification import Outputs, damaged
 
@@ -98,7 +98,7 @@ class IntegerCheck:
         fp32 = read_model(model)
         floats = [entry["float"] for entry in self.tensors.values()]
         self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
-        self.fp32 = session(with_outputs(fp32, self.floats), optimise=True)
+        self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)))
         try:
             self.reference = session(reference)
             self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors, self.dtype))

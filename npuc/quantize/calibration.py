@@ -109,12 +109,11 @@ def spreads(
     gains: what the values of a tensor count, broadcast against it (`output_gains`).
     Raises DataError (E402) for a value that is infinite or NaN.
     """
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
+    from npuc.reference import graph_session
 
     given = {*graph.inputs, *graph.constants}
     wanted = [name for name in tensors if name not in given]
-    run = session(to_onnx(graph, wanted)) if wanted else None
+    run = graph_session(graph, wanted) if wanted else None
     found = dict.fromkeys(tensors, EMPTY)
     for feeds in samples:
         values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}

@@ -125,13 +125,12 @@ def _closed(node: Node) -> bool:
 
 def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """The largest magnitude of every channel of each group's tensors over the samples: tensor -> (C,)."""
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
+    from npuc.reference import graph_session
 
     names = [name for group in found for name in group.tensors]
     if not names:
         return {}
-    run = session(to_onnx(graph, names))
+    run = graph_session(graph, names)
     largest = {name: np.zeros(graph.shape(name)[1]) for name in names}
     for feed in feeds:
         for name, value in zip(names, run.run(names, dict(feed)), strict=True):

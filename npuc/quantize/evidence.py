@@ -102,12 +102,11 @@ def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Ar
 
     held_out: (samples,) bool, those that nothing is learned from.
     """
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
+    from npuc.reference import graph_session
 
     places = {node.output: _places(graph, node, len(feeds)) for node in nodes}
     read = [name for name in dict.fromkeys(node.inputs[0] for node in nodes) if name not in graph.inputs]
-    run = session(to_onnx(graph, read)) if read else None
+    run = graph_session(graph, read) if read else None
     results: dict[str, list[Array]] = {node.output: [] for node in nodes}
     seen: dict[str, list[Array]] = {node.output: [] for node in nodes}
     for index, feed in enumerate(feeds):

@@ -67,11 +67,10 @@ def ends(integer: Graph) -> list[str]:
 
 def guard(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Guard:
     """The judge of integer networks that end int8 at the same float tensors as this one, on these samples."""
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
+    from npuc.reference import graph_session
 
     names = ends(quantised.graph)
-    run = session(to_onnx(graph, names))
+    run = graph_session(graph, names)
     values = [run.run(names, dict(feed)) for feed in feeds]
     return Guard(
         tuple(feeds), {name: tuple(column) for name, column in zip(names, zip(*values, strict=True), strict=True)}

@@ -1,16 +1,16 @@
 """How each integer operator is written in standard ONNX operators, so that onnxruntime computes it exactly.
 
 A convolution whose accumulators stay below 2^24 for every possible input is written with float32 Conv, which
-is exact there: all products and partial sums are integers that float32 holds. Beyond, the upper and the lower four
-bits of the weights have a float32 Conv each, summed and requantised in double; and where even these sums leave 24
-bits, ConvInteger accumulates in 32 (onnxruntime 1.24 and newer know it for int8). Requantisation is Mul by 2^-n,
-Add 1/2, Floor, Clip.
+is exact there: all products and partial sums are integers that float32 holds. Beyond, so many channels of the
+input as stay below have a float32 Conv each, summed and requantised in double; and where one channel alone leaves
+24 bits, ConvInteger accumulates in 32 (onnxruntime 1.24 and newer know it for int8). Weights are stored in int8.
+Requantisation is Mul by 2^-n, Add 1/2, Floor, Clip.
 Importing this module adds the rules to the exporter; integer_model writes a whole integer graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +58,7 @@ def _conv(node: Node, emit: Emitter) -> None:
     relu, column = bool(node.integer("relu")), (-1, 1, 1)
     rounding = np.left_shift(1, np.maximum(shift.astype(np.int64) - 1, 0))
     if (accumulator_bound(w, bias) + rounding).max() < EXACT_FLOAT32:
-        weights, offset = emit.constant(w.astype(np.float32), "w"), emit.constant(bias.astype(np.float32), "b")
+        weights, offset = as_float(emit, w), emit.constant(bias.astype(np.float32), "b")
         acc = step(emit, "Conv", step(emit, "Cast", x, to=FLOAT), weights, offset, **attrs)
         _requantise(emit, acc, shift.reshape(column), relu, node.output, np.float32)
     else:
@@ -96,23 +96,36 @@ def _sum(node: Node, emit: Emitter) -> None:
 
 
 def wide_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
-    """The sums of a convolution, without a bias, in double."""
-    upper = np.floor_divide(w.astype(np.int16) + 8, 16)
-    parts = w - 16 * upper, upper
-    none = np.zeros(len(w), np.int32)
-    if max(int(accumulator_bound(part, none).max()) for part in parts) >= EXACT_FLOAT32:
+    """The sums of a convolution, without a bias, in double; w: (Co, Ci/group, ...) int8."""
+    channels = np.moveaxis(w, 1, 0)
+    reach = 128 * np.array([np.abs(each, dtype=np.int64).sum(axis=(1, 2)) for each in channels])
+    if reach.max() >= EXACT_FLOAT32:
         return step(emit, "Cast", step(emit, "ConvInteger", x, emit.constant(w, "w"), **attrs), to=DOUBLE)
-    values = step(emit, "Cast", x, to=FLOAT)
-    lower, upper = (
-        step(
-            emit,
-            "Cast",
-            step(emit, "Conv", values, emit.constant(part.astype(np.float32), "w"), **attrs),
-            to=DOUBLE,
-        )
-        for part in parts
-    )
-    return step(emit, "Add", lower, step(emit, "Mul", upper, emit.constant(np.array(16.0), "sixteen")))
+    values, group, total = step(emit, "Cast", x, to=FLOAT), attrs.get("group", 1), ""
+    assert isinstance(group, int)
+    firsts = np.arange(group)[:, None] * w.shape[1]
+    for run in _below(reach, EXACT_FLOAT32):
+        index = (firsts + np.arange(run.start, run.stop)).ravel()
+        part = step(emit, "Gather", values, emit.constant(index, "channels"), axis=1)
+        sums = step(emit, "Cast", step(emit, "Conv", part, as_float(emit, w[:, run]), **attrs), to=DOUBLE)
+        total = step(emit, "Add", total, sums) if total else sums
+    return total
+
+
+def _below(reach: Array, limit: int) -> Iterator[slice]:
+    """Runs of rows whose sums, column by column, stay below the limit; no row reaches it by itself."""
+    first, held = 0, np.zeros_like(reach[0])
+    for row, each in enumerate(reach):
+        held = held + each
+        if held.max() >= limit:
+            yield slice(first, row)
+            first, held = row, each
+    yield slice(first, len(reach))
+
+
+def as_float(emit: Emitter, w: Array) -> str:
+    """Weights as float32, stored as the integers that they are."""
+    return step(emit, "Cast", emit.constant(w, "w"), to=FLOAT)
 
 
 def _pair(node: Node, emit: Emitter) -> None:

@@ -65,13 +65,12 @@ def _dense(node: Node) -> bool:
 
 def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
     """The largest value of every channel of each tensor over the samples: tensor -> (C,)."""
-    from npuc.export_onnx import to_onnx
-    from npuc.reference import session
+    from npuc.reference import graph_session
 
     if not names:
         return {}
     found = {name: np.zeros(graph.shape(name)[1]) for name in names}
-    run = session(to_onnx(graph, names))
+    run = graph_session(graph, names)
     for feed in feeds:
         for name, value in zip(names, run.run(names, dict(feed)), strict=True):
             found[name] = np.maximum(found[name], value.max(axis=(0, 2, 3)))

@@ -141,11 +141,11 @@ def _truncation(flat: Array, most: int) -> int:
 
 
 BLOCK = 1 << 22
-"""Weights that are computed on in float64 at once: those of a large layer would take more memory than its model."""
+"""Weights that are computed on in float64 at once: those of a large layer would take more room than the model."""
 
 
 def blocks_of_rows(flat: Array) -> Iterator[slice]:
-    """All rows of weights (Co, elements), so many at a time that they have at most BLOCK elements, one at least."""
+    """All rows of weights (Co, elements), at most BLOCK elements at a time, one row at least."""
     rows = max(BLOCK // max(flat.shape[1], 1), 1)
     return (slice(first, first + rows) for first in range(0, len(flat), rows))
 

@@ -14,7 +14,7 @@ import numpy as np
 from npuc.export_onnx import EXPORTERS, Emitter
 from npuc.ir import Array, Attr, Node
 from npuc.quantize.integer import EXACT_FLOAT32, accumulator_bound
-from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INTEGERS, step, wide_sums, windowed
+from npuc.quantize.integer_onnx import DOUBLE, FLOAT, INTEGERS, as_float, step, wide_sums, windowed
 from npuc.targets.nvdla.integer import (
     ALU,
     INT32,
@@ -49,7 +49,7 @@ def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
     """The sums of a convolution in double; none exceeds the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
-        return _sums(emit, step(emit, "Cast", x, to=FLOAT), emit.constant(w.astype(np.float32), "w"), attrs)
+        return _sums(emit, step(emit, "Cast", x, to=FLOAT), as_float(emit, w), attrs)
     return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
@@ -68,7 +68,7 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
     parts = list(_parts(emit, step(emit, "Cast", x, to=FLOAT), bits))
     total = ""
     for position, digit in _digits(w, int(np.clip(np.log2(EXACT_FLOAT32 / taps) - bits + 1, 2, 8))):
-        weights = step(emit, "Cast", emit.constant(digit, "w"), to=FLOAT)
+        weights = as_float(emit, digit)
         for exponent, part in parts:
             scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
             term = step(emit, "Mul", _sums(emit, part, weights, attrs), scale)

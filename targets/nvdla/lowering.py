@@ -93,7 +93,8 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     placed = {
         name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
     }
-    planned = plan(Context(graph, machine, placed, Constants(machine, 0, counted=True)), [turn for turn in turns if turn])
+    counting = Context(graph, machine, placed, Constants(machine, 0, counted=True))
+    planned = plan(counting, [turn for turn in turns if turn])
     context = Context(graph, machine, placed, constants, planned.data_banks)
     program = _Program(context, choices.convolutions, planned, reasons)
     for (on_device, part), turn in zip(phases, turns, strict=True):

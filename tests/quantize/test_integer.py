@@ -49,7 +49,7 @@ def _convolution(seed: int, size: int = 1) -> tuple[Graph, Array]:
     def pick(low: int, high: int) -> int:
         return int(random.integers(low, high + 1))
 
-    group = pick(1, 3) if size == 1 else 1
+    group = pick(1, 3)
     Ci, Co = group * (pick(1, 5) if size == 1 else 160), group * pick(1, 5)
     kernel, strides, dilations = ((pick(1, 3), pick(1, 3)) for _ in range(3))
     if size == 2:
@@ -108,16 +108,16 @@ def test_a_convolution_means_what_the_loops_compute(seed: int) -> None:
 def test_a_convolution_whose_sums_leave_24_bits_is_exact(seed: int) -> None:
     graph, x = _convolution(seed, size=2)
     assert accumulator_bound(graph.constants["w"], graph.constants["bias"]).max() > 1 << 24
-    assert [node.op_type for node in to_onnx(graph).graph.node].count("Conv") == 2
+    assert [node.op_type for node in to_onnx(graph).graph.node].count("Conv") > 1
     np.testing.assert_array_equal(_under_onnxruntime(graph, {"x": x}), run(graph, {"x": x})["y"])
 
 
 @pytest.mark.skipif(RUNTIME < (1, 24), reason="this onnxruntime has no ConvInteger for int8")
-def test_sums_that_even_four_bits_of_the_weights_take_beyond_24_bits_are_exact() -> None:
+def test_sums_of_one_channel_that_leave_24_bits_are_exact() -> None:
     random = np.random.default_rng(0)
-    w = np.full((2, 20000, 1, 1), 120, np.int8)
-    w[1] = random.integers(-128, 128, (20000, 1, 1))
-    x = random.integers(-128, 128, (1, 20000, 1, 2)).astype(np.int8)
+    w = np.full((2, 2, 100, 100), 120, np.int8)
+    w[1] = random.integers(-128, 128, (2, 100, 100))
+    x = random.integers(-128, 128, (1, 2, 100, 101)).astype(np.int8)
     constants = {"w": w, "bias": np.array([7, -7], np.int32), "shift": np.array([20, 15], np.int8)}
     graph = build(
         "g",
