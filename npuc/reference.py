@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from npuc.errors import ModelError
 from npuc.ir import Array, Graph
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 
 HEAVY = 1 << 20
 """Bytes of a constant that is better not copied."""
-UNFOLDED = 1 << 26
-"""Bytes of a model whose constants are not computed beforehand: int8 weights would become floats."""
+LARGE = 1 << 27
+"""Bytes of float32 weights that onnxruntime shall not rearrange, as that takes several copies of them."""
 NO_WEIGHTS: Mapping[str, Array] = {}
 
 
@@ -40,8 +42,11 @@ def session(model: onnx.ModelProto | bytes, weights: Mapping[str, Array] = NO_WE
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
         options.add_external_initializers(list(weights), values)
+        if sum(value.nbytes for value in weights.values()) > LARGE:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     serialized = model if isinstance(model, bytes) else model.SerializeToString()
-    without = FAULTY_OPTIMIZERS if len(serialized) < UNFOLDED else (*FAULTY_OPTIMIZERS, "ConstantFolding")
+    int8_weights = len(serialized) > LARGE // np.dtype(np.float32).itemsize  # which are cast when they are used
+    without = (*FAULTY_OPTIMIZERS, "ConstantFolding") if int8_weights else FAULTY_OPTIMIZERS
     try:
         return ort.InferenceSession(
             serialized, options, providers=["CPUExecutionProvider"], disabled_optimizers=without

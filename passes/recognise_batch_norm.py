@@ -21,10 +21,10 @@ def recognise_batch_norm(graph: Graph) -> Graph:
 def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
     """The factor and the summand per channel (float64) of a BatchNormalization with constant statistics."""
     values = [draft.constants.get(name) for name in node.inputs[1:5]]
-    given = [value.astype(np.float64) for value in values if value is not None]
+    given = [value for value in values if value is not None]
     if node.op != "BatchNormalization" or len(given) < 4:
         return None
-    scale, bias, mean, var = given
+    scale, bias, mean, var = (value.astype(np.float64) for value in given)
     factor = scale / np.sqrt(var + node.number("epsilon", 1e-5))
     return factor, bias - mean * factor
 

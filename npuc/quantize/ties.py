@@ -157,6 +157,6 @@ def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -
     for node in nodes:
         if node.op == "Conv" and node.inputs[0] in spreads and node.output in spreads:
             w = graph.constants[node.inputs[1]]
-            gain = np.sqrt(np.mean(np.square(w, dtype=np.float64)) * (w.size / len(w)))
+            gain = np.sqrt(np.mean([np.square(kernel, dtype=np.float64).sum() for kernel in w]))
             found[node.output] = float(spreads[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
     return {name: floor for name, floor in found.items() if floor > 0}
