@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import pytest
 
+from npuc import reference
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
-from npuc.reference import session
+from npuc.ir import Array, Graph
+from npuc.reference import HEAVY, graph_session, session, without_weights
 from tests.passes.networks import network, node
 
 
@@ -22,3 +26,44 @@ def test_float_weights_between_rounded_tensors_stay_float() -> None:
     x = {"x": np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype(np.float32)}
     (found,) = session(to_onnx(graph)).run(None, x)
     np.testing.assert_allclose(found, run(graph, x)["y"], atol=1e-6)
+
+
+def heavy() -> Graph:
+    """A convolution whose weights are heavier than what is copied."""
+    weights = np.random.default_rng(0).standard_normal((64, 4096, 1, 1)).astype(np.float32)
+    assert weights.nbytes >= HEAVY
+    return network((1, 4096, 2, 2), "y", node("Conv", "x w", "y"), w=weights)
+
+
+def test_a_graph_runs_with_its_own_constants_beside_a_model_that_has_none_of_their_bytes() -> None:
+    graph, weights = heavy(), dict[str, Array]()
+    assert len(to_onnx(graph, ["y"], weights).SerializeToString()) < 1000
+    assert weights["w"] is graph.constants["w"]
+    x = {"x": np.random.default_rng(1).standard_normal((1, 4096, 2, 2)).astype(np.float32)}
+    (found,), (whole,) = (run.run(["y"], x) for run in (graph_session(graph, ["y"]), session(to_onnx(graph))))
+    np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_and_its_weights_apart_compute_what_they_do_together() -> None:
+    whole = to_onnx(heavy()).SerializeToString()
+    model, weights = without_weights(onnx.ModelProto.FromString(whole))
+    assert len(model.SerializeToString()) < 1000 < HEAVY < len(whole)
+    x = {"x": np.random.default_rng(1).standard_normal((1, 4096, 2, 2)).astype(np.float32)}
+    np.testing.assert_array_equal(session(model, weights).run(["y"], x), session(whole).run(["y"], x))
+
+
+def test_large_weights_are_computed_with_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither rearranged, nor turned into floats beforehand where they are int8; no sum leaves 24 bits."""
+    random = np.random.default_rng(0)
+    integers = random.integers(-8, 8, (16, 32, 3, 3)).astype(np.int8)
+    x = random.integers(-128, 128, (1, 32, 8, 8)).astype(np.float32)
+    nodes = [node("Cast", "i", "w", to="float32"), node("Conv", "x w", "y")]
+    graph = network((1, 32, 8, 8), "y", *nodes, i=integers)
+    (expected,) = session(to_onnx(graph)).run(["y"], {"x": x})
+    monkeypatch.setattr(reference, "LARGE", 0)
+    np.testing.assert_array_equal(session(to_onnx(graph)).run(["y"], {"x": x})[0], expected)
+    plain = network((1, 32, 8, 8), "y", nodes[1], w=integers.astype(np.float32))
+    weights: dict[str, Array] = {}
+    monkeypatch.setattr("npuc.export_onnx.HEAVY", 0)
+    found = session(to_onnx(plain, ["y"], weights), weights).run(["y"], {"x": x})
+    np.testing.assert_array_equal(found[0], expected)
