@@ -39,18 +39,55 @@ def factors(ratios: Array) -> tuple[Array, int]:
     return scaled.astype(np.int16), shift
 
 
-def two_factors(ratio: float, room: float) -> tuple[int, int, int]:
-    """Two multipliers and a right shift: first * second / 2^shift is nearest to the ratio, first at most the room.
+@dataclass(frozen=True)
+class Factors:
+    """What X2 and the converter multiply by: first * 2^-shift * scale * 2^-scale_shift."""
 
-    >>> two_factors(1 / 3, 100)
-    (89, 15709, 22)
+    first: int
+    shift: int
+    scale: int
+    scale_shift: int
+
+
+def two_factors(ratio: float, reach: float) -> Factors:
+    """Two multipliers and their shifts whose product is nearest to the ratio; what reaches so far keeps 32 bits.
+
+    >>> two_factors(1 / 3, 2**20)
+    Factors(first=25487, shift=4, scale=14043, scale_shift=26)
     """
-    most = int(np.clip(room, 1, MOST_MULTIPLIER))
-    first = np.arange(max(most // 2, 1), most + 1)
-    _, shift = factor(ratio / first[0], MOST_CONVERTER_SHIFT)
-    wanted = ratio * 2.0**shift / first
+    first = np.arange(MOST_MULTIPLIER // 2 + 1, MOST_MULTIPLIER + 1)
+    _, both = factor(ratio / first[0], MOST_SHIFT + MOST_CONVERTER_SHIFT)
+    wanted = ratio * 2.0**both / first
     best = int(np.argmin(np.abs(np.rint(wanted) - wanted) * first))
-    return int(first[best]), int(np.rint(wanted[best])), shift
+    shift = min(max(int(np.ceil(np.log2(reach * first[best]))) - 31, 0), both)
+    return Factors(int(first[best]), shift, int(np.rint(wanted[best])), both - shift)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of two maps that are added the part of the first: weight * multiplier for 2^left of the other."""
+
+    weight: int
+    multiplier: int
+    left: int
+
+    def error(self, ratio: float) -> float:
+        """By how much of itself the ratio is missed."""
+        return abs(self.weight * self.multiplier / (ratio * 2.0**self.left) - 1)
+
+
+def share(ratio: float, most_left: int, most_weight: int = 1) -> Share:
+    """The nearest to a ratio, with a weight up to the most.
+
+    >>> share(0.75, 22), share(-1 / 3, 22, 127)
+    (Share(weight=1, multiplier=24576, left=15), Share(weight=89, multiplier=-15709, left=22))
+    """
+    weights = np.arange(most_weight // 2 + 1, most_weight + 1)
+    left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER * weights[0] / abs(ratio))), 0, most_left))
+    wanted = ratio * 2.0**left / weights
+    rounded = np.rint(wanted).clip(-MOST_MULTIPLIER, MOST_MULTIPLIER)
+    best = int(np.argmin(np.abs(rounded - wanted) * weights))
+    return Share(int(weights[best]), int(rounded[best]), left)
 
 
 def addends(values: Array) -> tuple[Array, int]:

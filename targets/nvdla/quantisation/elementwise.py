@@ -15,7 +15,7 @@ import numpy as np
 from npuc.ir import Array, Node
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import CONVERSIONS, is_relu
-from npuc.targets.nvdla.fixed_point import FRACTION, MOST_MULTIPLIER, addends, factor, factors, two_factors
+from npuc.targets.nvdla.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
 from npuc.targets.nvdla.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import Builder
 from npuc.targets.nvdla.quantisation.form import (
@@ -173,13 +173,13 @@ class Elementwise(Builder):
         first, second = node.inputs
         sign = 1.0
         if second in self.float.constants or (node.op != "Sub" and first not in self.float.constants):
-            x, other = (first, second) if self._covers(node, first) else (second, first)
+            x, other = self.in_order(node)
         else:  # a - b as (-b) + a, and constants as operand
             x, other = second, first
             sign = -1.0 if node.op == "Sub" else 1.0
         constant = self.float.constant(other)
         if constant is None:
-            return x, self._two_maps(node, sign * self.scales[x], other)
+            return x, self.two_maps(node, self.part_of(sign, x, other), other)
         unit = y * self.fine
         negative = node.op == "Sub" and other == second
         values, shift = addends((-1 if negative else 1) * per_channel(constant) / unit)
@@ -189,22 +189,33 @@ class Elementwise(Builder):
         form.operands["x1_mul"] = few(multiplier)
         return x, form.convert(unit / y)
 
-    def _two_maps(self, node: Node, x_scale: float, other: str) -> Form:
-        """A map of this scale, multiplied without rounding, and another as second operand, shifted as far as that.
+    def two_maps(self, node: Node, part: Share, other: str) -> Form:
+        """A map times its part of the sum, without rounding, and another as second operand, shifted as far as that.
 
         X2 and the converter multiply by the rest of the ratio, which is as exact as 16 bits twice can be.
         """
-        ratio = x_scale / self.scales[other]
-        left = int(np.clip(np.floor(np.log2(MOST_MULTIPLIER / abs(ratio))), 0, OPERAND_BITS - self.bits))
-        multiplier = round(np.clip(ratio * 2.0**left, -MOST_MULTIPLIER, MOST_MULTIPLIER))
-        reach = 2**self.bits * (abs(multiplier) + 2.0**left)
-        unit = self.scales[other] * 2.0**-left
-        first, scale, shift = two_factors(unit / self.scales[node.output], 2.0**31 / reach)
-        second = Stage(COMPARISONS[node.op], left, 1, relu=int(relu(node) and not self.zeros[other]))
-        form = Form(Stage(multiply=1), second, converter=(0, scale, shift))
-        form.operands |= {"x1_mul": few(multiplier), "x2_alu": other, "x2_mul": few(first)}
-        form.excess = float(self.zeros[other] * 2**left * first)
+        reach = 2**self.bits * (abs(part.multiplier) * part.weight + 2.0**part.left)
+        unit = self.scales[other] * 2.0**-part.left
+        rest = two_factors(unit / self.scales[node.output], reach)
+        ends = relu(node) and not self.zeros[other]
+        second = Stage(COMPARISONS[node.op], part.left, 1, shift=rest.shift, relu=int(ends))
+        form = Form(Stage(multiply=1), second, converter=(0, rest.scale, rest.scale_shift))
+        form.operands |= {"x1_mul": few(part.multiplier), "x2_alu": other, "x2_mul": few(rest.first)}
+        form.excess = self.zeros[other] * 2.0 ** (part.left - rest.shift) * rest.first
         return form
+
+    def part_of(self, sign: float, x: str, other: str) -> Share:
+        """What a map is multiplied by before another is added to it."""
+        return share(sign * self.scales[x] / self.scales[other], OPERAND_BITS - self.bits)
+
+    def in_order(self, node: Node) -> tuple[str, str]:
+        """The operand that goes through SDP, and the other: that whose part of the sum is the more exact."""
+        orders = [pair for pair in (node.inputs, node.inputs[::-1]) if self._covers(node, pair[0])]
+        if len(orders) == 1:
+            return orders[0][0], orders[0][1]
+        missed = [self.part_of(1.0, x, other).error(self.scales[x] / self.scales[other]) for x, other in orders]
+        x, other = orders[int(np.argmin(missed))]
+        return x, other
 
     def _covers(self, node: Node, name: str) -> bool:
         """Whether an operand has the shape of the result, so that it goes through SDP."""

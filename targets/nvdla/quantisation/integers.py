@@ -14,16 +14,21 @@ from npuc.quantize.given import Steps
 from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel
 from npuc.targets.nvdla import transformed
-from npuc.targets.nvdla.fixed_point import Weights, addends, factor, quantise_weights
+from npuc.targets.nvdla.fixed_point import Weights, addends, factor, quantise_weights, share
 from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
 from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
-from npuc.targets.nvdla.quantisation.elementwise import Elementwise
+from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 from npuc.targets.nvdla.transformed import strides
+
+
+CLOSE = 2.0**-20
+"""By how much of itself the ratio of two given scales may be missed: onnxruntime's floats miss it by 2^-24."""
+MOST_WEIGHT = 127
 
 
 class Integers(Elementwise):
@@ -117,7 +122,31 @@ class Integers(Elementwise):
         """Appends what computes a node; there is local response normalisation in integers only."""
         if node.op == "LRN" and id(node) in self.computed:
             return self._normalise(node)
+        if node.op == "Add" and id(node) in self.computed and id(node) not in self.groups:
+            parts = self._given_maps(node)
+            if parts is not None and self.part_of(1.0, *parts).error(self._ratio(*parts)) > CLOSE:
+                return self._add_exactly(node, *parts)
         return super().write(node)
+
+    def _ratio(self, x: str, other: str) -> float:
+        return self.scales[x] / self.scales[other]
+
+    def _given_maps(self, node: Node) -> tuple[str, str] | None:
+        """The two maps of a sum whose steps, like those of the result, a model gives."""
+        both = self.given.__contains__
+        if not all(map(both, (*node.inputs, node.output))) or not all(self._covers(node, x) for x in node.inputs):
+            return None
+        return self.in_order(node)
+
+    def _add_exactly(self, node: Node, x: str, other: str) -> None:
+        """A sum whose first map a convolution of one weight multiplies: X1's multiplier alone is too coarse."""
+        part = share(self._ratio(x, other), OPERAND_BITS - self.bits, MOST_WEIGHT)
+        form = self.two_maps(node, part, other).centred(self.zeros[x] * part.weight)
+        form.converter = form.converted(self.zeros[node.output])
+        channels = self.float.shape(x)[1]
+        taps = np.full((channels, 1, 1, 1), part.weight, self.dtype)
+        inputs = self.as_int8(x), self.constant(self.part(self.int8(node.output), "w"), taps)
+        self.finish("NvConv", inputs, node, form, {"group": channels, "average": 1}, node.sources)
 
     def _normalise(self, node: Node) -> None:
         y = self.int8(node.output)

@@ -79,7 +79,7 @@ def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: floa
 Operands = dict[str, Array]
 
 
-SATURATED = 512
+SATURATED = 256
 """A result that is so many steps from the zero point saturates to int8, whatever the zero point."""
 
 

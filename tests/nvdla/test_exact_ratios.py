@@ -1,0 +1,87 @@
+"""Given scales on NVDLA: results are those of onnxruntime's float ratios, but for a few in a million."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from npuc import data, driver, program
+from npuc.ir import Array
+from npuc.metrics import Tolerance
+from npuc.target import Options, target
+from npuc.targets.nvdla.integer import Stage, staged
+from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
+from npuc.verification import verify
+
+
+def _after(sums: Array, stages: tuple[Stage, Stage], operands: dict[str, Array]) -> Array:
+    for position, stage in enumerate(stages, 1):
+        sums = staged(sums, stage, operands[f"x{position}_alu"], operands[f"x{position}_mul"])
+    return sums
+
+
+@pytest.mark.parametrize("taps", [9, 4608])
+def test_any_sum_gives_the_rounded_real_product_and_saturates_only_where_that_does(taps: int) -> None:
+    random = np.random.default_rng(taps)
+    w = random.integers(-127, 128, (24, taps)).astype(np.int8)
+    bias = np.rint(random.standard_normal(24) * 3e4)
+    ratio = np.exp2(random.uniform(-13, -9, 24)).astype(np.float32).astype(np.float64)
+    sums = Sums(w, bias, ratio)
+    first, second, operands = two_stages(sums)
+    reach = sums.bound - np.abs(bias)
+    acc = np.rint(random.uniform(-1, 1, (20_000, 24)) * reach).T.astype(np.int64).reshape(24, 1, -1)
+    found = np.clip(_after(acc, (first, second), operands), -255, 255)
+    exact = np.clip(np.rint((acc + bias.reshape(COLUMN)) * ratio.reshape(COLUMN)), -255, 255)
+    assert (found != exact).mean() < 1e-5
+    assert np.abs(found - exact).max() <= 1
+
+
+SCALES = {
+    "as in a residual network": ((0.0762931, -128), (0.104195, 4), (0.0509457, -128)),
+    "far apart": ((0.901317, 3), (0.0123719, -77), (0.871619, 11)),
+    "equal": ((0.05, -9), (0.05, 100), (0.07, 0)),
+}
+
+
+def _sum(scales: tuple[tuple[float, int], ...]) -> onnx.ModelProto:
+    """int8 a + int8 b -> int8 y, each with a scale and a zero point of its own."""
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    named = dict(zip("aby", scales, strict=True))
+    constants = {f"{name}s": np.float32(scale) for name, (scale, _) in named.items()}
+    constants |= {f"{name}z": np.int8(zero) for name, (_, zero) in named.items()}
+    nodes = [
+        make("DequantizeLinear", ["a", "as", "az"], ["fa"]),
+        make("DequantizeLinear", ["b", "bs", "bz"], ["fb"]),
+        make("Add", ["fa", "fb"], ["fy"], "sum"),
+        make("QuantizeLinear", ["fy", "ys", "yz"], ["y"]),
+    ]
+    kind, shape = onnx.TensorProto.INT8, [1, 1, 256, 256]
+    held = [onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items()]
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value(name, kind, shape) for name in "ab"], [value("y", kind, shape)], held
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+
+
+@pytest.mark.parametrize("name", ["nvdla-small", "nvdla-full"])
+@pytest.mark.parametrize("case", SCALES)
+def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_path: Path) -> None:
+    model, machine = tmp_path / "sum.onnx", target(name)
+    onnx.save(_sum(SCALES[case]), model)
+    compiled, _ = driver.compile_model(model, machine, Options(), {})
+    program.save(compiled, tmp_path / "p")
+    a, b = np.meshgrid(*[np.arange(-128, 128, dtype=np.int8)] * 2)
+    feed = {"a": a[None, None], "b": b[None, None]}
+    samples = data.Samples({key: each[None] for key, each in feed.items()})
+    loaded = program.load(tmp_path / "p")
+    (theirs,) = onnxruntime.InferenceSession(model.read_bytes()).run(["y"], feed)
+    found = driver.run_program(loaded, machine, samples)["y"][0]
+    off = np.abs(found.astype(int) - theirs.reshape(found.shape))
+    ties = case == "equal"  # 0.05 and 0.07 have common multiples, of which halves are rounded to even there
+    assert (off > 0).sum() <= (600 if ties else 8)
+    assert off.max() <= 1
+    assert verify(model, tmp_path / "p", loaded, machine, samples, Tolerance(0, 0))["bit_exact"]
