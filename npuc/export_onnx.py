@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx
@@ -265,6 +266,17 @@ def _slice(node: Node, emitter: Emitter) -> None:
     emitter.node("Slice", [node.inputs[0], *inputs], node.outputs)
 
 
+def _interleave(node: Node, emitter: Emitter) -> None:
+    """The inputs one after the other, of which Gather then takes the elements in turns."""
+    axis, joined = node.integer("axis"), emitter.fresh("joined")
+    extents = np.cumsum([0, *(emitter.graph.shape(name)[axis] for name in node.inputs)])
+    indices = np.zeros(extents[-1], np.int64)
+    for number, (first, end) in enumerate(pairwise(extents.tolist())):
+        indices[number :: len(node.inputs)] = range(first, end)
+    emitter.node("Concat", node.inputs, [joined], axis=axis)
+    emitter.node("Gather", [joined, emitter.constant(indices, "turns")], node.outputs, axis=axis)
+
+
 def _pad(node: Node, emitter: Emitter) -> None:
     x, pads, mode = node.inputs[0], node.integers("pads"), node.text("mode", "constant")
     if mode == "wrap":
@@ -344,6 +356,7 @@ EXPORTERS: dict[str, Exporter] = {
     "AveragePool": _average_pool,
     "Split": _split,
     "Slice": _slice,
+    "Interleave": _interleave,
     "Pad": _pad,
     "Reshape": _shaped,
     "Expand": _shaped,

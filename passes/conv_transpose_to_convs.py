@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import gcd, lcm
+from math import gcd, lcm, prod
 
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.ops.windows import window_of
-from npuc.passes.interleaving import interleaved
+from npuc.ops.movement import interleaved_extents
+from npuc.ops.windows import Window, window_of
+from npuc.passes.interleaving import interleaved, woven
 from npuc.passes.rewriting import Draft, rewrite
 
 MOST_PHASES = 256
@@ -33,6 +34,14 @@ def conv_transpose_to_convs(graph: Graph) -> Graph:
     activation goes with the Convs; groups stay.
     """
     return rewrite(graph, _to_convs)
+
+
+def conv_transpose_to_phases(graph: Graph) -> Graph:
+    """A 2-D ConvTranspose with constant weights becomes Convs -> Interleave along H -> Interleave along W.
+
+    One Conv of stride 1 for each of stride_y * stride_x phases, which gives the rows and columns that there are.
+    """
+    return rewrite(graph, _to_phases)
 
 
 @dataclass(frozen=True)
@@ -60,20 +69,29 @@ class Axis:
 
     def separate(self) -> list[Phase]:
         """For each member of the block the Conv with the smallest window."""
-        dilation = self.dilation // gcd(self.dilation, self.stride)
-        return [self._phases([number], dilation)[0] for number in range(self.block)]
+        return [self._phases([number], self._spacing)[0] for number in range(self.block)]
+
+    def ragged(self) -> list[Phase]:
+        """The same, each with as many outputs as there are of its member; members without any have none."""
+        counts = interleaved_extents(self.outputs, min(self.block, self.outputs))
+        return [self._phases([number], self._spacing, count)[0] for number, count in enumerate(counts)]
 
     def common(self) -> list[Phase]:
         """For each member of the block a Conv, all with one window."""
         return self._phases(range(self.block), 1)
+
+    @property
+    def _spacing(self) -> int:
+        """The dilation of the taps of one member."""
+        return self.dilation // gcd(self.dilation, self.stride)
 
     def _meets(self, number: int) -> dict[int, int]:
         """Element -> tap: tap k of output o meets element (o + begin - k * dilation) / stride, if an integer."""
         places = {k: number + self.begin - k * self.dilation for k in range(self.kernel)}
         return {place // self.stride: k for k, place in places.items() if place % self.stride == 0}
 
-    def _phases(self, numbers: Sequence[int], dilation: int) -> list[Phase]:
-        """Convs that give outputs number, number + block, ..: ceil(outputs / block) of each.
+    def _phases(self, numbers: Sequence[int], dilation: int, count: int = 0) -> list[Phase]:
+        """Convs that give outputs number, number + block, ..: so many of each, or ceil(outputs / block).
 
         Zeros are added where the first element is behind element 0, and where a Conv would give more outputs.
         """
@@ -82,7 +100,7 @@ class Axis:
         first = min(elements, default=0)
         first -= max(-(-first // dilation), 0) * dilation
         taps = (max(elements, default=first) - first) // dilation + 1
-        step, count = self.block // self.stride, -(-self.outputs // self.block)
+        step, count = self.block // self.stride, count or -(-self.outputs // self.block)
         while (self.extent - first - (taps - 1) * dilation - 1) // step >= count:
             taps += 1
         end = (count - 1) * step + (taps - 1) * dilation + 1 - self.extent + first
@@ -92,19 +110,12 @@ class Axis:
 
 
 def _to_convs(draft: Draft, node: Node) -> bool:
-    if node.op != "ConvTranspose" or len(draft.shape(node.output)) != 4 or node.inputs[1] not in draft.constants:
+    if not _is_constant_image(draft, node):
         return False
-    shape, extents = draft.shape(node.output), draft.shape(node.inputs[0])[2:]
-    window = window_of(node, draft.constants[node.inputs[1]].shape[2:])
-    block = lcm(*window.strides)
+    block = lcm(*_window(draft, node).strides)
     if block**2 > MOST_PHASES:
         return False
-    axes = [
-        Axis(kernel, stride, dilation, begin, extent, outputs, block)
-        for kernel, stride, dilation, begin, extent, outputs in zip(
-            window.kernel, window.strides, window.dilations, window.begins, extents, shape[2:], strict=True
-        )
-    ]
+    axes = _axes(draft, node, (block, block))
     convs = _chosen(draft, node, axes)
     if block == 1:
         draft.replace(node, _conv(draft, node, convs[0], node.output))
@@ -115,6 +126,50 @@ def _to_convs(draft: Draft, node: Node) -> bool:
     made = [_conv(draft, node, phases, y) for phases, y in zip(convs, names, strict=True)]
     draft.replace(node, *made, *interleaved(draft, node, names, block))
     return True
+
+
+def _to_phases(draft: Draft, node: Node) -> bool:
+    if not _is_constant_image(draft, node):
+        return False
+    strides = _window(draft, node).strides
+    if prod(strides) > MOST_PHASES:
+        return False
+    rows, columns = (axis.ragged() for axis in _axes(draft, node, strides))
+    if len(rows) == len(columns) == 1:
+        draft.replace(node, _conv(draft, node, [(rows[0], columns[0])], node.output))
+        return True
+    names = [
+        [draft.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
+        for row in range(len(rows))
+    ]
+    made = [
+        _conv(draft, node, [(row, column)], names[y][x])
+        for y, row in enumerate(rows)
+        for x, column in enumerate(columns)
+    ]
+    draft.replace(node, *made, *woven(draft, node, names))
+    return True
+
+
+def _is_constant_image(draft: Draft, node: Node) -> bool:
+    """Whether a node is a ConvTranspose of images by constant weights."""
+    image = node.op == "ConvTranspose" and len(draft.shape(node.output)) == 4
+    return image and node.inputs[1] in draft.constants
+
+
+def _window(draft: Draft, node: Node) -> Window:
+    return window_of(node, draft.constants[node.inputs[1]].shape[2:])
+
+
+def _axes(draft: Draft, node: Node, blocks: Sequence[int]) -> list[Axis]:
+    """Both axes, with blocks of so many outputs."""
+    window, shape, extents = _window(draft, node), draft.shape(node.output), draft.shape(node.inputs[0])[2:]
+    return [
+        Axis(kernel, stride, dilation, begin, extent, outputs, block)
+        for kernel, stride, dilation, begin, extent, outputs, block in zip(
+            window.kernel, window.strides, window.dilations, window.begins, extents, shape[2:], blocks, strict=True
+        )
+    ]
 
 
 Phases = Sequence[tuple[Phase, Phase]]

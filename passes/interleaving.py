@@ -1,4 +1,4 @@
-"""Maps interleaved into a larger one: the only form in which passes for the array enlarge an image."""
+"""Maps interleaved into a larger one: the forms in which passes enlarge an image."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ def interleaved(draft: Draft, node: Node, phases: Sequence[str], block: int) -> 
         return [*concat, replace(spread, outputs=node.outputs)]
     cut: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": (height, width), "steps": (1, 1)}
     return [*concat, spread, Node("Slice", (whole,), node.outputs, cut, f"{node.name}/slice", node.sources)]
+
+
+def woven(draft: Draft, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
+    """Interleave nodes of phases[row][column] to stand in place of a node: first along H, then along W.
+
+    Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Phases that are the same
+    tensors share what comes of them.
+    """
+    made: dict[tuple[str, ...], Node] = {}
+    columns = [tuple(each) for each in zip(*phases, strict=True)]
+    for names in columns if len(phases) > 1 else ():
+        result = node.output if len(columns) == 1 else draft.fresh(f"{node.output}/rows_{len(made)}")
+        made.setdefault(names, Node("Interleave", names, (result,), {"axis": 2}, result, node.sources))
+    if len(columns) == 1:
+        return [replace(each, name=node.name) for each in made.values()]
+    names = tuple(made[each].output if made else each[0] for each in columns)
+    return [*made.values(), Node("Interleave", names, node.outputs, {"axis": 3}, node.name, node.sources)]

@@ -25,8 +25,8 @@ def resize_to_copies(graph: Graph) -> Graph:
 
 
 def _to_copies(draft: Draft, node: Node) -> bool:
-    scale = _repetition(draft, node) if node.op == "Resize" else 1
-    if scale < 2:
+    scale, across = repetitions(draft, node)
+    if scale < 2 or across != scale:
         return False
     step = next(each for each in (*range(min(scale, MOST_SCALE), 1, -1), scale) if scale % each == 0)
     x = node.inputs[0]
@@ -44,17 +44,17 @@ def _to_copies(draft: Draft, node: Node) -> bool:
     return True
 
 
-def _repetition(draft: Draft, node: Node) -> int:
-    """How often every row and every column is repeated; 0 if that is not what the node does."""
+def repetitions(draft: Draft, node: Node) -> tuple[int, int]:
+    """How often a Resize repeats every row and every column; 0 if that is not what the node does."""
+    if node.op != "Resize":
+        return 0, 0
     x, y = draft.shape(node.inputs[0]), draft.shape(node.output)
     if len(x) != 4 or x[:2] != y[:2] or any(large % small for large, small in zip(y, x, strict=True)):
-        return 0
-    scale = y[2] // x[2]
-    if y[3] // x[3] != scale:
-        return 0
-    for axis in (2, 3):
+        return 0, 0
+    scales = y[2] // x[2], y[3] // x[3]
+    for axis, scale in zip((2, 3), scales, strict=True):
         indices, weights = interpolation(node, x[axis], y[axis], scales_of(node)[axis])
         wanted = np.arange(y[axis]) // scale
         if not ((indices == wanted) | (weights == 0)).all():
-            return 0
-    return scale
+            return 0, 0
+    return scales

@@ -177,6 +177,35 @@ def _blocks_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, 
     return (TensorType((n, c // (block * block), h * block, w * block), x.dtype),)
 
 
+def interleaved_extents(extent: int, count: int) -> list[int]:
+    """How many elements of an axis each of so many tensors gives, in turns.
+
+    >>> interleaved_extents(5, 2)
+    [3, 2]
+    """
+    return [-(-(extent - number) // count) for number in range(count)]
+
+
+def _interleave_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    dtype, axis, first = same_type(node, types), node.integer("axis"), types[0].shape
+    expect_axes(node, (axis,), len(first))
+    extent = sum(each.shape[axis] for each in types)
+    for name, each, wanted in zip(node.inputs, types, interleaved_extents(extent, len(types)), strict=True):
+        if each.shape != (*first[:axis], wanted, *first[axis + 1 :]):
+            reason = f"shapes {list(first)} and {list(each.shape)} do not take turns along axis {axis}"
+            raise bad_node(node, reason, tensor=name)
+    return (TensorType((*first[:axis], extent, *first[axis + 1 :]), dtype),)
+
+
+def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    axis = node.integer("axis")
+    joined = np.concatenate([np.moveaxis(each, axis, 0) for each in inputs])
+    result = np.empty_like(joined)
+    for number, each in enumerate(inputs):
+        result[number :: len(inputs)] = np.moveaxis(each, axis, 0)
+    return (np.moveaxis(result, 0, axis),)
+
+
 def _space_to_depth(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
     block, (n, c, h, w) = node.integer("blocksize"), x.shape
@@ -229,6 +258,12 @@ register(
         "The elements in another type.",
         _cast_types,
         _cast,
+    ),
+    Op(
+        "Interleave",
+        "The inputs in turns along an axis, a slice of each after the other; made by passes, not in ONNX.",
+        _interleave_types,
+        _interleave,
     ),
     Op("SpaceToDepth", "Blocks of pixels moved into channels.", _blocks_types, _space_to_depth),
     Op("DepthToSpace", "Channels moved into blocks of pixels.", _blocks_types, _depth_to_space),

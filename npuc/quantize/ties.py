@@ -13,7 +13,10 @@ from npuc.quantize.scales import Ratio, Ties
 from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.quantize.weights import MOST_SHIFT, average_taps
 
-MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+"""Those operators of ONNX that only move elements."""
+
+MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
 """Operators that only move elements: the same on int8, if all their tensors share one scale."""
 
 SELECTION = ("MaxPool", "GlobalMaxPool")
@@ -24,7 +27,8 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
     """The nodes that run on int8: those the target accepts, and data movement from such to such.
 
     A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs
-    on int8 behind or before any of these. What the model itself dequantises is int8 already.
+    on int8 behind or before any of these, and so does movement that the target accepts, as it has an operation for
+    it. What the model itself dequantises is int8 already.
     """
     after: set[str] = set()
     forward: list[Node] = []
@@ -33,14 +37,16 @@ def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, 
             after.update(node.outputs)
         computed = [name for name in node.inputs if name not in graph.constants]
         moves = node.op in (*MOVEMENT, *CONVERSIONS) and any(name in after for name in computed)
-        if moves or accepts(node):
+        accepted = accepts(node)
+        if moves or (accepted and node.op not in MOVEMENT):
             after.update(node.outputs)
-        if moves or accepts(node) or node.op in CONVERSIONS:
+        if moves or accepted or node.op in CONVERSIONS:
             forward.append(node)
     before: set[str] = set()
     kept: list[Node] = []
     for node in reversed(forward):
-        ends = node.op in CONVERSIONS and node.inputs[0] in after
+        done = node.op in MOVEMENT and accepts(node)
+        ends = (node.op in CONVERSIONS or done) and any(name in after for name in node.inputs)
         computes = node.op not in (*MOVEMENT, *CONVERSIONS)
         if computes or ends or before.intersection(node.outputs):
             before.update(data_inputs(node))

@@ -17,7 +17,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.patterns import along_axis
 from npuc.quantize.tables import TABLE_OPS
-from npuc.quantize.ties import MOVEMENT, average_kernel
+from npuc.quantize.ties import ONNX_MOVEMENT, average_kernel
 from npuc.targets.easynpu.addressing import map_shape
 from npuc.targets.easynpu.fusion import conv_mnemonic
 from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
@@ -172,7 +172,7 @@ HOST: Mapping[str, str] = {
     "LogSoftmax": "the machine has no exponential and no logarithm",
     "ArgMax": "the machine has no index arithmetic",
     "LRN": "the machine has no power function",
-    **dict.fromkeys(MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
+    **dict.fromkeys(ONNX_MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
 }
 
 

@@ -54,7 +54,7 @@ def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes]) -> list[int
             whole = all(graph.shape(name) == graph.shape(node.output) for name in maps)
             fit = whole and len({lanes[name] for name in maps}) < 2
             return [] if fit else [at for at in gaps if at > 1]
-        case "NvElementwise":
+        case "NvElementwise" | "Interleave":
             return gaps if len({lanes[name] for name in node.inputs if name in lanes}) > 1 else []
         case "Concat" if is_view(graph, node) and node.integer("axis") % len(graph.shape(node.output)) > 1:
             return gaps if len({lanes[name] for name in node.inputs}) > 1 else []

@@ -344,7 +344,7 @@ class _Program:
         held = placed.view.buffer
         lanes = _runs(placed.view)
         address = placed.base + placed.view.offset
-        where = Place(address, held.line_stride, held.surface_stride, lanes, held.precision, held.pixels)
+        where = Place(address, placed.view.line_stride, held.surface_stride, lanes, held.precision, held.pixels)
         return TensorMove(name, self.graph.shape(name), where)
 
 

@@ -2,14 +2,16 @@
 
 1. Forms. Volumes become images, a batch of images several networks of one image; reductions, padding and matrix
    products become pooling and convolutions over images.
-2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions; windows that
-   PDP does not compare are split. Then activations are fused again, as new convolutions have arisen.
+2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions, and what
+   enlarges maps without computing interleaves them; windows that PDP does not compare are split. Then
+   activations are fused again, as new convolutions have arisen.
 3. Shapes. What is elementwise and still on a tensor that is no image computes on one.
 """
 
 from npuc.passes.as_images import as_images
 from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
-from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.passes.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.passes.fuse_again import fuse_again
 from npuc.passes.gathers_to_slices import gathers_to_slices
 from npuc.passes.gemm_to_conv import gemm_to_conv
@@ -19,6 +21,7 @@ from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.products_to_convs import products_to_convs
 from npuc.passes.reductions_to_pools import reductions_to_pools
 from npuc.passes.separate_clips import separate_clips
+from npuc.passes.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.passes.split_average_borders import split_average_borders
 from npuc.passes.split_average_pool import Limits as Averages
 from npuc.passes.split_average_pool import SplitAveragePool
@@ -38,7 +41,9 @@ PASSES: tuple[Pass, ...] = (
     pads_to_convs,
     products_to_convs,
     batch_norm_to_conv,
-    conv_transpose_to_convs,
+    conv_transpose_to_phases,
+    enlargements_to_interleaves,
+    space_to_depth_to_convs,
     permute_channels_by_conv,
     gathers_to_slices,
     strided_slices_to_convs,

@@ -141,6 +141,13 @@ def few_channels(_graph: Graph, node: Node) -> str | None:
     return None if size in SIZES and falls else f"size {size}, bias {bias}, beta {beta}"
 
 
+def interleaving_fields(graph: Graph, node: Node) -> str | None:
+    """The maps are (1, C, H, W), with up to 8192 channels, rows and columns."""
+    shape = graph.shape(node.output)
+    taken = len(shape) == 4 and shape[0] == 1 and node.integer("axis") > 1 and max(shape) <= 8192
+    return None if taken else f"the shape is {list(shape)}"
+
+
 @dataclass(frozen=True)
 class Row:
     """An operator that NVDLA runs: by which units, and its constraints."""
@@ -178,10 +185,20 @@ LUT = Row("SDP (table)", (one_image,), BATCH)
 """Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
 
+OWN: Mapping[str, Row] = {"Interleave": Row("SDP", (interleaving_fields,), BATCH)}
+"""Operators of passes, which ONNX has not."""
+
+ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 channels, rows and columns."
 REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
     "MatMul": ("CONV + SDP", "One factor is a constant."),
-    "ConvTranspose": ("CONV + SDP", "The weights are constants, and the image grows at most 16 times each way."),
+    "ConvTranspose": (
+        "CONV + SDP",
+        "The weights are constants, and the image grows at most 256 times; SDP interleaves the columns.",
+    ),
+    "DepthToSpace": ("CONV + SDP", f"{ENLARGED} Any mode."),
+    "SpaceToDepth": ("CONV + SDP", "Within the convolution that reads it, or by convolutions with strides."),
+    "Resize": ("SDP", f"Every row is repeated equally often, and every column. {ENLARGED}"),
     "BatchNormalization": ("CONV + SDP", "The parameters are constants."),
     "ReduceMean": ("PDP, CONV + SDP", "Any axes."),
     "ReduceSum": ("CONV + SDP", "Any axes."),
@@ -229,7 +246,7 @@ def row_of(op: str, machine: Machine, precision: str) -> Row | None:
     """How the configuration runs an operator, or None."""
     if op == "LRN" and precision != "int8":
         return None
-    return LUT if op in table_ops(machine, precision) else ARRAY.get(op)
+    return LUT if op in table_ops(machine, precision) else ARRAY.get(op) or OWN.get(op)
 
 
 def quantised_already(graph: Graph, precision: str) -> Problem | None:

@@ -1,8 +1,11 @@
 """Where feature maps lie: buffers of memory, and tensors as views of them.
 
 Concat, Split, Slice and the Reshape of a 1x1 map move nothing: their tensors are windows of one buffer, surface
-after surface, line after line. A channel has a lane: its place among the channels of the buffer. Where channels
-of one tensor do not fill whole atoms the lanes have gaps, which convolutions skip with weights that are zero.
+after surface, line after line. Nor does Interleave along H: its inputs have lines of the buffer in turns. The
+maps of an Interleave along W have lines of equal length, so that from pixel to pixel is the same step throughout,
+also from the last one of a line to the first of the next. A channel has a lane: its place among the channels of
+the buffer. Where channels of one tensor do not fill whole atoms the lanes have gaps, which convolutions skip with
+weights that are zero.
 """
 
 from __future__ import annotations
@@ -78,6 +81,13 @@ class View:
     width: int
     height: int
     lanes: Lanes
+    step: int = 1
+    """Lines of the buffer from one line of the window to the next."""
+
+    @property
+    def line_stride(self) -> int:
+        """Bytes from line to line."""
+        return self.step * self.buffer.line_stride
 
     @property
     def extent(self) -> int:
@@ -91,7 +101,7 @@ class View:
     def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
         """The byte offset in the buffer of a place in the window."""
         held = self.buffer
-        return self.offset + surface * held.surface_stride + row * held.line_stride + column * held.atom_bytes
+        return self.offset + surface * held.surface_stride + row * self.line_stride + column * held.atom_bytes
 
 
 def is_view(graph: Graph, node: Node) -> bool:
@@ -102,6 +112,8 @@ def is_view(graph: Graph, node: Node) -> bool:
     match node.op:
         case "Identity":
             return True
+        case "Interleave":
+            return node.integer("axis") == 2
         case "Reshape":
             return map_shape(shapes[0]) == map_shape(shapes[1])
         case "Concat" | "Split":
@@ -113,11 +125,18 @@ def is_view(graph: Graph, node: Node) -> bool:
             return False
 
 
+def joins(graph: Graph, node: Node) -> bool:
+    """Whether the inputs of a node are parts of its output, so that all of them lie in one buffer."""
+    return node.op in ("Concat", "Interleave") and is_view(graph, node)
+
+
 def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
     """The tensors that lie in another one, each with its first channel, row and column there.
 
-    The other one is the output of a Concat, else the first input.
+    The other one is the output of a Concat or an Interleave, else the first input.
     """
+    if node.op == "Interleave":
+        return [(name, (0, row, 0)) for row, name in enumerate(node.inputs)]
     if node.op == "Slice":
         start = [0, 0, 0, 0]
         for axis, first, extent in zip(
@@ -203,36 +222,59 @@ def place(
     Concat's buffer: with_copies sees to it that it can be.
     """
     lanes = lanes_of(graph, nodes, loaded, machine, computed)
+    widths = _line_widths(graph, nodes)
+
+    def own(name: str, tile: int = 1) -> View:
+        """A tensor in a buffer of its own, of whole tiles."""
+        _, height, width = map_shape(graph.shape(name))
+        precision = tensor_precision(graph, name)
+        surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
+        extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
+        return View(Buffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name])
+
     views: dict[str, View] = {}
     moves = [node for node in nodes if is_view(graph, node)]
     for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
-        if node.op == "Concat":
-            whole = views.get(node.output) or _own(graph, node.output, lanes, machine)
+        if joins(graph, node):
+            whole = views.get(node.output) or own(node.output)
             views[node.output] = whole
-            views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
+            step = len(node.inputs) if node.op == "Interleave" else 1
+            views |= {name: _window(graph, name, whole, at, lanes, step) for name, at in parts(graph, node)}
     for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
-        views.setdefault(name, _own(graph, name, lanes, machine, TILE if name in tiled else 1))
+        views.setdefault(name, own(name, TILE if name in tiled else 1))
     for node in moves:
-        if node.op != "Concat":
+        if not joins(graph, node):
             whole = views[node.inputs[0]]
             views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
     return Surfaces(views)
 
 
-def _own(graph: Graph, name: str, lanes: Mapping[str, Lanes], machine: Machine, tile: int = 1) -> View:
-    """A tensor in a buffer of its own, of whole tiles."""
-    _, height, width = map_shape(graph.shape(name))
-    precision = tensor_precision(graph, name)
-    surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
-    buffer = Buffer(name, aligned(width, tile), aligned(height, tile), surfaces, machine.atom_bytes, precision)
-    return View(buffer, 0, width, height, lanes[name])
+def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
+    """The columns of a line of what is interleaved along W: those of the first map, and so many for each of them.
+
+    What the host takes is packed, as NVDLA's own software expects it.
+    """
+    found: dict[str, int] = {}
+    device = {id(node) for node in nodes}
+    for node in nodes:
+        if node.op == "Interleave" and not is_view(graph, node):
+            width = graph.shape(node.inputs[0])[3]
+            found |= dict.fromkeys(node.inputs, width)
+            inside = all(id(reader) in device for reader in graph.readers[node.output])
+            if inside and node.output not in graph.outputs:
+                found[node.output] = width * len(node.inputs)
+    return found
 
 
-def _window(graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes]) -> View:
+def _window(
+    graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
+) -> View:
+    """A tensor in another one, of whose lines it has every so manieth."""
     channel, row, column = at
     _, height, width = map_shape(graph.shape(name))
     surface = whole.lanes[channel] // whole.buffer.atom_elements
-    return View(whole.buffer, whole.window(surface, row, column), width, height, lanes[name])
+    offset = whole.window(surface, row, column)
+    return View(whole.buffer, offset, width, height, lanes[name], whole.step * step)
 
 
 def lanes_of(
@@ -247,7 +289,7 @@ def lanes_of(
         elif node.op == "Concat" and node.integer("axis") % len(graph.shape(node.output)) == 1:
             found[node.output] = joined([found[name] for name in node.inputs], atom)
         else:
-            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if node.op == "Concat" else parts(graph, node):
+            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):
                 count = map_shape(graph.shape(name))[0]
                 found[name] = taken(found[node.inputs[0]], channel, count, atom)
     return found
@@ -256,13 +298,15 @@ def lanes_of(
 def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:
     """The inputs of Concats that cannot lie in the Concat's buffer, so that a copy must: (Concat, tensor).
 
-    A tensor lies where it is computed; it can be part of one Concat, once, and not be part of another tensor.
+    A tensor lies where it is computed; it can be part of one Concat, once, and not be part of another tensor. The
+    same for Interleave.
     """
-    moved = {name for node in nodes if is_view(graph, node) and node.op != "Concat" for name in node.outputs}
+    views = [node for node in nodes if is_view(graph, node)]
+    moved = {name for node in views if not joins(graph, node) for name in node.outputs}
     claimed: set[str] = set(loaded) & set(graph.inputs)
     found: list[tuple[Node, str]] = []
     for node in nodes:
-        if node.op == "Concat" and is_view(graph, node):
+        if joins(graph, node):
             for name in node.inputs:
                 if name in moved or name in claimed:
                     found.append((node, name))

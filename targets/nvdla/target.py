@@ -221,7 +221,7 @@ class Nvdla:
         host = [
             {"op": op, "runs as": "host step", "constraints": f"{why}."}
             for op, why in support.HOST.items()
-            if op not in rows
+            if op not in (*rows, *support.OWN)
         ]
         return device + rewritten + host
 

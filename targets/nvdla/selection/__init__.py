@@ -14,13 +14,14 @@ from npuc.targets.nvdla.operations import Elementwise, Operation
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
 from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, select_convolutions
+from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import Part, computed_lanes
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
-COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn")
-"""Operators of the integer graph that NVDLA computes."""
+COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Interleave")
+"""Operators of the integer graph that NVDLA computes, or has no operation for because strides do it."""
 
 
 def select(context: Context, layer: Layer, edges: Sequence[int] = ()) -> list[Operation]:
@@ -31,6 +32,8 @@ def select(context: Context, layer: Layer, edges: Sequence[int] = ()) -> list[Op
             return list(select_convolutions(context, layer, edges))
         case "NvElementwise":
             return [_elementwise(context, layer)]
+        case "Interleave":
+            return list(select_interleaving(context, node))
         case "NvLrn":
             return [select_normalisation(context, node)]
         case _:

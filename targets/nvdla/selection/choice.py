@@ -162,7 +162,9 @@ def _as_winograd(context: Context, node: Node) -> bool:
 def _alone(graph: Graph, node: Node) -> bool:
     """Whether a convolution reads no operand per element, and its result lies in no other."""
     per_element = (name for name in operands(node)[:4] if name and graph.shape(name)[-2:] != (1, 1))
-    return not any(per_element) and all(each.op != "Concat" for each in graph.readers[node.output])
+    return not any(per_element) and all(
+        each.op not in ("Concat", "Interleave") for each in graph.readers[node.output]
+    )
 
 
 def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:

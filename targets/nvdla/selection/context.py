@@ -68,7 +68,7 @@ class Placed:
             view.width,
             view.height if rows is None else rows,
             FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
-            held.line_stride,
+            view.line_stride,
             0 if held.pixels else held.surface_stride,
             held.precision,
             held.pixels,

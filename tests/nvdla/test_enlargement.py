@@ -1,0 +1,210 @@
+"""Transposed convolutions, DepthToSpace, SpaceToDepth and repeated pixels: the host does nothing of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from npuc.ir import Array
+from tests.nvdla.networks import expect_exact, network, node, verified, weights
+
+CONFIGURATIONS = ("nvdla-small", "nvdla-large", "nvdla-full")
+ALL = pytest.mark.parametrize("name", CONFIGURATIONS)
+PRECISIONS = pytest.mark.parametrize(("name", "precision"), [("nvdla-small", "int8"), ("nvdla-full", "int16")])
+Constants = dict[str, Array]
+
+
+def expect_no_host(
+    nodes: list[onnx.NodeProto],
+    shape: tuple[int, ...],
+    constants: Constants,
+    folder: Path,
+    name: str,
+    precision: str = "int8",
+) -> dict[str, Any]:
+    """The compile report of a network that is exact and that NVDLA computes alone."""
+    report = verified(network(nodes, shape, constants), folder, name, precision=precision)
+    expect_exact(report, 30.0)
+    assert report["compiled"]["host_steps"] == []
+    return report["compiled"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "attrs"),
+    [
+        ((2, 2), 4, {"strides": [2, 2]}),
+        ((3, 3), 9, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ((3, 3), 40, {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+        ((4, 4), 4, {"strides": [2, 2], "pads": [1, 1, 1, 1], "group": 4}),
+        ((1, 1), 4, {"strides": [2, 2]}),
+        ((5, 4), 4, {"strides": [3, 1], "group": 2}),
+        ((3, 6), 4, {"strides": [2, 3], "pads": [1, 2, 0, 1]}),
+        ((3, 2), 4, {"strides": [2, 4], "dilations": [3, 6], "output_padding": [1, 3]}),
+        ((3, 3), 4, {}),
+    ],
+)
+@PRECISIONS
+def test_a_transposed_convolution_leaves_nothing_to_the_host(
+    kernel: tuple[int, int], channels: int, attrs: dict[str, Any], name: str, precision: str, tmp_path: Path
+) -> None:
+    w = weights(8, channels // attrs.get("group", 1), *kernel)
+    expect_no_host([node("ConvTranspose", "x w", "y", **attrs)], (1, 8, 5, 6), {"w": w}, tmp_path, name, precision)
+
+
+@PRECISIONS
+def test_a_transposed_convolution_of_a_line_computes_no_other_lines(
+    name: str, precision: str, tmp_path: Path
+) -> None:
+    made = expect_no_host(
+        [node("ConvTranspose", "x w", "y", strides=[2])],
+        (1, 8, 9), {"w": weights(8, 4, 4)}, tmp_path, name, precision,
+    )  # fmt: skip
+    assert [each["op"] for each in made["layers"]] == ["convolution", "convolution", "elementwise"]
+
+
+@ALL
+def test_strides_along_rows_alone_take_no_operation(name: str, tmp_path: Path) -> None:
+    nodes = [node("ConvTranspose", "x w", "y", strides=[2, 1])]
+    made = expect_no_host(nodes, (1, 8, 5, 6), {"w": weights(8, 4, 2, 1)}, tmp_path, name)
+    assert [each["op"] for each in made["layers"]] == ["convolution", "convolution"]
+
+
+@ALL
+def test_bias_relu_and_an_addition_behind_a_transposed_convolution_stay_exact(name: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("MaxPool", "a", "p", kernel_shape=[2, 2], strides=[2, 2]),
+        node("ConvTranspose", "p v b", "t", strides=[2, 2]),
+        node("Relu", "t", "r"),
+        node("Add", "r a", "y"),
+    ]
+    constants = {"w": weights(12, 3, 3, 3), "v": weights(12, 12, 2, 2), "b": weights(12)}
+    made = expect_no_host(nodes, (1, 3, 8, 6), constants, tmp_path, name)
+    assert sum(each["op"] == "convolution" for each in made["layers"]) == 5
+
+
+@pytest.mark.parametrize("channels", [8, 12, 32])
+@PRECISIONS
+def test_the_enlarged_map_lies_in_the_concatenation_that_reads_it(
+    channels: int, name: str, precision: str, tmp_path: Path
+) -> None:
+    """The upper half of a U-Net: the columns are interleaved where the next convolution reads them."""
+    nodes = [
+        node("Conv", "x w", "a", pads=[1, 1, 1, 1]),
+        node("Conv", "a d", "c", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("ConvTranspose", "c v", "t", strides=[2, 2]),
+        node("Concat", "a t", "j", axis=1),
+        node("Conv", "j u", "y", pads=[1, 1, 1, 1]),
+    ]
+    constants = {
+        "w": weights(channels, 3, 3, 3), "d": weights(16, channels, 3, 3), "v": weights(16, channels, 2, 2),
+        "u": weights(5, 2 * channels, 3, 3),
+    }  # fmt: skip
+    made = expect_no_host(nodes, (1, 3, 8, 8), constants, tmp_path, name, precision)
+    assert [each["jobs"] for each in made["layers"] if each["op"] == "elementwise"] == [2]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("DCR", 12), ("CRD", 12), ("DCR", 64), ("CRD", 32)])
+@PRECISIONS
+def test_depth_to_space_behind_a_convolution(
+    mode: str, channels: int, name: str, precision: str, tmp_path: Path
+) -> None:
+    nodes = [node("Conv", "x w", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode=mode)]
+    w = {"w": weights(channels, 3, 1, 1)}
+    expect_no_host(nodes, (1, 3, 5, 6), w, tmp_path, name, precision)
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize("channels", [12, 64])
+@ALL
+def test_depth_to_space_of_a_map_that_others_read(mode: str, channels: int, name: str, tmp_path: Path) -> None:
+    nodes = [
+        node("MaxPool", "x", "a", kernel_shape=[2, 2]),
+        node("DepthToSpace", "a", "b", blocksize=2, mode=mode),
+        node("Conv", "b w", "c"),
+        node("GlobalAveragePool", "a", "g"),
+        node("Conv", "g v", "d"),
+        node("Add", "c d", "y"),
+    ]
+    constants = {"w": weights(4, channels // 4, 1, 1), "v": weights(4, channels, 1, 1)}
+    report = verified(network(nodes, (1, channels, 6, 5), constants), tmp_path, name)
+    expect_exact(report)
+    assert report["compiled"]["host_steps"] == []
+
+
+@PRECISIONS
+@pytest.mark.parametrize("channels", [3, 16])
+def test_space_to_depth_is_part_of_the_convolution_that_reads_it(
+    channels: int, name: str, precision: str, tmp_path: Path
+) -> None:
+    nodes = [node("SpaceToDepth", "x", "a", blocksize=2), node("Conv", "a w", "y", pads=[1, 1, 1, 1])]
+    w = {"w": weights(6, 4 * channels, 3, 3)}
+    made = expect_no_host(nodes, (1, channels, 8, 6), w, tmp_path, name, precision)
+    assert len(made["layers"]) == 1
+
+
+@ALL
+def test_space_to_depth_before_an_output(name: str, tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("SpaceToDepth", "a", "y", blocksize=2)]
+    expect_no_host(nodes, (1, 3, 6, 8), {"w": weights(12, 3, 1, 1)}, tmp_path, name)
+
+
+def resized(x: str, y: str, scales: str, **attrs: Any) -> onnx.NodeProto:
+    """Resize by factors."""
+    return helper.make_node("Resize", [x, "", scales], [y], name=y, mode="nearest", **attrs)
+
+
+@pytest.mark.parametrize("factors", [(2, 2), (3, 1), (1, 2), (2, 5)])
+@PRECISIONS
+def test_pixels_are_repeated_by_copies(
+    factors: tuple[int, int], name: str, precision: str, tmp_path: Path
+) -> None:
+    floor = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    nodes = [node("Conv", "x w", "a"), resized("a", "b", "s", **floor), node("Conv", "b v", "y")]
+    constants = {"w": weights(9, 3, 1, 1), "v": weights(4, 9, 3, 2), "s": np.array([1, 1, *factors], np.float32)}
+    expect_no_host(nodes, (1, 3, 5, 6), constants, tmp_path, name, precision)
+
+
+@ALL
+def test_a_map_of_more_pixels_than_a_cube_has_lines_is_interleaved_in_parts(name: str, tmp_path: Path) -> None:
+    nodes = [node("ConvTranspose", "x w", "y", strides=[1, 2])]
+    report = verified(network(nodes, (1, 4, 110, 150), {"w": weights(4, 40, 1, 2)}), tmp_path, name, samples=1)
+    expect_exact(report, 30.0)
+    surfaces = 5 if name == "nvdla-small" else 2  # of which a cube has all 110 lines, or 54 lines of all of them
+    assert report["compiled"]["layers"][-1]["jobs"] == 2 * min(surfaces, 3)
+
+
+@ALL
+def test_maps_side_by_side_are_interleaved_line_by_line(name: str, tmp_path: Path) -> None:
+    """A line of the joined map is not twice a line of either: no step leads from one line into the next."""
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("ConvTranspose", "a v", "t", strides=[1, 2]),
+        node("Concat", "a t", "j", axis=3),
+        node("Conv", "j u", "y"),
+    ]
+    constants = {"w": weights(40, 4, 1, 1), "v": weights(40, 40, 1, 2), "u": weights(3, 40, 1, 1)}
+    made = expect_no_host(nodes, (1, 4, 6, 5), constants, tmp_path, name)
+    (copies,) = (each for each in made["layers"] if each["op"] == "elementwise")
+    assert copies["jobs"] == 2 * (5 if name == "nvdla-small" else 2)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ConvTranspose", "x w", "y", strides=[2, 2], pads=[1, 1, 1, 1])],
+        [node("Conv", "x w", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode="CRD")],
+        [node("Conv", "x w", "a"), node("SpaceToDepth", "a", "y", blocksize=2)],
+    ],
+)
+def test_fp16_leaves_nothing_to_the_host(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
+    report = verified(
+        network(nodes, (1, 8, 6, 8), {"w": weights(8, 8, 3, 3)}), tmp_path, "nvdla-full", precision="fp16"
+    )
+    assert report["outputs"][0]["sqnr_db"] > 60
+    assert report["compiled"]["host_steps"] == []
