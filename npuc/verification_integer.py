@@ -99,16 +99,31 @@ class IntegerCheck:
         floats = [entry["float"] for entry in self.tensors.values()]
         self.floats = list(dict.fromkeys([*self.outputs, *present(fp32, floats)]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)))
+        self.inputs = {each.name for each in self.fp32.get_inputs()}
         try:
             self.reference = session(reference)
-            self.single = session(_cut(onnx.load_model_from_string(reference), self.tensors, self.dtype))
+            self.single = session(self._cut(onnx.load_model_from_string(reference)))
         except ModelError as error:
             raise damaged("reference.onnx", error.problems[0].reason) from None
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
         self.single_inputs = {each.name for each in self.single.get_inputs()}
-        self.inputs = {each.name for each in self.fp32.get_inputs()}
+
+    def _cut(self, model: Any) -> Any:
+        """The integer network, whose edges that the ONNX model has are cut: layers read `tensor/exact` there."""
+        from onnx import helper
+
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        found: dict[str, Any] = {}
+        for node in model.graph.node:
+            for position, name in enumerate(node.input):
+                if name in self.tensors and self.tensors[name]["float"] in {*self.floats, *self.inputs}:
+                    node.input[position] = f"{name}{EXACT}"
+                    shape = self.tensors[name]["shape"]
+                    found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
+        model.graph.input.extend(found.values())
+        return model
 
     def batch(self, samples: Samples) -> None:
         """Runs the batch three ways and adds what differs."""
@@ -169,7 +184,7 @@ class IntegerCheck:
     ) -> None:
         tally = self.tally
         known = {**exact, **feed}
-        alone = self._alone(known, integer)
+        alone = self._alone(known)
         for name, entry in self.tensors.items():
             scale, zero = _scale(entry), entry.get("zero_point", 0)
             if name in simulated:
@@ -183,8 +198,11 @@ class IntegerCheck:
                         value, (alone[name] - np.float64(zero)) * scale
                     )
 
-    def _alone(self, known: Mapping[str, Array], integer: Mapping[str, Array]) -> dict[str, Array]:
-        """Each layer's integer result on the exact fp32 values of its inputs, quantised; where those are known."""
+    def _alone(self, known: Mapping[str, Array]) -> dict[str, Array]:
+        """Each layer's integer result on the exact fp32 values of its inputs, quantised.
+
+        Inputs that are not the model's are computed, of the nearest before them that are.
+        """
         from npuc.host import quantise
 
         feeds: dict[str, Array] = {}
@@ -192,11 +210,9 @@ class IntegerCheck:
             entry = self.tensors.get(name.removesuffix(EXACT))
             if entry is None:
                 feeds[name] = known[name]
-            elif entry["float"] in known:
+            else:
                 value = known[entry["float"]].reshape(entry["shape"])
                 feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.dtype)
-            else:
-                feeds[name] = integer[name.removesuffix(EXACT)]
         return _values(self.single, list(self.tensors), feeds)
 
 
@@ -214,22 +230,6 @@ def _values(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> d
 
 
 EXACT = "/exact"
-
-
-def _cut(model: Any, tensors: Mapping[str, Any], dtype: str) -> Any:
-    """The integer network with every edge cut: each layer reads integers as inputs, `tensor/exact`."""
-    from onnx import helper
-
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    found: dict[str, Any] = {}
-    for node in model.graph.node:
-        for position, name in enumerate(node.input):
-            if name in tensors:
-                node.input[position] = f"{name}{EXACT}"
-                shape = tensors[name]["shape"]
-                found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
-    model.graph.input.extend(found.values())
-    return model
 
 
 def _layer_report(layer: Mapping[str, Any], tally: _Tally, described: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,9 @@ def test_the_integers_behind_weights_are_found_from_their_values(seed: int, most
     found = integers_of(integers.astype(np.float32) * scales[:, None, None, None])
     assert found is not None
     np.testing.assert_array_equal(found[0], integers)
-    np.testing.assert_array_equal(found[1].astype(np.float32) * integers[:, 0, 0, 0], scales * integers[:, 0, 0, 0])
+    np.testing.assert_array_equal(
+        found[1].astype(np.float32) * integers[:, 0, 0, 0], scales * integers[:, 0, 0, 0]
+    )
     np.testing.assert_allclose(found[1], scales, rtol=1e-7)
 
 
