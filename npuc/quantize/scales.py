@@ -53,8 +53,8 @@ class Ties:
     given: Mapping[str, float] = field(default_factory=dict[str, float])
     """Scales fixed from outside."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The scale of a tensor below which its steps hold nothing but the error that its inputs bring; a ceiling comes
-    first."""
+    """The scale of a tensor below which its steps hold nothing but the error that its inputs bring; a ceiling
+    comes first."""
     unsaturated: frozenset[str] = frozenset()
     """Tensors of which no calibration value may saturate, whatever the method."""
 
