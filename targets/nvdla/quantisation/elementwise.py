@@ -190,7 +190,7 @@ class Elementwise(Builder):
         return x, form.convert(unit / y)
 
     def two_maps(self, node: Node, part: Share, other: str) -> Form:
-        """A map times its part of the sum, without rounding, and another as second operand, shifted as far as that.
+        """A map times its part of the sum, without rounding, and another as second operand, shifted as far.
 
         X2 and the converter multiply by the rest of the ratio, which is as exact as 16 bits twice can be.
         """

@@ -25,7 +25,6 @@ from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 from npuc.targets.nvdla.transformed import strides
 
-
 CLOSE = 2.0**-20
 """By how much of itself the ratio of two given scales may be missed: onnxruntime's floats miss it by 2^-24."""
 MOST_WEIGHT = 127
