@@ -6,7 +6,7 @@ set may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -109,22 +109,29 @@ def spreads(
     gains: what the values of a tensor count, broadcast against it (`output_gains`).
     Raises DataError (E402) for a value that is infinite or NaN.
     """
-    from npuc.reference import graph_session
-
-    given = {*graph.inputs, *graph.constants}
-    wanted = [name for name in tensors if name not in given]
-    run = graph_session(graph, wanted) if wanted else None
     found = dict.fromkeys(tensors, EMPTY)
-    for feeds in samples:
-        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}
-        for name in tensors:
-            value = np.asarray(values.get(name, feeds.get(name, graph.constant(name))))
+    for values in computed(graph, samples, tensors):
+        for name, value in values.items():
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
             if not np.isfinite(value).all():
                 raise DataError("E402", "its value is not finite on a calibration sample", tensor=name)
             found[name] = found[name].with_values(value, gains.get(name) if gains else None)
     return found
+
+
+def computed(
+    graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
+) -> Iterator[dict[str, Array]]:
+    """The values of the tensors of a float graph for one sample after the other, each a feed of its inputs."""
+    from npuc.reference import graph_session
+
+    given = {*graph.inputs, *graph.constants}
+    wanted = [name for name in tensors if name not in given]
+    run = graph_session(graph, wanted) if wanted else None
+    for feeds in samples:
+        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}
+        yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
 
 
 class Spreads(Protocol):

@@ -197,6 +197,8 @@ def _filled(inputs: Sequence[Array]) -> list[Array]:
 
 
 def _sums(node: Node, x: Array, w: Array) -> Array:
+    if _is_real(x) and node.integer("winograd"):
+        return transformed.sums(node, x, w).astype(x.dtype)
     if _is_real(x):
         (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
         return found

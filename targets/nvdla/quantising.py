@@ -9,6 +9,7 @@ from importlib import import_module
 from npuc.data import Samples
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration import spreads
+from npuc.quantize.draft import Quantised
 from npuc.quantize.given import given_steps
 from npuc.quantize.improvement import Network, Recipe, Step, best_network
 from npuc.quantize.ladder import LEVELS
@@ -19,8 +20,9 @@ from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
 from npuc.targets.nvdla import lowering, support
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.quantisation import quantise
+from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
+from npuc.targets.nvdla.quantisation.moments import moments
 
 LAYERS = Multiplied()
 
@@ -62,8 +64,7 @@ def network(
     power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
     if options.weights == "winograd" or "winograd" in options.allow:
-        plain = quantise(graph, nodes, found, "minmax", given, precision)
-        winograd = lowering.transformable(plain, machine, options.weights or "auto")
+        winograd = _transformed(quantise(graph, nodes, found, "minmax", given, precision), machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
         zeros = replace(ZERO_POINTS, power_of_two=power_of_two)
@@ -71,3 +72,15 @@ def network(
         return best_network(graph, recipe, samples, level, options.method, found)
     made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
+
+
+def floats(graph: Graph, samples: Samples, machine: Machine, options: Options) -> Quantised:
+    """The network in fp16, its weights rounded to suit what the samples make of it."""
+    nodes = on_device(graph, machine, "fp16")
+    seen = moments(graph, samples.feeds(), tensors_of(nodes))
+    return in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
+
+
+def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
+    """The weights that Winograd is to transform before they are rounded."""
+    return lowering.transformable(plain, machine, options.weights or "auto")

@@ -22,7 +22,6 @@ from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
-from npuc.targets.nvdla.quantisation import in_fp16
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.targets.nvdla.timeline import timeline
@@ -72,13 +71,13 @@ class Nvdla:
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence.
 
-        fp16 needs no calibration, and its evidence is the float network.
+        fp16 has no scales, and its evidence is the float network.
         """
         del hook
         machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
         expect_asked(machine, weights)
         if precision in FLOATING:
-            written, tried = in_fp16(graph, quantising.on_device(graph, machine, precision)), ()
+            written, tried = quantising.floats(graph, samples, machine, options), ()
         else:
             network, tried = quantising.network(graph, samples, machine, options)
             written = network.quantised

@@ -21,6 +21,8 @@ DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 """C^T, which transforms the data from both sides."""
 RESULT = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T, which takes the sums of products back."""
+GAIN = 4
+"""By how much mean (at one position) and variance (at every one) of C^T d C are larger than those of d."""
 STEP = 2
 """Rows and columns of results of a tile."""
 
@@ -68,12 +70,13 @@ def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[in
 
 
 def sums(node: Node, x: Array, u: Array) -> Array:
-    """int64 (N, K, Ho, Wo) of integer data (N, C, H, W) and weights as this operator has them."""
+    """(N, K, Ho, Wo), int64 or real, of data (N, C, H, W) and weights as this operator has them."""
     stride_y, stride_x = strides(node)
     y = window_of(node, node.integers("kernel_shape")).extents(node, x.shape[2:])
     rows, columns = around(node, x.shape, (*x.shape[:2], *y))
     pads = [(0, 0), (0, 0), (rows[0], max(rows[1], 0)), (columns[0], max(columns[1], 0))]
-    padded = np.pad(x, pads, constant_values=node.integer("padding")).astype(np.int64)
+    real = np.issubdtype(x.dtype, np.floating)
+    padded = np.pad(x, pads, constant_values=node.integer("padding")).astype(np.float64 if real else np.int64)
     height, width = (extended_extent(count) for count in y)
     cut = padded[:, :, : height * stride_y, : width * stride_x]
     split = cut.reshape(len(x), x.shape[1], height, stride_y, width, stride_x).transpose(0, 3, 5, 1, 2, 4)
@@ -82,9 +85,10 @@ def sums(node: Node, x: Array, u: Array) -> Array:
     )
     d = tiles[:, :, ::STEP, ::STEP]
     t = np.einsum("ip,nctupq,jq->nctuij", DATA, d, DATA, optimize=True)
-    limits = np.iinfo(x.dtype)
-    t = np.clip(half_away(t, PRE_ADDITION_SHIFT), limits.min, limits.max)
-    m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(np.int64), optimize=True)
+    if not real:
+        limits = np.iinfo(x.dtype)
+        t = np.clip(half_away(t, PRE_ADDITION_SHIFT), limits.min, limits.max)
+    m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(t.dtype), optimize=True)
     results = np.einsum("ai,nktuij,bj->nktaub", RESULT, m, RESULT, optimize=True)
     whole = results.reshape(len(x), len(u), STEP * results.shape[2], -1)
     return whole[:, :, : y[0], : y[1]]

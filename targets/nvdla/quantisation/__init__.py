@@ -19,6 +19,7 @@ from npuc.quantize.scales import Ties, choose_scales, components, in_powers_of_t
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
+from npuc.targets.nvdla.quantisation.moments import NOTHING_SEEN, Moments
 from npuc.targets.nvdla.quantisation.ties import ties
 
 
@@ -72,9 +73,15 @@ def wide_scales(spreads: Mapping[str, Spread], demands: Ties) -> dict[str, float
     return {name: chosen[leader] for name, leader in class_of.items()}
 
 
-def in_fp16(graph: Graph, nodes: Sequence[Node]) -> Quantised:
-    """The graph of a float graph, these of whose nodes NVDLA computes in fp16: every scale is 1."""
-    return Floats(graph, nodes).built()
+def in_fp16(
+    graph: Graph, nodes: Sequence[Node], seen: Mapping[str, Moments] = NOTHING_SEEN, winograd: Collection[str] = ()
+) -> Quantised:
+    """The graph of a float graph, these of whose nodes NVDLA computes in fp16: every scale is 1.
+
+    seen: what the inputs of convolutions are like; winograd: names of weights that are transformed before they are
+    rounded.
+    """
+    return Floats(graph, nodes, seen, winograd).built()
 
 
 __all__ = ["MOST_POOL", "in_fp16", "quantise"]

@@ -6,17 +6,17 @@ Source: in-memory formats, FP16 Supporting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 import numpy as np
 
-from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
 from npuc.quantize.given import Steps
 from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel, tensors_of
+from npuc.targets.nvdla import transformed
 from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
 from npuc.targets.nvdla.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
@@ -32,6 +32,9 @@ from npuc.targets.nvdla.quantisation.form import (
     relu,
     slopes,
 )
+from npuc.targets.nvdla.quantisation.moments import UNKNOWN, Moments
+from npuc.targets.nvdla.quantisation.rounding import half, rounded
+from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
 from npuc.targets.nvdla.quantisation.ties import upper_limit
 
@@ -44,8 +47,14 @@ TRIED = 1 << 12
 class Floats(Builder):
     """Writes the graph of passes in fp16; every scale is 1."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], seen: Mapping[str, Moments], winograd: Collection[str]
+    ) -> None:
         super().__init__(graph, nodes, dict.fromkeys(tensors_of(nodes), Steps(1.0)), "float32")
+        self.seen = seen
+        """What the inputs of convolutions are like, where that is known."""
+        self.winograd = winograd
+        """Names of weights that are transformed before they are rounded."""
 
     def unit(self, tensor: str) -> float:
         """1, whatever the tensor."""
@@ -90,15 +99,34 @@ class Floats(Builder):
         A bias of 11 bits would cost as much as all of its channel's weights together.
         """
         del unit
-        w = self.float.constants[conv.inputs[1]]
-        if bias is None:
-            return half(w)
-        column = (-1, 1, 1)
-        multiplier = _multipliers(w, bias)
-        form.x1 = Stage(SUM, multiply=1)
-        form.operands["x1_alu"] = half(bias / multiplier).reshape(column)
-        form.operands["x1_mul"] = half(multiplier).reshape(column)
-        return half(w / multiplier.reshape(-1, *(1,) * (w.ndim - 1)))
+        w = self.float.constants[conv.inputs[1]].astype(np.float64)
+        off = np.zeros(len(w))
+        if bias is not None:
+            multiplier = _multipliers(w, bias)
+            w, share = w / multiplier.reshape(-1, *(1,) * (w.ndim - 1)), bias / multiplier
+            form.x1 = Stage(SUM, multiply=1)
+            form.operands["x1_alu"] = half(share).reshape(COLUMN)
+            form.operands["x1_mul"] = half(multiplier).reshape(COLUMN)
+            off = half(share) - share
+        mean, variance = self._seen(conv)
+        if self.weights_name(conv) not in self.winograd:
+            return rounded(w, mean, variance, off)
+        form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
+        stride = transformed.strides(conv)
+        gain = transformed.GAIN * transformed.common(*stride)
+        return rounded(transformed.transformed(w, *stride), gain * mean, transformed.GAIN * variance, off)
+
+    def _seen(self, conv: Node) -> tuple[Array, Array]:
+        """Mean and variance of what each kernel of a convolution reads, (K or 1, C, 1, 1)."""
+        groups = conv.integer("group", 1)
+        found = self.seen.get(conv.inputs[0], UNKNOWN)
+        kernels, channels = self.float.shape(conv.inputs[1])[:2]
+        of_groups = (
+            np.broadcast_to(each, groups * channels).reshape(groups, channels, 1, 1)
+            for each in (found.mean, found.variance)
+        )
+        mean, variance = (np.repeat(each, kernels // groups if groups > 1 else 1, axis=0) for each in of_groups)
+        return mean, variance
 
     def close(self, form: Form, last: Node) -> None:
         """Nothing: limits of the result are those of any pass."""
@@ -166,19 +194,6 @@ class Floats(Builder):
     def _covers(self, node: Node, name: str) -> bool:
         """Whether an operand has the shape of the result, so that it goes through SDP."""
         return name not in self.float.constants and self.float.shape(name) == self.float.shape(node.output)
-
-
-def half(values: Array) -> Array:
-    """Numbers rounded to fp16. Raises DoesNotFit (E301) for those that fp16 has not."""
-    largest = float(np.abs(values).max(initial=0))
-    if not largest <= FP16_MOST:
-        raise DoesNotFit(
-            "E301",
-            f"a constant of the network is {largest:g}",
-            limit=f"+/-{FP16_MOST:g} in fp16",
-            remedy="scale the layer, or compile with --precision int8",
-        )
-    return values.astype(np.float16)
 
 
 def _few(value: float) -> Array:

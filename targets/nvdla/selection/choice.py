@@ -67,7 +67,7 @@ def choose(
 ) -> Choices:
     """The forms of all convolutions among nodes, given where tensors would lie as feature cubes.
 
-    loaded: tensors that the host brings; asked: one of weight_form.asked_forms; inexact: integer weights may be
+    loaded: tensors that the host brings; asked: one of weight_form.asked_forms; inexact: weights may be
     transformed by Winograd although they are not yet.
     """
     convolutions = [each for each in nodes if each.op == "NvConv"]
@@ -134,8 +134,8 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
 
 def _feature_forms(context: Context, node: Node, *, inexact: bool) -> Iterator[WeightForm]:
     """The forms for data that lies as a feature cube."""
-    rounds = tensor_precision(context.graph, node.inputs[0]) != "fp16" and not node.integer("winograd")
-    kinds = ["direct", *(["winograd"] if _as_winograd(context, node) and (inexact or not rounds) else [])]
+    allowed = inexact or node.integer("winograd")
+    kinds = ["direct", *(["winograd"] if allowed and _as_winograd(context, node) else [])]
     for compressed in (False, True) if context.machine.compression else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
 

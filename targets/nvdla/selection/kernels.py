@@ -53,7 +53,7 @@ def _in_form(shape: Geometry, dense: Array) -> Array:
             filled = winograd.filled(dense, shape.precision)
             done = filled.shape[2:] == tuple(winograd.TILE * stride for stride in strides)
             found = filled if done else transformed.transformed(filled, *strides)
-            if not done and shape.precision != "fp16":  # only for what it would cost: zeros must stay zeros
+            if not done:  # only for what it would cost: zeros must stay zeros
                 found = np.sign(found)
             return transformed.by_phase(found, *strides).astype(DTYPES[shape.precision])
         case _:

@@ -1,0 +1,52 @@
+"""What the tensors of the float network are like over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph
+from npuc.quantize.calibration import computed
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, perhaps infinite."""
+
+    mean: Array
+    variance: Array
+    largest: float
+
+
+UNKNOWN = Moments(np.zeros(1), np.ones(1), 0.0)
+NOTHING_SEEN: Mapping[str, Moments] = {}
+
+
+def moments(graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]) -> dict[str, Moments]:
+    """The moments of these tensors over samples, each a feed of the graph's inputs.
+
+    What is not finite on a sample has no part in means and variances.
+    """
+    sums: dict[str, Array] = {}
+    largest = dict.fromkeys(tensors, 0.0)
+    for values in computed(graph, samples, tensors):
+        for name, value in values.items():
+            largest[name] = max(largest[name], float(np.nanmax(np.abs(value), initial=0.0)))
+            sums[name] = sums.get(name, np.zeros(1)) + _powers(value)
+    return {name: _moments(found, largest[name]) for name, found in sums.items()}
+
+
+def _powers(value: Array) -> Array:
+    """How many values each channel has, their sum and the sum of their squares: (3, C)."""
+    rows = np.moveaxis(np.atleast_2d(value), 1, 0).reshape(np.atleast_2d(value).shape[1], -1).astype(np.float64)
+    finite = np.isfinite(rows)
+    kept = np.where(finite, rows, 0.0)
+    return np.stack([finite.sum(axis=1), kept.sum(axis=1), np.einsum("ci,ci->c", kept, kept)])
+
+
+def _moments(sums: Array, largest: float) -> Moments:
+    count, total, squares = sums
+    mean = total / np.maximum(count, 1)
+    return Moments(mean, np.maximum(squares / np.maximum(count, 1) - mean**2, 0.0), largest)
