@@ -99,7 +99,7 @@ class Floats(Builder):
         A bias of 11 bits would cost as much as all of its channel's weights together.
         """
         del unit
-        w = self.float.constants[conv.inputs[1]].astype(np.float64)
+        w = self.float.constants[conv.inputs[1]]
         off = np.zeros(len(w))
         if bias is not None:
             multiplier = _multipliers(w, bias)

@@ -12,12 +12,11 @@ import numpy as np
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Array
+from npuc.targets.nvdla.fixed_point import blocks_of_rows
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 
 TURNED = 256
 """The most weights of a kernel that are rounded to the other side: some sqrt(K / 12) bring the mean of K back."""
-AT_ONCE = 1 << 20
-"""Weights that are looked at together."""
 
 
 def half(values: Array) -> Array:
@@ -41,18 +40,17 @@ def rounded(w: Array, mean: Array, variance: Array, off: Array) -> Array:
     Zeros stay zeros.
     """
     nearest = half(w)
-    flat, found = w.reshape(len(w), -1).astype(np.float64), nearest.reshape(len(w), -1)
-    means, variances = (np.broadcast_to(each, w.shape).reshape(flat.shape) for each in (mean, variance))
-    step = max(AT_ONCE // flat.shape[1], 1)
-    for first in range(0, len(flat), step):
-        part = slice(first, first + step)
-        _turn(found[part], flat[part], means[part], variances[part], off[part])
-    return found.reshape(w.shape)
+    found = nearest.reshape(len(w), -1)
+    means, variances = (np.broadcast_to(each, w.shape) for each in (mean, variance))
+    for rows in blocks_of_rows(found):
+        exact, *seen = (each[rows].reshape(found[rows].shape) for each in (w, means, variances))
+        _turn(found[rows], exact, seen[0], seen[1], off[rows])
+    return nearest
 
 
 def _turn(found: Array, exact: Array, mean: Array, variance: Array, off: Array) -> None:
     """Rounds some of the numbers found (kernels, weights) to the other side, in place."""
-    error = found - exact
+    error = found - exact.astype(np.float64)
     with np.errstate(over="ignore"):
         other = np.nextafter(found, np.where(error > 0, -np.inf, np.inf).astype(np.float16))
     change = np.where((exact != 0) & np.isfinite(other), (other.astype(np.float64) - found) * mean, 0)
