@@ -39,7 +39,7 @@ def rounded(w: Array, mean: Array, variance: Array, off: Array) -> Array:
     are off by. The square of the mean error plus the variance of the error falls with every weight that is turned.
     Zeros stay zeros.
     """
-    nearest = half(w)
+    nearest = np.ascontiguousarray(half(w))
     found = nearest.reshape(len(w), -1)
     means, variances = (np.broadcast_to(each, w.shape) for each in (mean, variance))
     for rows in blocks_of_rows(found):
