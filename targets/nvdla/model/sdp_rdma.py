@@ -85,8 +85,8 @@ def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batc
     if batch:
         start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
     if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL":
-        place = Pattern(start, atom, 1, atom, surfaces, atom)
-    else:
-        line = group.bytes(f"{unit}_LINE_STRIDE")
-        place = Pattern(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
+        row = port.cube(Pattern(start, surfaces * atom), atom, unit=unit_bytes)
+        return np.ascontiguousarray(row).reshape(surfaces, 1, 1, atom)
+    line = group.bytes(f"{unit}_LINE_STRIDE")
+    place = Pattern(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
     return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))
