@@ -29,7 +29,7 @@ def packets(path: Path) -> list[tuple[int, bytes]]:
     """
     joined: list[tuple[int, bytearray]] = []
     for offset_text, size, payload in PACKET.findall(text_of(path)):
-        offset, data = int(offset_text, 0), _bytes(payload.split(), path.name)
+        offset, data = int(offset_text, 0), _bytes(payload, path.name)
         if len(data) != int(size, 0):
             raise ArtefactError("E504", f"{path.name}: offset {offset_text} has {len(data)} bytes", limit=size)
         if joined and joined[-1][0] + len(joined[-1][1]) == offset:
@@ -54,16 +54,20 @@ def dump(path: Path, size: int) -> bytes:
 
     Raises ArtefactError (E504) where the dump has fewer.
     """
-    lines = (line.split() for line in text_of(path).splitlines())
-    data = _bytes([each for words in lines if words and words[0].startswith("0x") for each in words], path.name)
+    lines = (line.strip() for line in text_of(path).splitlines())
+    data = _bytes(" ".join(line for line in lines if line.startswith("0x")), path.name)
     if len(data) < size:
         raise ArtefactError("E504", f"{path.name} holds {len(data)} bytes", limit=f"{size}")
     return data[:size]
 
 
-def _bytes(words: list[str], name: str) -> bytes:
-    """Bytes written as 0x00."""
+def _bytes(text: str, name: str) -> bytes:
+    """Bytes written as 0x00, blanks between them."""
     try:
-        return bytes(int(each, 16) for each in words)
+        return bytes.fromhex(text.replace("0x", ""))
+    except ValueError:
+        pass  # a byte of one digit
+    try:
+        return bytes(int(each, 16) for each in text.split())
     except ValueError:
         raise ArtefactError("E504", f"{name} holds what is no byte", limit="0x00 to 0xff") from None
