@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from npuc.errors import EncodingError
@@ -86,6 +87,7 @@ def word(width: int) -> Callable[[type[W]], type[W]]:
     return check
 
 
+@cache
 def places(cls: type[Any]) -> dict[str, Bits]:
     """The fields of a word in declaration order."""
     return {each.name: each.metadata["bits"] for each in fields(cls)}

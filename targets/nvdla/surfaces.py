@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from npuc.ir import Graph, Node
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import precision_of
@@ -93,6 +96,15 @@ class View:
     def extent(self) -> int:
         """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
         return self.lanes[-1] + 1
+
+    @cached_property
+    def lane_numbers(self) -> Array:
+        """The lane of every channel."""
+        return np.array(self.lanes)
+
+    def channels_in(self, first: int, count: int) -> Array:
+        """The channels that lie in these lanes."""
+        return np.flatnonzero((self.lane_numbers >= first) & (self.lane_numbers < first + count))
 
     def as_image(self, pixels: str) -> View:
         """The tensor, alone in its buffer, as an image of a format of table 33."""

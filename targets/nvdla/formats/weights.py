@@ -140,9 +140,10 @@ def unscanned(order: Order, groups: Sequence[Array]) -> Array:
     """The weights (K, C, R, S) of which scanned gives these groups."""
     w = np.zeros(order.shape, groups[0].dtype)
     for kernels, elements in zip(order.groups, groups, strict=True):
-        place = w[kernels]
-        index = np.arange(place.size).reshape(place.shape)
-        place.reshape(-1)[np.concatenate([part.ravel() for part in _parts(order, index)])] = elements
+        start = 0
+        for part in _parts(order, w[kernels]):
+            part[...] = elements[start : start + part.size].reshape(part.shape)
+            start += part.size
     return w
 
 

@@ -108,9 +108,9 @@ def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]
     """
     w = graph.constants[node.inputs[1]]
     per_group, kernels = w.shape[1], len(w) // node.integer("group", 1)
-    lanes_in, lanes_out = (np.array(view.lanes) for view in views)
+    lanes_in, lanes_out = (view.lane_numbers for view in views)
     dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
-    inside = np.flatnonzero((lanes_out >= part.first) & (lanes_out < part.first + part.count))
+    inside = views[1].channels_in(part.first, part.count)
     for group in np.unique(inside // kernels):
         rows = inside[inside // kernels == group]
         columns = lanes_in[group * per_group : (group + 1) * per_group] - part.lane

@@ -108,12 +108,11 @@ def _register(context: Context, name: str) -> int | None:
 
 def _lane_values(context: Context, name: str, view: View, part: tuple[int, int]) -> Array:
     """A constant operand (C, 1, 1) or (C, H, W) in lanes of the pass."""
-    value = context.graph.constants[name]
-    channels = len(view.lanes)
-    shape = (channels, *value.shape[1:])
-    filled = np.zeros((view.extent, *value.shape[1:]), value.dtype)
-    filled[list(view.lanes)] = np.broadcast_to(value, shape)
-    return filled[part[0] : part[0] + part[1]]
+    value, (first, count) = context.graph.constants[name], part
+    inside = view.channels_in(first, count)
+    filled = np.zeros((count, *value.shape[1:]), value.dtype)
+    filled[view.lane_numbers[inside] - first] = np.broadcast_to(value, (len(view.lanes), *value.shape[1:]))[inside]
+    return filled
 
 
 def _constant_fetch(
