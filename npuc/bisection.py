@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from npuc import data
-from npuc.driver import BATCH, recompiled
+from npuc.driver import batch_of, recompiled
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.isolation import Isolated
@@ -134,10 +134,11 @@ def _first(
     orders = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
     best: tuple[int, int] = (len(orders), 0)
     found: tuple[_Judged, Shown] | None = None
-    for number, batch in enumerate(samples.batches(BATCH)):
+    size = batch_of(program)
+    for number, batch in enumerate(samples.batches(size)):
         shown = _simulated(run, batch, outputs=program.precision in FLOATING)
         for each in judge(batch, shown):
-            place = orders.get(each.tensor, len(orders)), BATCH * number + each.sample
+            place = orders.get(each.tensor, len(orders)), size * number + each.sample
             if place < best and each.wrong.any():
                 best, found = place, (each, shown)
     return None if found is None else _difference(program, target, graph, best, *found)

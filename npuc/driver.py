@@ -24,7 +24,9 @@ from npuc.rewrites import Rewrite, rewrites
 from npuc.target import Options, Quantising, Runner, Stepper, Target
 
 BATCH = 32
-"""Samples simulated side by side."""
+"""Samples simulated side by side, at most."""
+BATCH_ELEMENTS = 1 << 19
+"""Elements of their inputs, at most: the maps of large images would fill the memory."""
 
 OF_FILES = ("files", "seal", "model")
 """Entries of a manifest that are of the bytes of files, not of what they mean."""
@@ -87,6 +89,7 @@ def compile_model(
         if hook is not None:
             hook(name, before, after, seconds)
 
+    options.begin("reading the model")
     graph = optimised(model, target, shapes, options, recording)
     found = target.problems(graph, options)
     if found:
@@ -186,6 +189,12 @@ def program_inputs(program: Program) -> dict[str, TensorType]:
     return {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
 
 
+def batch_of(program: Program) -> int:
+    """How many samples are simulated side by side."""
+    elements = sum(each.size for each in program_inputs(program).values())
+    return min(max(BATCH_ELEMENTS // max(elements, 1), 1), BATCH)
+
+
 def run_program(
     program: Program,
     target: Target,
@@ -200,7 +209,7 @@ def run_program(
     """
     if stepper is not None:
         return run_batches(stepper, samples, advance, 1)
-    return run_batches(target.runner(program, chip_model), samples, advance)
+    return run_batches(target.runner(program, chip_model), samples, advance, batch_of(program))
 
 
 def run_batches(

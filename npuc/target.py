@@ -54,6 +54,13 @@ class Options:
     """What finds the histograms of tensors; None: quantize.calibration.spreads."""
     scales: str | None = None
     """What scales of activations may be, one of quantize.scales.DEMANDS; None: what the machine asks for."""
+    stage: Callable[[str], None] | None = None
+    """Called with what begins, where it may take long."""
+
+    def begin(self, what: str) -> None:
+        """Says that a part of the work begins that may take long."""
+        if self.stage is not None:
+            self.stage(what)
 
 
 FLOATING = ("fp16", "fp32")

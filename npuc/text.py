@@ -122,3 +122,21 @@ def progress(label: str, total: int) -> Generator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+@contextmanager
+def stages(label: str, *, quiet: bool = False) -> Generator[Callable[[str], None]]:
+    """Gives a function that says on a terminal's stderr what begins, beside a moving bar and the time it takes.
+
+    In a pipe, or if it is to be quiet, nothing is shown.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda _what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda what: bar.update(task, description=f"{label}: {what}")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from npuc.data import Samples
-from npuc.driver import BATCH
+from npuc.driver import batch_of
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.metrics import Difference, Tolerance, agreement, task
@@ -63,7 +63,7 @@ def verify(
         from npuc.verification_integer import IntegerCheck
 
         check = IntegerCheck(model, evidence, program, target, chip_model)
-    for batch in samples.batches(BATCH):
+    for batch in samples.batches(batch_of(program)):
         check.batch(batch)
         if advance is not None:
             advance(len(batch))

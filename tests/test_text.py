@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text import as_json, closest, count, progress, table
+from npuc.text import as_json, closest, count, progress, stages, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 
@@ -75,11 +75,12 @@ def test_there_is_no_progress_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> 
     assert pipe.getvalue() == ""
 
 
-def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -88,3 +89,23 @@ def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.M
         advance(2)
     assert "simulating" in terminal.getvalue() and "3/3" in terminal.getvalue()
     assert terminal.getvalue().rstrip().endswith("\x1b[2K")
+
+
+def test_stages_are_named_on_a_terminal_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with stages("compiling") as begin:
+        begin("choosing scales")
+    assert "compiling: choosing scales" in terminal.getvalue()
+    assert terminal.getvalue().rstrip().endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize(("stream", "quiet"), [(io.StringIO(), False), (Terminal(), True)])
+def test_no_stages_are_named_in_a_pipe_or_quietly(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, quiet: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with stages("compiling", quiet=quiet) as begin:
+        begin("choosing scales")
+    assert stream.getvalue() == ""

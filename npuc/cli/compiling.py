@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +119,7 @@ def compile_command(
     from npuc.quantize.cache import remembering
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
+    from npuc.text import stages
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
@@ -143,7 +144,10 @@ def compile_command(
     directory = output or Path(f"{model.stem}.npu")
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
-    with remembering(options, cache, (model, *calibration), said.append) as remembered:
+    with (
+        stages("compiling", quiet=quiet) as stage,
+        remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
+    ):
         compiled, samples = driver.compile_model(model, machine_kind, remembered, shapes, calibration, hook)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:

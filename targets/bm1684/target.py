@@ -57,6 +57,7 @@ class Bm1684:
         """Lowers, plans and emits; nothing is calibrated."""
         del samples, hook
         machine = machines.load(options.machine)
+        options.begin("planning and writing the kernel")
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
         manifest = report.manifest(sliced, lowered, kernel, machine, contents)

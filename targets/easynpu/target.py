@@ -74,10 +74,12 @@ class EasyNpu:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         machine = machines.load(options.machine, options.scales)
         documented = options.isa == "documented"
+        options.begin("choosing scales")
         network, steps = quantising.network(graph, samples, machine, options, hook)
         if options.notify is not None:
             options.notify(steps)
         quantised = network.quantised
+        options.begin("planning and writing words")
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)

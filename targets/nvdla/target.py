@@ -79,11 +79,14 @@ class Nvdla:
         if precision in FLOATING:
             written, tried = quantising.floats(graph, samples, machine, options), ()
         else:
+            options.begin("choosing scales")
             network, tried = quantising.network(graph, samples, machine, options)
             written = network.quantised
         if options.notify is not None:
             options.notify(tried)
+        options.begin("planning and writing commands")
         lowered = lowering.lower(written, machine, support.host(machine, precision), weights)
+        options.begin("writing what verification compares with")
         manifest, files = report.manifest(lowered, machine)
         manifest |= {"target": self.name, "precision": precision}
         if precision in FLOATING:
