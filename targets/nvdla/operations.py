@@ -194,6 +194,8 @@ class Convolution:
     pooling: Pooling | None = None
     truncate: int = 0
     """Right shift of the sums (CLIP_TRUNCATE)."""
+    pra_truncate: int = 0
+    """Right shift of data that Winograd has transformed."""
 
     @property
     def data_extents(self) -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """Convolutions whose weights Winograd transforms before they are rounded: what NVDLA computes of them, exactly.
 
 G g G^T has fractions and reaches further than g; C^T d C reaches four times as far as d. As integers both must be
-rounded: the weights U = G g G^T at a scale of their own, the data by PRA_TRUNCATE = 2. Such a convolution is
-another one than that of rounded weights, so that it is an attribute of the integer operator: `winograd` = 1, with
-`kernel_shape` for the window. Its weights are (K, C, 4 * stride_y, 4 * stride_x): phase by phase, 4x4 positions.
+rounded: the weights U = G g G^T at a scale of their own, the data by PRA_TRUNCATE. Such a convolution is another
+one than that of rounded weights, so that the integer operator has attributes for it: `winograd` = 1,
+`pra_truncate`, and `kernel_shape` for the window. Its weights are (K, C, 4 * stride_y, 4 * stride_x): phase by
+phase, 4x4 positions.
 Source: Winograd in integers, as on the nv_full RTL; channel extension as in formats.winograd.
 """
 
@@ -15,7 +16,7 @@ from npuc.ir import Array, Node
 from npuc.ops.windows import window_of
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.precision import half_away
-from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT, TILE, extended_extent
+from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
 
 DATA = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 """C^T, which transforms the data from both sides."""
@@ -87,7 +88,7 @@ def sums(node: Node, x: Array, u: Array) -> Array:
     t = np.einsum("ip,nctupq,jq->nctuij", DATA, d, DATA, optimize=True)
     if not real:
         limits = np.iinfo(x.dtype)
-        t = np.clip(half_away(t, PRE_ADDITION_SHIFT), limits.min, limits.max)
+        t = np.clip(half_away(t, node.integer("pra_truncate")), limits.min, limits.max)
     m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(t.dtype), optimize=True)
     results = np.einsum("ai,nktuij,bj->nktaub", RESULT, m, RESULT, optimize=True)
     whole = results.reshape(len(x), len(u), STEP * results.shape[2], -1)

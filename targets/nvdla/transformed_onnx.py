@@ -13,7 +13,7 @@ import numpy as np
 from npuc.export_onnx import Emitter
 from npuc.ir import Array, Node
 from npuc.quantize.integer_onnx import DOUBLE, FLOAT, step
-from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT, TILE, extended_extent
+from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
 from npuc.targets.nvdla.rounding_onnx import clipped, half_away
 from npuc.targets.nvdla.transformed import DATA, RESULT, STEP, around, by_phase, strides
 
@@ -29,7 +29,7 @@ def winograd_sums(node: Node, emit: Emitter, u: Array) -> str:
     taps = np.tile(np.einsum("ip,jq->ijpq", DATA, DATA).reshape(POSITIONS, 1, TILE, TILE), (channels, 1, 1, 1))
     taps = emit.constant(taps.astype(np.float32), "taps")
     data = step(emit, "Conv", _data(node, emit), taps, group=channels, strides=(STEP, STEP))
-    shifted = step(emit, "Mul", data, emit.constant(np.float32(2.0**-PRE_ADDITION_SHIFT)))
+    shifted = step(emit, "Mul", data, emit.constant(np.float32(2.0 ** -node.integer("pra_truncate"))))
     limits = np.iinfo(emit.graph.tensors[node.inputs[0]].dtype)
     t = clipped(emit, half_away(emit, shifted, np.float32), limits.min, limits.max, np.float32)
     t = step(emit, "Cast", t, to=DOUBLE)

@@ -218,11 +218,44 @@ def test_winograd_in_int8_is_exact_in_its_own_arithmetic_and_near_fp32(
     assert _forms(report) == ["winograd"]
 
 
-def test_winograd_in_int16_is_exact_in_its_own_arithmetic_and_near_fp32(tmp_path: Path) -> None:
-    model = _convolution(40, (10, 13), 3, 1)
+@pytest.mark.parametrize(
+    ("channels", "extent", "size", "stride"),
+    [(40, (10, 13), 3, 1), (64, (16, 12), 3, 1), (20, (15, 22), 5, 2), (24, (18, 21), 6, 2)],
+)
+def test_winograd_in_int16_is_exact_in_its_own_arithmetic_and_near_fp32(
+    channels: int, extent: tuple[int, int], size: int, stride: int, tmp_path: Path
+) -> None:
+    model = _convolution(channels, extent, size, stride)
     report = verified(model, tmp_path, "nvdla-full", weights="winograd", precision="int16")
-    expect_exact(report, 60.0)
+    expect_exact(report, 70.0)
     assert _forms(report) == ["winograd"]
+
+
+@pytest.mark.parametrize(("most", "truncated"), [(1e9, 1), (0.5, 2)])
+def test_winograd_cuts_as_many_bits_as_the_values_need(most: float, truncated: int, tmp_path: Path) -> None:
+    """int16 reaches twice as far as the samples; not where a ReLU6 or its like ends where int16 does."""
+    nodes = [
+        node("Conv", "x u", "a"), node("Clip", "a low high", "b"), node("Conv", "b w", "y", pads=[1, 1, 1, 1])
+    ]  # fmt: skip
+    limits = {"low": np.float32(0), "high": np.float32(most)}
+    constants = {"u": weights(64, 3, 1, 1), "w": np.abs(weights(48, 64, 3, 3)), **limits}
+    model = network(nodes, (1, 3, 16, 16), constants)
+    options = {"weights": "winograd", "precision": "int16"}
+    expect_exact(verified(model, tmp_path, "nvdla-full", **options), 70.0)
+    _, _, program = compiled(model, tmp_path, "nvdla-full", **options)
+    texts = [each["text"] for each in target("nvdla-full").listing(program)]
+    found = [each for each in texts if each.startswith("CSC.D_PRA_CFG") and "=0" not in each]
+    assert found and all(f"PRA_TRUNCATE={truncated}" in each for each in found)
+
+
+def test_winograd_rounds_in_int16_so_that_it_must_be_allowed(tmp_path: Path) -> None:
+    model = _convolution(64, (40, 40), 3, 1)
+    report = verified(model, tmp_path, "nvdla-full", samples=1, precision="int16")
+    assert _forms(report) == ["direct"]
+    allowed = verified(model, tmp_path, "nvdla-full", samples=1, precision="int16", allow=("winograd",))
+    expect_exact(allowed, 70.0)
+    assert _forms(allowed) == ["winograd"]
+    assert allowed["compiled"]["cycles"] < 0.8 * report["compiled"]["cycles"]
 
 
 def test_winograd_in_row_tiles_writes_whole_tiles(tmp_path: Path) -> None:

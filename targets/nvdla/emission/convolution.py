@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
 from npuc.targets.nvdla.operations import Convolution, Kernels, Surface
 
 
@@ -45,8 +44,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     writer.set("CSC.D_ZERO_PADDING", PAD_LEFT=left, PAD_TOP=top)
     writer.set("CSC.D_ZERO_PADDING_VALUE", PAD_VALUE=window.value & 0xFFFF)
     writer.set("CSC.D_BANK", **bank)
-    shifted = winograd and precision != "FP16"
-    writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=PRE_ADDITION_SHIFT if shifted else 0)
+    writer.set("CSC.D_PRA_CFG", PRA_TRUNCATE=operation.pra_truncate)
     for block in ("CMAC_A", "CMAC_B", "CACC"):
         writer.set(f"{block}.D_MISC_CFG", CONV_MODE=mode, PROC_PRECISION=precision)
     writer.set("CACC.D_DATAOUT_SIZE_0", **out)

@@ -21,8 +21,6 @@ CUBE = 32
 """Bytes to which the channels of a pixel are filled."""
 TILE = 4
 """Rows and columns of data and of weights that are multiplied at once; outputs are computed in fours too."""
-PRE_ADDITION_SHIFT = 2
-"""PRA_TRUNCATE of integers: C^T d C adds up to four of the data, and has their bits."""
 
 
 def extended_extent(outputs: int) -> int:

@@ -45,7 +45,8 @@ def quantise(
     demands = in_powers_of_two(demands, free) if power_of_two else demands
     scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
-    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd).built()
+    largest = {name: spread.largest for name, spread in free.items()}
+    return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd, largest).built()
 
 
 INT16_MOST = 32767

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import ceil, inf, log2
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from npuc.quantize.tables import is_relu
 from npuc.quantize.ties import average_kernel
 from npuc.targets.nvdla import transformed
 from npuc.targets.nvdla.fixed_point import Weights, addends, factor, quantise_weights, share
-from npuc.targets.nvdla.formats.winograd import PRE_ADDITION_SHIFT
 from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
@@ -30,6 +30,11 @@ CLOSE = 2.0**-20
 MOST_WEIGHT = 127
 
 
+NOT_KNOWN: Mapping[str, float] = {}
+SLACK = 1e-6
+"""Of a binary logarithm, for what scales are rounded by."""
+
+
 class Integers(Elementwise):
     """Writes the integer graph; a scale for every tensor, given ones with the integers of weights."""
 
@@ -41,11 +46,14 @@ class Integers(Elementwise):
         given: Collection[str],
         precision: str = "int8",
         winograd: Collection[str] = (),
+        largest: Mapping[str, float] = NOT_KNOWN,
     ) -> None:
         super().__init__(graph, nodes, steps, precision)
         self.given = given
         self.winograd = winograd
         """Names of weights that are transformed before they are rounded."""
+        self.largest = largest
+        """The largest magnitude of tensors, where samples show it."""
 
     def weights(self, form: Form, conv: Node, bias: Array | None, unit: float) -> Array:
         """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
@@ -54,10 +62,12 @@ class Integers(Elementwise):
         sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and self._by_winograd(conv):
-            form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:]}
+            shift = self._bits_too_many(x)
+            form.attrs |= {"winograd": 1, "kernel_shape": w.shape[2:], "pra_truncate": shift}
             u, common = transformed.transformed(w, *strides(conv)), transformed.common(*strides(conv))
-            x_scale = steps.scale * 2**PRE_ADDITION_SHIFT
-            found = quantise_weights(u, bias, x_scale, unit, steps.zero, self.dtype, fraction, common)
+            found = quantise_weights(
+                u, bias, steps.scale * 2**shift, unit, steps.zero, self.dtype, fraction, common
+            )
             return self._rounded(form, found)
         if sums is None and steps.zero and form.x2 == IDLE:
             sums = chosen(w, bias, steps.scale, steps.zero, unit)
@@ -72,6 +82,12 @@ class Integers(Elementwise):
     def _by_winograd(self, conv: Node) -> bool:
         """Whether the weights of a convolution are to be transformed, under whatever name it goes."""
         return self.weights_name(conv).replace(f"{SUFFIX}/", "/") in self.winograd
+
+    def _bits_too_many(self, x: str) -> int:
+        """By how many bits C^T d C exceeds an element of x, whose values are as large as the samples show."""
+        steps, whole = self.steps(x), float(np.iinfo(self.dtype).max)
+        most = min(self.largest.get(x, inf) / steps.scale + abs(steps.zero), whole)
+        return max(ceil(log2(max(transformed.GAIN * most / whole, 1)) - SLACK), 0)
 
     def _rounded(self, form: Form, found: Weights) -> Array:
         """The integers, with their stage in the form."""

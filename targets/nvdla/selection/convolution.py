@@ -58,7 +58,8 @@ def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = (
             source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
             result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
             pooling = pooling_behind(context, layer.pool, part, (first, end)) if layer.pool else None
-            yield Convolution(source, kernels, window, banks, sdp, result, pooling, node.integer("truncate"))
+            truncated = node.integer("truncate"), node.integer("pra_truncate")
+            yield Convolution(source, kernels, window, banks, sdp, result, pooling, *truncated)
 
 
 def _fewest(context: Context, layer: Layer) -> tuple[int, ...]:
