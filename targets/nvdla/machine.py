@@ -54,6 +54,8 @@ class Machine:
     pdp_columns: int = 128
     """Columns of results that PDP keeps, in lines of all windows that are open at once."""
     cdp_elements: int = 1
+    rubik_bytes: int = 32
+    """Bytes that RUBIK takes in a clock: an atom of nv_full, as nobody has measured it."""
     dma_bytes: int = 8
     """Bytes that the memory interface moves in a clock."""
     clock_mhz: int = 1000

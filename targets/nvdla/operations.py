@@ -1,7 +1,7 @@
 """Hardware operations: what one programming of NVDLA's blocks does, addresses included.
 
 The firmware's word for a layer that the hardware runs at once: a convolution with SDP behind it, SDP alone on a
-map in memory, or PDP. Everything here is what registers hold; emission writes them.
+map in memory, PDP, CDP, or RUBIK. Everything here is what registers hold; emission writes them.
 """
 
 from __future__ import annotations
@@ -230,7 +230,18 @@ class Normalisation:
     destination: Surface
 
 
-Operation = Convolution | Elementwise | Pooling | Normalisation
+@dataclass(frozen=True)
+class Contraction:
+    """RUBIK: the columns of several maps in turns."""
+
+    source: Surface
+    """All maps, each from a surface on: the channels are those of all their surfaces."""
+    step: int
+    """How many maps there are."""
+    destination: Surface
+
+
+Operation = Convolution | Elementwise | Pooling | Normalisation | Contraction
 
 
 def written(operation: Operation) -> Surface:

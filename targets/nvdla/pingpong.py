@@ -17,7 +17,7 @@ from itertools import accumulate
 from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.emission.flights import Admission, Flights
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Convolution, Elementwise, Normalisation, Operation, Pooling
+from npuc.targets.nvdla.operations import Contraction, Convolution, Elementwise, Normalisation, Operation, Pooling
 
 REMEMBERED = 8
 """Operations that may still be waited for, at most: each block has two groups."""
@@ -60,7 +60,7 @@ class Progress:
             case Pooling():
                 end = max(allowed, self.pooled) + timing.START + timing.stream_cycles(operation, machine)
                 new = replace(self, pooled=end)
-            case Normalisation():
+            case Normalisation() | Contraction():
                 end = allowed + timing.START + timing.stream_cycles(operation, machine)
                 new = self
         moved = max(self.moved, enabled) + timing.moved_bytes(operation, machine) / machine.dram_bytes_per_cycle

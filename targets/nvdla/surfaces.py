@@ -244,7 +244,7 @@ def place(
         extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
         return View(Buffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name])
 
-    views: dict[str, View] = {}
+    views = _side_by_side(graph, nodes, own)
     moves = [node for node in nodes if is_view(graph, node)]
     for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
         if joins(graph, node):
@@ -259,6 +259,38 @@ def place(
             whole = views[node.inputs[0]]
             views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
     return Surfaces(views)
+
+
+def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], View]) -> dict[str, View]:
+    """Maps that are interleaved along W in a buffer of their own, one behind the other as RUBIK needs them.
+
+    Those of which nothing else decides where they lie, and whose lines are of one length.
+    """
+    made = {name: node for node in nodes for name in node.outputs}
+    held = {name for node in nodes if is_view(graph, node) for name in (node.inputs if joins(graph, node) else ())}
+    found: dict[str, View] = {}
+    for node in nodes:
+        if node.op != "Interleave" or is_view(graph, node) or len(set(node.inputs)) < len(node.inputs):
+            continue
+        free = (
+            name not in held and name not in found and _is_placed_freely(graph, made.get(name))
+            for name in node.inputs
+        )
+        views = [own(name) for name in node.inputs] if all(free) else []
+        if len({(each.width, each.lanes) for each in views}) == 1:
+            buffer = views[0].buffer
+            whole = replace(buffer, name=f"{node.output}/columns", surfaces=len(views) * buffer.surfaces)
+            size = buffer.surfaces * buffer.surface_stride
+            found |= {
+                name: replace(each, buffer=whole, offset=number * size)
+                for number, (name, each) in enumerate(zip(node.inputs, views, strict=True))
+            }
+    return found
+
+
+def _is_placed_freely(graph: Graph, node: Node | None) -> bool:
+    """Whether a node's result lies where it is computed, and nothing lies around it."""
+    return node is not None and (joins(graph, node) or not is_view(graph, node))
 
 
 def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:

@@ -12,8 +12,14 @@ from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove, decode, r
 from npuc.targets.nvdla.commands import Write
 from npuc.timeline import Activity, Buffer, Timeline
 
-ENGINES = {"convolution": "CONV + SDP", "elementwise": "SDP", "pooling": "PDP", "normalisation": "CDP"}
-READS = re.compile(r"D_(DAIN_ADDR_LOW_0|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
+ENGINES = {
+    "convolution": "CONV + SDP",
+    "elementwise": "SDP",
+    "pooling": "PDP",
+    "normalisation": "CDP",
+    "contraction": "RUBIK",
+}
+READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
 """The registers that say where an operation reads."""
 
 

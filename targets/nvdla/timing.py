@@ -14,6 +14,7 @@ from math import ceil
 
 from npuc.targets.nvdla.machine import BYTES, Machine
 from npuc.targets.nvdla.operations import (
+    Contraction,
     Convolution,
     Elementwise,
     Kernels,
@@ -49,8 +50,8 @@ def cycles(operation: Operation, machine: Machine) -> int:
     return ceil(START + exposed + compute_cycles(operation.kernels, operation.destination, machine))
 
 
-def stream_cycles(operation: Elementwise | Pooling | Normalisation, machine: Machine) -> float:
-    """Clocks of SDP, PDP or CDP on a map in memory."""
+def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction, machine: Machine) -> float:
+    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory."""
     match operation:
         case Elementwise():
             return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
@@ -58,6 +59,8 @@ def stream_cycles(operation: Elementwise | Pooling | Normalisation, machine: Mac
             return pooling_cycles(operation, machine)
         case Normalisation():
             return elements(operation.source, machine) / machine.cdp_elements
+        case Contraction():
+            return cube_bytes(operation.source, machine) / machine.rubik_bytes
 
 
 def pooling_cycles(operation: Pooling, machine: Machine) -> float:

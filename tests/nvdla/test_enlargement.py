@@ -11,12 +11,19 @@ import pytest
 from onnx import helper
 
 from npuc.ir import Array
+from npuc.program import load
+from npuc.target import target
+from npuc.targets.nvdla import loadable as loadables
+from npuc.targets.nvdla.loadable import descriptors
+from npuc.targets.nvdla.loadable import task as tasks
 from tests.nvdla.networks import expect_exact, network, node, verified, weights
 
 CONFIGURATIONS = ("nvdla-small", "nvdla-large", "nvdla-full")
 ALL = pytest.mark.parametrize("name", CONFIGURATIONS)
 PRECISIONS = pytest.mark.parametrize(("name", "precision"), [("nvdla-small", "int8"), ("nvdla-full", "int16")])
 Constants = dict[str, Array]
+INTERLEAVING = {"elementwise": 2, "contraction": 1}
+"""What interleaves the columns of two maps, and how many operations that takes."""
 
 
 def expect_no_host(
@@ -64,7 +71,8 @@ def test_a_transposed_convolution_of_a_line_computes_no_other_lines(
         [node("ConvTranspose", "x w", "y", strides=[2])],
         (1, 8, 9), {"w": weights(8, 4, 4)}, tmp_path, name, precision,
     )  # fmt: skip
-    assert [each["op"] for each in made["layers"]] == ["convolution", "convolution", "elementwise"]
+    assert [each["op"] for each in made["layers"][:2]] == ["convolution", "convolution"]
+    assert len(made["layers"]) == 3
 
 
 @ALL
@@ -106,7 +114,8 @@ def test_the_enlarged_map_lies_in_the_concatenation_that_reads_it(
         "u": weights(5, 2 * channels, 3, 3),
     }  # fmt: skip
     made = expect_no_host(nodes, (1, 3, 8, 8), constants, tmp_path, name, precision)
-    assert [each["jobs"] for each in made["layers"] if each["op"] == "elementwise"] == [2]
+    (interleaving,) = (each for each in made["layers"] if each["op"] in INTERLEAVING)
+    assert interleaving["jobs"] == INTERLEAVING[interleaving["op"]]
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("DCR", 12), ("CRD", 12), ("DCR", 64), ("CRD", 32)])
@@ -190,8 +199,8 @@ def test_maps_side_by_side_are_interleaved_line_by_line(name: str, tmp_path: Pat
     ]
     constants = {"w": weights(40, 4, 1, 1), "v": weights(40, 40, 1, 2), "u": weights(3, 40, 1, 1)}
     made = expect_no_host(nodes, (1, 4, 6, 5), constants, tmp_path, name)
-    (copies,) = (each for each in made["layers"] if each["op"] == "elementwise")
-    assert copies["jobs"] == 2 * (5 if name == "nvdla-small" else 2)
+    (interleaving,) = (each for each in made["layers"] if each["op"] in INTERLEAVING)
+    assert interleaving["jobs"] == {"nvdla-small": 2 * 5, "nvdla-large": 2 * 2, "nvdla-full": 1}[name]
 
 
 @pytest.mark.parametrize(
@@ -208,3 +217,35 @@ def test_fp16_leaves_nothing_to_the_host(nodes: list[onnx.NodeProto], tmp_path: 
     )
     assert report["outputs"][0]["sqnr_db"] > 60
     assert report["compiled"]["host_steps"] == []
+
+
+def _contracted(folder: Path, **options: Any) -> list[str]:
+    """The layers of a transposed convolution on nv_full, which is exact."""
+    nodes = [node("ConvTranspose", "x w", "y", strides=[2, 2])]
+    report = verified(network(nodes, (1, 8, 3, 4), {"w": weights(8, 40, 2, 2)}), folder, "nvdla-full", **options)
+    assert report["outputs"][0]["sqnr_db"] > 30
+    assert report["compiled"]["host_steps"] == []
+    return [each["op"] for each in report["compiled"]["layers"]]
+
+
+@pytest.mark.parametrize("precision", ["int8", "int16", "fp16"])
+def test_rubik_contracts_the_columns_where_that_takes_fewer_cycles(precision: str, tmp_path: Path) -> None:
+    assert _contracted(tmp_path, precision=precision) == ["convolution"] * 4 + ["contraction"]
+    (tmp_path / "slow.toml").write_text("rubik_bytes = 1\n")
+    (tmp_path / "slow").mkdir()
+    slow = _contracted(tmp_path / "slow", precision=precision, machine=str(tmp_path / "slow.toml"))
+    assert slow == ["convolution"] * 4 + ["elementwise"]
+
+
+def test_a_loadable_has_the_contraction(tmp_path: Path) -> None:
+    """What it computes is compared with the program before it is given out."""
+    assert _contracted(tmp_path)[-1] == "contraction"
+    exported = target("nvdla-full").exported(load(tmp_path / "network.npu"), "loadable")
+    loadable = loadables.read(exported["network.nvdla"])
+    task = tasks.read(loadable, *tasks.engine_tasks(loadable))
+    assert task.operations[-1] == descriptors.Rubik(mode=0, precision=0, stride_x=2, stride_y=1)
+    source, result = task.surfaces[-1].source, task.surfaces[-1].result
+    assert (source.width, source.height, source.channels) == (4, 6, 128)  # two maps of 40 channels: 2 atoms each
+    assert (result.width, result.height, result.channels) == (8, 6, 40)
+    assert (source.line_stride, source.surface_stride) == (4 * 32, 6 * 4 * 32)
+    assert (result.line_stride, result.surface_stride) == (8 * 32, 6 * 8 * 32)

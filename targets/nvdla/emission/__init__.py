@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from npuc.targets.nvdla.commands import Command, Poll
+from npuc.targets.nvdla.emission.contraction import write_contraction
 from npuc.targets.nvdla.emission.convolution import write_convolution
 from npuc.targets.nvdla.emission.flights import CONVOLUTION, Admission, Flights, blocks_of
 from npuc.targets.nvdla.emission.normalisation import write_normalisation
@@ -19,7 +20,7 @@ from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Convolution, Elementwise, Normalisation, Operation, Pooling
+from npuc.targets.nvdla.operations import Contraction, Convolution, Elementwise, Normalisation, Operation, Pooling
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
 """Sources of interrupts that only say how far a convolution has come."""
@@ -76,6 +77,8 @@ class Emitter:
                 write_pooling(self.writer, operation)
             case Normalisation():
                 write_normalisation(self.writer, operation)
+            case Contraction():
+                write_contraction(self.writer, operation)
 
     def _program_sdp(self, operation: Convolution | Elementwise) -> None:
         """SDP, with what is before and behind it."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from npuc.targets.nvdla.commands import Wait
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 from npuc.targets.nvdla.operations import (
+    Contraction,
     Convolution,
     Elementwise,
     Normalisation,
@@ -23,6 +24,8 @@ from npuc.targets.nvdla.operations import (
     written,
 )
 
+ENDS = {"SDP": "SDP", "PDP": "PDP", "CDP": "CDP", "RUBIK": "RBK"}
+"""The interrupts that end operations, in order, and the block that raises each."""
 CONVOLUTION = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
 
 
@@ -33,6 +36,8 @@ def blocks_of(operation: Operation) -> tuple[str, ...]:
             return ("PDP_RDMA", "PDP")
         case Normalisation():
             return ("CDP_RDMA", "CDP")
+        case Contraction():
+            return ("RBK",)
         case _:
             flying = ("PDP",) if operation.pooling else ()
             return (*flying, "SDP_RDMA", "SDP", *(CONVOLUTION if isinstance(operation, Convolution) else ()))
@@ -58,7 +63,7 @@ class Flight:
     @property
     def waits(self) -> tuple[Wait, ...]:
         """For its interrupts, in the order in which they come."""
-        return tuple(Wait(block, self.turns[block]) for block in ("SDP", "PDP", "CDP") if block in self.turns)
+        return tuple(Wait(source, self.turns[block]) for source, block in ENDS.items() if block in self.turns)
 
     def holds_groups(self, other: Flight) -> bool:
         """Whether another operation needs a register group that this one has.

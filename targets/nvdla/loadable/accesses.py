@@ -58,7 +58,7 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
                     element = _known(ELEMENT_BYTES, before)
                     size = (2 if unit.precision else 1) * (2 if unit.use == BOTH else 1)
                     yield name, element, -(-size // element)
-        case of.Pdp():
+        case of.Pdp() | of.Rubik():
             before = behind = op.precision
         case of.Cdp():
             before, behind = op.in_precision, op.out_precision

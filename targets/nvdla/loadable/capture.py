@@ -11,6 +11,7 @@ from typing import Any
 
 from npuc.targets.nvdla.commands import Command, Write
 from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.firmware.contraction import rubik_of
 from npuc.targets.nvdla.loadable.firmware.convolution import BLOCKS, convolution_of
 from npuc.targets.nvdla.loadable.firmware.lines import ReadBack
 from npuc.targets.nvdla.loadable.firmware.look_up import lut_of
@@ -57,9 +58,9 @@ def captured(commands: Iterable[Command], machine: Machine) -> list[Captured]:
 
 
 def _enabled(commands: Iterable[Command], machine: Machine) -> Mapping[str, list[_Enabled]]:
-    """What was enabled of each engine (CONV, SDP, PDP, CDP), in order."""
+    """What was enabled of each engine (CONV, SDP, PDP, CDP, RBK), in order."""
     file = RegisterFile(register_map(machine.registers))
-    found: dict[str, list[_Enabled]] = {"CONV": [], "SDP": [], "PDP": [], "CDP": []}
+    found: dict[str, list[_Enabled]] = {"CONV": [], "SDP": [], "PDP": [], "CDP": [], "RBK": []}
     waiting: dict[str, Group] = {}
     for at, command in enumerate(commands):
         if not isinstance(command, Write):
@@ -83,7 +84,7 @@ def _collect(
 ) -> None:
     """Moves an engine's blocks from what waits, once all of them are enabled; its RDMA comes first."""
     if block in found:
-        names = (block, RDMAS[block])
+        names = (block, RDMAS.get(block, ""))
         groups = {name: waiting.pop(name) for name in names if name in waiting}
         uses = block == "CDP" or (block == "SDP" and _uses_table(groups["SDP"]))
         lut = lut_of(groups[block], file.tables[block]) if uses else None
@@ -103,6 +104,7 @@ def _joined(enabled: Mapping[str, Sequence[_Enabled]], machine: Machine) -> list
     flying = iter([pair for pair in pooled if pair[1].behind])
     chains = [(each.at, [captured]) for each, captured in pooled if not captured.behind]
     chains += [(each.at, [_cdp(each)]) for each in enabled["CDP"]]
+    chains += [(each.at, [_rubik(each)]) for each in enabled["RBK"]]
     for each in enabled["SDP"]:
         sdp, at = _sdp(each, machine), each.at
         chain = [sdp]
@@ -146,3 +148,9 @@ def _cdp(enabled: _Enabled) -> Captured:
     read = ReadBack(enabled.groups)
     op, surfaces = cdp_of(read)
     return Captured(of.CDP, op, surfaces, _addresses(read), enabled.lut)
+
+
+def _rubik(enabled: _Enabled) -> Captured:
+    read = ReadBack(enabled.groups)
+    op, surfaces = rubik_of(read)
+    return Captured(of.RUBIK, op, surfaces, _addresses(read))

@@ -24,6 +24,7 @@ BLOCKS: Mapping[int, tuple[str, ...]] = {
     of.SDP: ("SDP", "SDP_RDMA"),
     of.PDP: ("PDP", "PDP_RDMA"),
     of.CDP: ("CDP", "CDP_RDMA"),
+    of.RUBIK: ("RBK",),
 }
 """In the order in which their pointers are set; the second of two is the RDMA."""
 PAIR = 2
@@ -201,7 +202,7 @@ class Runner:
         engine = self._task.common[index].engine
         state = self._engines[engine]
         group = next(each for each in state.groups.values() if each.index == index)
-        self._steps.append(Wait(BLOCKS[engine][0], group.group))
+        self._steps.append(Wait(of.ENGINES[engine] if engine == of.RUBIK else BLOCKS[engine][0], group.group))
         del state.groups[group.group]
         state.consumer = 1 - group.group
         if self._needs_rdma(index):

@@ -68,7 +68,7 @@ class Placed:
             view.width,
             view.height if rows is None else rows,
             FORMATS[held.pixels].channels if held.pixels else view.extent if lanes is None else lanes,
-            view.line_stride,
+            held.atom_bytes if (view.width, rows or view.height) == (1, 1) else view.line_stride,
             0 if held.pixels else held.surface_stride,
             held.precision,
             held.pixels,

@@ -1,4 +1,7 @@
-"""Columns of several maps in turns: SDP copies every map as pixels one below the other, wherever strides put them.
+"""Columns of several maps in turns: RUBIK contracts them, or SDP copies them, whichever the cycle model prefers.
+
+RUBIK, which nv_full has, takes maps that lie one behind the other as those of a deconvolution with one row phase.
+SDP copies every map as pixels one below the other, wherever strides put them.
 
 An atom follows the one before it in a line, but lines lie anywhere. So a map is copied as one of width 1, whose
 lines are its pixels: their stride is a few atoms in the result. Either all pixels of a map are the lines, if those
@@ -8,22 +11,49 @@ and the lines of one surface are the surfaces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from npuc.ir import Node
+from npuc.targets.nvdla import pingpong
 from npuc.targets.nvdla.integer import IDLE
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Elementwise, Sdp, Surface, Unit
+from npuc.targets.nvdla.operations import Contraction, Elementwise, Sdp, Surface, Unit
 from npuc.targets.nvdla.selection.context import Context
 
 MOST = 8192
 """Lines, and channels, of a cube: fields of 13 bits."""
+MOST_STEP = 32
+"""Maps of a contraction: a field of 5 bits."""
 COPY = Sdp(Unit(IDLE), Unit(IDLE))
 
 
-def select_interleaving(context: Context, node: Node) -> Iterator[Elementwise]:
-    """The copies that interleave maps along W."""
+def select_interleaving(context: Context, node: Node) -> Sequence[Elementwise | Contraction]:
+    """What interleaves maps along W in the fewest cycles."""
+    copies, contraction = list(_copies(context, node)), _contraction(context, node)
+    if contraction is None:
+        return copies
+    ways: list[Sequence[Elementwise | Contraction]] = [copies, [contraction]]
+    return min(ways, key=lambda way: pingpong.alone(way, context.machine))
+
+
+def _contraction(context: Context, node: Node) -> Contraction | None:
+    """RUBIK on maps of equal lines that lie one behind the other, if there is one."""
+    result, step = context.placed[node.output].surface(), len(node.inputs)
+    first, *others = (context.placed[name].surface() for name in node.inputs)
+    surfaces, lanes = first.atoms(context.machine.atom_bytes), context.machine.atom_elements(first.precision)
+    behind = [
+        replace(first, address=first.address + number * surfaces * first.surface_stride)
+        for number in range(1, step)
+    ]
+    channels = step * surfaces * lanes
+    if not context.machine.rubik or others != behind or result.width != step * first.width or step > MOST_STEP:
+        return None
+    return Contraction(replace(first, channels=channels), step, result) if channels <= MOST else None
+
+
+def _copies(context: Context, node: Node) -> Iterator[Elementwise]:
+    """The copies of SDP."""
     placed, step = context.placed[node.output], len(node.inputs)
     whole, own = placed.surface(), placed.view.buffer.name == node.output
     for number, name in enumerate(node.inputs):

@@ -32,15 +32,16 @@ from npuc.targets.nvdla.loadable.descriptors.common import (
     Window,
 )  # fmt: skip
 from npuc.targets.nvdla.loadable.descriptors.convolution import Convolution, ConvolutionSurfaces
-from npuc.targets.nvdla.loadable.descriptors.planar import Cdp, Lut, Pdp, Surfaces
+from npuc.targets.nvdla.loadable.descriptors.planar import Cdp, Lut, Pdp, Rubik, Surfaces
 from npuc.targets.nvdla.loadable.descriptors.sdp import Sdp, SdpSurfaces, SdpUnit
 
-Operation = Convolution | Sdp | Pdp | Cdp
+Operation = Convolution | Sdp | Pdp | Cdp | Rubik
 OPERATIONS: dict[int, tuple[type[Operation], type]] = {
     CONV: (Convolution, ConvolutionSurfaces),
     SDP: (Sdp, SdpSurfaces),
     PDP: (Pdp, Surfaces),
     CDP: (Cdp, Surfaces),
+    RUBIK: (Rubik, Surfaces),
 }
 """Operation and surface descriptors by engine."""
 
@@ -48,5 +49,5 @@ __all__ = [
     "BDMA", "CDP", "COMPLETED", "CONV", "DRAM", "ENABLED", "ENGINES", "FEATURE_FORMAT", "HARDWARE", "NONE",
     "OPERATIONS", "OPERATION_BYTES", "PDP", "PROGRAMMED", "RUBIK", "SDP", "SRAM", "SURFACE_BYTES", "Cdp", "Common",
     "Consumer", "Converter", "Convolution", "ConvolutionSurfaces", "Cube", "Lut", "Network", "Operation", "Pdp",
-    "Sdp", "SdpSurfaces", "SdpUnit", "Surfaces", "Window",
+    "Rubik", "Sdp", "SdpSurfaces", "SdpUnit", "Surfaces", "Window",
 ]  # fmt: skip

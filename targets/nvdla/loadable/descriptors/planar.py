@@ -52,6 +52,17 @@ class Cdp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rubik:
+    """An operation of RUBIK."""
+
+    mode: int = number("B")
+    """0 contract, 1 split, 2 merge."""
+    precision: int = number("B")
+    stride_x: int = number("B", 1)
+    stride_y: int = number("B", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Lut:
     """The tables LE and LO and their registers. An offset is the exponent's or the binary digits of a step."""
 

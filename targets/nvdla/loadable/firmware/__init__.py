@@ -1,15 +1,16 @@
 """The register writes that NVDLA's firmware makes of an operation's descriptors, and descriptors of registers.
 
 Block by block in the firmware's order, so that its own log of a loadable can be compared line by line. Source: The
-loadable (facts), checked against the logs of three loadables of NVDLA's own compiler (conv, SDP, PDP); CDP and the
-look-up tables follow the same firmware without such a log.
+loadable (facts), checked against the logs of three loadables of NVDLA's own compiler (conv, SDP, PDP); CDP, RUBIK
+and the look-up tables follow the same firmware without such a log.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from npuc.targets.nvdla.loadable.descriptors import HARDWARE, Cdp, Convolution, Lut, Operation, Pdp, Sdp
+from npuc.targets.nvdla.loadable.descriptors import HARDWARE, Cdp, Convolution, Lut, Operation, Pdp, Rubik, Sdp
+from npuc.targets.nvdla.loadable.firmware.contraction import rubik
 from npuc.targets.nvdla.loadable.firmware.convolution import convolution
 from npuc.targets.nvdla.loadable.firmware.lines import Firmware, RegisterWrite, Writes
 from npuc.targets.nvdla.loadable.firmware.planar import cdp, pdp
@@ -29,6 +30,8 @@ def programmed(firmware: Firmware, op: Operation, surfaces: Any, lut: Lut | None
             yield from pdp(firmware, op, surfaces)
         case Cdp():
             yield from cdp(firmware, op, surfaces, lut)
+        case Rubik():
+            yield from rubik(firmware, op, surfaces)
 
 
 def has_rdma(op: Operation, surfaces: Any) -> bool:
