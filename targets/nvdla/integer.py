@@ -95,7 +95,7 @@ LE_ENTRIES, LO_ENTRIES = 65, 257
 
 @dataclass(frozen=True)
 class Table:
-    """Where a linear table of EW lies: entries at start, start + 2^select and so on, straight lines outside."""
+    """Where a linear table of EW or CDP lies: entries at start, start + 2^select and so on, lines outside."""
 
     start: float
     select: int
@@ -226,6 +226,11 @@ def _average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    if _is_real(inputs[0]):
+        placed = tables(node)
+        assert placed is not None
+        sums = square_sums(inputs[0].astype(np.float64), node.integer("size"))
+        return ((interpolated(placed, sums, np.concatenate(inputs[1:3])) * inputs[0]).astype(inputs[0].dtype),)
     centred = inputs[0].astype(np.int64) - node.integer("zero")
     product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, node.integer("size"))) * centred
     offset, scale, shift = converter(node)
@@ -233,9 +238,10 @@ def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
-    """The tables of a normalisation."""
-    le_step, lo_step = node.integers("table_steps")
-    return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), le_step, lo_step)
+    """The tables of a normalisation in integers."""
+    placed = tables(node)
+    assert placed is not None
+    return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), placed[0].select, placed[1].select)
 
 
 def _expect_map(node: Node, x: TensorType) -> None:

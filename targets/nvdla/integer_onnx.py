@@ -28,7 +28,7 @@ from npuc.targets.nvdla.integer import (
     stages,
     tables,
 )
-from npuc.targets.nvdla.normalisation import START
+from npuc.targets.nvdla.normalisation import FRACTION_BITS, START
 from npuc.targets.nvdla.rounding_onnx import clipped, half_away
 from npuc.targets.nvdla.transformed_onnx import winograd_sums
 
@@ -200,13 +200,15 @@ def _average(node: Node, emit: Emitter) -> None:
 
 
 def _lrn(node: Node, emit: Emitter) -> None:
-    """The sum of squares is exact in float; entries, fractions and products are in double."""
-    channels, size = emit.graph.shape(node.inputs[0])[1], node.integer("size")
-    zero = emit.constant(np.float32(node.integer("zero")))
-    centred = step(emit, "Sub", step(emit, "Cast", node.inputs[0], to=FLOAT), zero)
-    near = np.abs(np.subtract.outer(np.arange(channels), np.arange(channels))) <= size // 2
-    band = emit.constant(near.astype(np.float32)[:, :, None, None], "neighbours")
-    sums = step(emit, "Cast", step(emit, "Conv", step(emit, "Mul", centred, centred), band), to=DOUBLE)
+    """All in double, which holds sums of squares of 17 bits and products of 33 and 16."""
+    shape, size = emit.graph.shape(node.inputs[0]), node.integer("size")
+    zero = emit.constant(np.float64(node.integer("zero")))
+    centred = step(emit, "Sub", step(emit, "Cast", node.inputs[0], to=DOUBLE), zero)
+    near = np.abs(np.subtract.outer(np.arange(shape[1]), np.arange(shape[1]))) <= size // 2
+    rows, whole = (emit.constant(np.array(each), "shape") for each in ((shape[1], -1), shape))
+    squares = step(emit, "Reshape", step(emit, "Mul", centred, centred), rows)
+    sums = step(emit, "MatMul", emit.constant(near.astype(np.float64), "neighbours"), squares)
+    sums = step(emit, "Reshape", sums, whole)
     distance = step(emit, "Sub", sums, emit.constant(np.float64(START)))
     tables = lrn_tables(node, *(emit.graph.constants[name] for name in node.inputs[1:3]))
     fine, coarse = (
@@ -215,7 +217,7 @@ def _lrn(node: Node, emit: Emitter) -> None:
     )
     near_start = step(emit, "Less", distance, emit.constant(np.float64(tables.le_end)))
     value = step(emit, "Where", near_start, fine, coarse)
-    product = step(emit, "Mul", value, step(emit, "Cast", centred, to=DOUBLE))
+    product = step(emit, "Mul", value, centred)
     offset, scale, shift = converter(node)
     centred_product = step(emit, "Sub", product, emit.constant(np.float64(offset)))
     factor = emit.constant(np.ldexp(np.float64(scale), -shift))
@@ -224,13 +226,17 @@ def _lrn(node: Node, emit: Emitter) -> None:
 
 
 def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
-    """Between the entries of a table whose steps have so many binary digits, at most 16."""
+    """Between the entries of a table whose steps have so many binary digits, of which 16 count."""
     place = step(emit, "Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = step(emit, "Floor", place)
     at = step(emit, "Cast", index, to=INT64)
     below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
-    part = step(emit, "Mul", step(emit, "Gather", rise, at), step(emit, "Sub", place, index))
+    fraction = step(emit, "Sub", place, index)
+    if digits > FRACTION_BITS:
+        counted = step(emit, "Mul", fraction, emit.constant(np.float64(2.0**FRACTION_BITS)))
+        fraction = step(emit, "Mul", step(emit, "Floor", counted), emit.constant(np.float64(2.0**-FRACTION_BITS)))
+    part = step(emit, "Mul", step(emit, "Gather", rise, at), fraction)
     return step(emit, "Add", step(emit, "Gather", below, at), half_away(emit, part))
 
 

@@ -1,10 +1,10 @@
-"""Local response normalisation as CDP computes it in int8: two tables of a function of the sum of squares.
+"""Local response normalisation as CDP computes it in integers: two tables of a function of the sum of squares.
 
-CDP squares the centred input (9 bits), adds the squares of 3, 5, 7 or 9 neighbouring channels, finds the function
-of the sum in its tables LE (65 entries) or LO (257 entries), interpolates with 16 fractional bits, multiplies by
-the centred input and converts. Both tables are linear here and begin at the sum 0, which is a distance of 1 from
-their start (a value equal to the start counts as below). LO reaches every sum; LE, which is taken where both hit,
-has shorter steps for small sums, where the function bends most.
+CDP squares the centred input (one bit more than it has), adds the squares of 3, 5, 7 or 9 neighbouring channels,
+finds the function of the sum in its tables LE (65 entries) or LO (257 entries), interpolates with 16 fractional
+bits, multiplies by the centred input and converts. Both tables are linear here and begin at the sum 0, which is a
+distance of 1 from their start (a value equal to the start counts as below). LO reaches every sum; LE, which is
+taken where both hit, has shorter steps for small sums, where the function bends most.
 Source: the test programs cdp_*.
 """
 
@@ -67,7 +67,12 @@ def tables_of(function: Callable[[Array], Array], most: int) -> ResponseTables:
     sums = np.union1d(sums, np.unique(np.geomspace(1, most, LOOKED_AT).astype(np.int64)))
     wanted = function(sums.astype(np.float64))
     found = (_tables(function, le_step, lo_step) for le_step in range(lo_step + 1))
-    return min(found, key=lambda each: float(np.abs(each(sums) - wanted).max()))
+    return min(found, key=lambda each: worst(sums, each(sums) - wanted))
+
+
+def worst(sums: Array, error: Array) -> float:
+    """What an error of the function does to a result at most: the input is no larger than the root of its sum."""
+    return float((np.sqrt(sums) * np.abs(error)).max())
 
 
 def _tables(function: Callable[[Array], Array], le_step: int, lo_step: int) -> ResponseTables:

@@ -12,7 +12,6 @@ from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.integer import IDENTITY, Stage
 from npuc.targets.nvdla.machine import BYTES
-from npuc.targets.nvdla.normalisation import ResponseTables
 from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 
@@ -69,7 +68,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A linear table of EW as registers hold it."""
+    """A linear table of EW or CDP as registers hold it."""
 
     entries: tuple[int, ...]
     """16 bits each."""
@@ -86,7 +85,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Tables:
-    """EW's tables; LE, where there is one, comes first."""
+    """The tables of EW or CDP; LE, where there is one, comes first."""
 
     lo: Ramp
     le: Ramp | None = None
@@ -224,7 +223,8 @@ class Normalisation:
     """Channels whose squares are added: 3, 5, 7 or 9."""
     zero: int
     """The zero point of the input."""
-    tables: ResponseTables
+    tables: Tables
+    """LE and LO of the sum of squares."""
     converter: tuple[int, int, int]
     """Offset, scale and shift of the output converter."""
     destination: Surface

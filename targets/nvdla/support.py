@@ -135,7 +135,7 @@ def positive_upper_limit(_graph: Graph, node: Node) -> str | None:
 
 
 def few_channels(_graph: Graph, node: Node) -> str | None:
-    """It adds squares of 3, 5, 7 or 9 channels, in int8; the bias is positive, and beta not negative."""
+    """It adds squares of 3, 5, 7 or 9 channels; the bias is positive, and beta not negative."""
     size, bias, beta = node.integer("size"), node.number("bias", 1.0), node.number("beta", 0.75)
     falls = bias > 0 and beta >= 0 and node.number("alpha", 1e-4) >= 0
     return None if size in SIZES and falls else f"size {size}, bias {bias}, beta {beta}"
@@ -173,7 +173,7 @@ ARRAY: Mapping[str, Row] = {
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
     **{op: Row("SDP (X1, X2)", (one_image,), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
-    "LRN": Row("CDP", (one_image, few_channels), "compile it in int8, or let the host compute it"),
+    "LRN": Row("CDP", (one_image, few_channels), "let the host compute it"),
     "PRelu": Row("SDP (X1, X2)", (one_image, slope_per_channel), "share the slope between pixels"),
     "Clip": Row("SDP (X1, X2)", (one_image, positive_upper_limit), "two operators, one for each limit"),
 }  # fmt: skip
@@ -216,7 +216,7 @@ HOST: Mapping[str, str] = {
     "Softmax": "NVDLA has no division; its own runtime emulates it too",
     "LogSoftmax": "NVDLA has no logarithm",
     "ArgMax": "NVDLA has no index arithmetic",
-    "LRN": "CDP adds squares of 3, 5, 7 or 9 channels, and npuc fills its tables in int8",
+    "LRN": "CDP adds squares of 3, 5, 7 or 9 channels",
     "Resize": "NVDLA has no interpolation",
     **dict.fromkeys(LUT_OPS, "the configuration has no look-up table in SDP"),
     **dict.fromkeys(MOVEMENT, "surfaces do not give this order of elements"),
@@ -244,8 +244,6 @@ def precisions(op: str, machine: Machine) -> tuple[str, ...]:
 
 def row_of(op: str, machine: Machine, precision: str) -> Row | None:
     """How the configuration runs an operator, or None."""
-    if op == "LRN" and precision != "int8":
-        return None
     return LUT if op in table_ops(machine, precision) else ARRAY.get(op) or OWN.get(op)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from npuc.ir import Array, Node
 from npuc.ops import OPS
 from npuc.quantize.given import Steps
+from npuc.target import target
 from npuc.targets.nvdla.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.quantisation.normalising import normalised
-from tests.nvdla.networks import expect_exact, network, node, verified, weights
+from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 
@@ -46,11 +48,42 @@ def test_windows_that_cdp_does_not_have_are_the_hosts(size: int, name: str, tmp_
     assert [each["op"] for each in report["compiled"]["host_steps"]] == ["LRN"]
 
 
-def test_fp16_leaves_it_to_the_host(tmp_path: Path) -> None:
-    nodes = [node("Conv", "x w", "c"), node("LRN", "c", "y", size=5)]
-    model = network(nodes, (1, 3, 6, 7), {"w": weights(13, 3, 1, 1)})
-    report = verified(model, tmp_path, "nvdla-full", precision="fp16")
+CONSTANTS = [(1e-4, 5, 0.75, 1.0), (0.5, 3, 0.75, 1.0), (0.05, 9, 0.5, 2.0), (1.0, 7, 0.75, 1.0)]
+
+
+def _normalised(alpha: float, size: int, beta: float, bias: float) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+        node("LRN", "c", "y", size=size, alpha=alpha, beta=beta, bias=bias),
+    ]
+    return network(nodes, (1, 3, 6, 7), {"w": weights(37, 3, 3, 3)})
+
+
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_int16_is_exact_and_near_the_formula(constants: tuple[float, int, float, float], tmp_path: Path) -> None:
+    report = verified(_normalised(*constants), tmp_path, "nvdla-full", precision="int16")
+    expect_exact(report, sqnr_db=60)
+    assert report["compiled"]["host_steps"] == []
+
+
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_fp16_is_near_the_formula(constants: tuple[float, int, float, float], tmp_path: Path) -> None:
+    report = verified(_normalised(*constants), tmp_path, "nvdla-full", precision="fp16")
+    assert all(each["cosine"] >= 0.9999 and each["sqnr_db"] >= 60 for each in report["outputs"])
+    assert [each["op"] for each in report["compiled"]["layers"]] == ["convolution", "normalisation"]
+
+
+@pytest.mark.parametrize("precision", ["int16", "fp16"])
+def test_wide_windows_that_cdp_does_not_have_are_the_hosts(precision: str, tmp_path: Path) -> None:
+    report = verified(_normalised(1e-4, 11, 0.75, 1.0), tmp_path, "nvdla-full", precision=precision)
     assert [each["op"] for each in report["compiled"]["host_steps"]] == ["LRN"]
+
+
+@pytest.mark.parametrize("precision", ["int16", "fp16"])
+def test_a_loadable_holds_tables_of_16_bits(precision: str, tmp_path: Path) -> None:
+    """Export interprets what it writes, and compares the results with the program's."""
+    _, _, program = compiled(_normalised(0.5, 5, 0.75, 1.0), tmp_path, "nvdla-full", precision=precision)
+    assert "network.nvdla" in target("nvdla-full").exported(program, "loadable")
 
 
 def test_squares_beyond_the_first_and_last_channel_count_nothing() -> None:

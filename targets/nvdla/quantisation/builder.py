@@ -74,6 +74,10 @@ class Builder(Draft, ABC):
     def average(self, node: Node) -> None:
         """PDP's average, or sums of a convolution."""
 
+    @abstractmethod
+    def normalise(self, node: Node) -> None:
+        """Local response normalisation."""
+
     def built(self) -> Quantised:
         """The graph of all nodes. Raises DoesNotFit (E301), with the node, for a constant that is too large."""
         for node in self.float.nodes:
@@ -100,6 +104,8 @@ class Builder(Draft, ABC):
             self._conv(node, node, Form(), self.scales[node.output], relu(node))
         elif node.op in ("AveragePool", "GlobalAveragePool"):
             self.average(node)
+        elif node.op == "LRN":
+            self.normalise(node)
         else:
             x, form = self.elementwise(node)
             self.finish("NvElementwise", (x,), node, form, {}, node.sources)
@@ -167,6 +173,13 @@ class Builder(Draft, ABC):
         extra = tuple(self._operand(output, key, form.operands.get(key)) for key in OPERANDS)
         name = (last.name or last.output) + suffix
         self.add(Node(op, (*inputs, *extra), (output,), attrs, name, sources))
+
+    def emit_lrn(self, node: Node, le: Array, lo: Array, attrs: dict[str, Attr]) -> None:
+        """Appends a normalisation with the entries of its tables."""
+        y = self.int8(node.output)
+        entries = (self.constant(self.part(y, name), values) for name, values in (("le", le), ("lo", lo)))
+        inputs = (self.as_int8(node.inputs[0]), *entries)
+        self.add(Node("NvLrn", inputs, (y,), attrs, node.name or node.output, node.sources))
 
     def _operand(self, output: str, key: str, value: Array | str | None) -> str:
         if value is None:

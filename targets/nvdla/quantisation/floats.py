@@ -33,6 +33,7 @@ from npuc.targets.nvdla.quantisation.form import (
     slopes,
 )
 from npuc.targets.nvdla.quantisation.moments import UNKNOWN, Moments
+from npuc.targets.nvdla.quantisation.normalising import normalised_half
 from npuc.targets.nvdla.quantisation.rounding import half, rounded
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
@@ -148,6 +149,11 @@ class Floats(Builder):
         self.emit(op, inputs, free, last, form, window, sources)
         limits = Form(Stage(MIN), operands={"x1_alu": _few(limit)})
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
+
+    def normalise(self, node: Node) -> None:
+        """CDP, whose tables reach beyond what the samples show."""
+        largest = self.seen.get(node.inputs[0], UNKNOWN).largest
+        self.emit_lrn(node, *normalised_half(node, largest))
 
     def average(self, node: Node) -> None:
         """PDP's average, in fp17, where its window reaches; sums of a convolution for larger ones."""

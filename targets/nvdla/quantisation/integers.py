@@ -134,9 +134,7 @@ class Integers(Elementwise):
         return self.emit("NvElementwise", (free,), name, last, limits, {}, sources, "/limits")
 
     def write(self, node: Node) -> None:
-        """Appends what computes a node; there is local response normalisation in integers only."""
-        if node.op == "LRN" and id(node) in self.computed:
-            return self._normalise(node)
+        """Appends what computes a node; sums of maps with given scales by two passes where one is too coarse."""
         if node.op == "Add" and id(node) in self.computed and id(node) not in self.groups:
             parts = self._given_maps(node)
             if parts is not None and self.part_of(1.0, *parts).error(self._ratio(*parts)) > CLOSE:
@@ -163,15 +161,10 @@ class Integers(Elementwise):
         inputs = self.as_int8(x), self.constant(self.part(self.int8(node.output), "w"), taps)
         self.finish("NvConv", inputs, node, form, {"group": channels, "average": 1}, node.sources)
 
-    def _normalise(self, node: Node) -> None:
-        y = self.int8(node.output)
-        tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output))
-        entries = [
-            self.constant(self.part(y, name), np.array(values, np.int16))
-            for name, values in (("le", tables.le), ("lo", tables.lo))
-        ]
-        inputs = (self.as_int8(node.inputs[0]), *entries)
-        self.add(Node("NvLrn", inputs, (y,), attrs, node.name or node.output, node.sources))
+    def normalise(self, node: Node) -> None:
+        """CDP, which converts the product of input and table to steps of the result."""
+        tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output), self.bits)
+        self.emit_lrn(node, np.array(tables.le, np.int16), np.array(tables.lo, np.int16), attrs)
 
     def average(self, node: Node) -> None:
         """PDP's average where its window reaches; sums of a convolution for larger ones and other zero points."""

@@ -1,34 +1,70 @@
-"""Local response normalisation by scales: tables of CDP and its output converter."""
+"""Local response normalisation: tables of CDP, and by scales its output converter."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
 from npuc.quantize.given import Steps
 from npuc.targets.nvdla.fixed_point import MOST_CONVERTER_SHIFT, factor
-from npuc.targets.nvdla.normalisation import MOST_ENTRY, ResponseTables, tables_of
+from npuc.targets.nvdla.formats.precision import FP16_MOST
+from npuc.targets.nvdla.integer import LE_ENTRIES, LO_ENTRIES, Table, interpolated
+from npuc.targets.nvdla.normalisation import LOOKED_AT, MOST_ENTRY, START, ResponseTables, tables_of, worst
+from npuc.targets.nvdla.quantisation.rounding import half
 
-MOST_MAGNITUDE = 128
 
-
-def normalised(node: Node, x: Steps, y: Steps) -> tuple[ResponseTables, dict[str, Attr]]:
+def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
     """ResponseTables of (bias + alpha / size * sum)^-beta times 2^p, and the attributes of the operator NvLrn."""
-    size, alpha, beta = node.integer("size"), node.number("alpha", 1e-4), node.number("beta", 0.75)
-    bias = node.number("bias", 1.0)
-    unit = alpha / size * x.scale**2
-
-    def power(sums: Array) -> Array:
-        return np.maximum(bias + unit * sums, np.finfo(np.float64).tiny) ** -beta
-
+    size, power = node.integer("size"), _power(node, x.scale)
     gain = MOST_ENTRY / float(power(np.array(0.0)))
-    most = size * (MOST_MAGNITUDE + abs(x.zero)) ** 2
+    most = size * (2 ** (bits - 1) + abs(x.zero)) ** 2
     tables = tables_of(lambda sums: np.minimum(power(sums) * gain, MOST_ENTRY), most)
     scale, shift = factor(x.scale / (y.scale * gain), MOST_CONVERTER_SHIFT)
     offset = -round(y.zero * 2.0**shift / scale)
     return tables, {
         "size": size,
-        "table_steps": (tables.le_step, tables.lo_step),
+        "le": Table(START, tables.le_step).as_attr(),
+        "lo": Table(START, tables.lo_step).as_attr(),
         "zero": x.zero,
         "converter": (offset, scale, shift),
     }
+
+
+HEADROOM = 2.0
+"""Tables of fp16 reach so far beyond the largest value that samples show; they are flat behind their ends."""
+FP17_SQUARES = 2.0**32
+"""CDP adds up squares in fp17, which ends here."""
+FINEST = 16
+"""LE's steps in fp16 are at least LO's divided by 2^16."""
+
+
+def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str, Attr]]:
+    """The entries of LE and LO in fp16 for inputs like those seen, and the attributes of the operator NvLrn.
+
+    Raises DoesNotFit (E301) for values that fp16 has not.
+    """
+    size, power = node.integer("size"), _power(node, 1.0)
+    reach = min(HEADROOM * largest or 1.0, FP16_MOST)
+    most = min(size * reach**2, FP17_SQUARES)
+    lo = Table(0.0, int(np.ceil(np.log2(most / (LO_ENTRIES - 1)))))
+    sums = np.union1d(np.linspace(0, most, LOOKED_AT), np.geomspace(most * 2.0**-30, most, LOOKED_AT))
+
+    def entries(table: Table, count: int) -> Array:
+        return half(power(table.start + 2.0**table.select * np.arange(count)))
+
+    def error(le: Table) -> float:
+        both = np.concatenate([entries(le, LE_ENTRIES), entries(lo, LO_ENTRIES)])
+        return worst(sums, interpolated((le, lo), sums, both) - power(sums))
+
+    le = min((Table(0.0, lo.select - finer) for finer in range(FINEST + 1)), key=error)
+    attrs: dict[str, Attr] = {"size": size, "le": le.as_attr(), "lo": lo.as_attr()}
+    return entries(le, LE_ENTRIES), entries(lo, LO_ENTRIES), attrs
+
+
+def _power(node: Node, scale: float) -> Callable[[Array], Array]:
+    """(bias + alpha / size * sum)^-beta of sums of squares of inputs with a scale."""
+    size, alpha, beta = node.integer("size"), node.number("alpha", 1e-4), node.number("beta", 0.75)
+    bias, unit = node.number("bias", 1.0), alpha / size * scale**2
+    return lambda sums: np.maximum(bias + unit * sums, np.finfo(np.float64).tiny) ** -beta

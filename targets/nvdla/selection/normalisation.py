@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from npuc.ir import Node
-from npuc.targets.nvdla.integer import converter, lrn_tables
-from npuc.targets.nvdla.operations import Normalisation
+from npuc.targets.nvdla.integer import converter, tables
+from npuc.targets.nvdla.operations import Normalisation, Tables
 from npuc.targets.nvdla.selection.context import Context
+from npuc.targets.nvdla.selection.sdp import ramp
 
 
 def select_normalisation(context: Context, node: Node) -> Normalisation:
     """CDP on a map in memory, whose channels lie one behind the other."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    tables = lrn_tables(node, *(context.graph.constants[name] for name in node.inputs[1:3]))
+    placed = tables(node)
+    assert placed is not None
+    le, lo = (
+        ramp(table, context.graph.constants[name]) for table, name in zip(placed, node.inputs[1:3], strict=True)
+    )
     size, zero = node.integer("size"), node.integer("zero")
-    return Normalisation(x.surface(), size, zero, tables, converter(node), y.surface())
+    return Normalisation(x.surface(), size, zero, Tables(lo, le), converter(node), y.surface())

@@ -53,11 +53,12 @@ def _tables(node: Node, entries: Array) -> Tables:
     if placed is None:
         values = np.concatenate([entries, np.repeat(entries[-1:], LO_ENTRIES - len(entries))])
         return Tables(Ramp(_bits(values), -128, -128 + LO_ENTRIES - 1, 0))
-    le, lo = (_ramp(*each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    le, lo = (ramp(*each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     return Tables(lo, le)
 
 
-def _ramp(table: Table, entries: Array) -> Ramp:
+def ramp(table: Table, entries: Array) -> Ramp:
+    """A table whose entries are int16 or float16, as registers hold it."""
     real = entries.dtype.kind == "f"
     start, end = table.start, table.end(len(entries))
     edges = [int(np.float32(each).view(np.int32)) if real else round(each) for each in (start, end)]
