@@ -25,6 +25,7 @@ def errors() -> str:
             "",
             "Every refusal is one block: code, operator, node, tensor, reason, limit, remedy; exit code 1. What a",
             "code means never changes. A usage error has exit code 2 and, with `--json`, the code `usage`.",
+            "Warnings (W...) have the same fields; they are printed and stand in the compile report's `warnings`.",
             "",
             "| code | meaning |",
             "|--|--|",

@@ -47,12 +47,14 @@ CODES: dict[str, str] = {
     # results
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",
+    # warnings: the program is written all the same
+    "W301": "values of a tensor lie beyond the range of the precision",
 }
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, with everything a user needs to mend it. Unknown facts are None."""
+    """One thing that is wrong, or that npuc warns of, with all a user needs to mend it. Unknown facts are None."""
 
     code: str
     reason: str
@@ -66,7 +68,8 @@ class Problem:
         where = " ".join(part for part in (self.op, f"'{self.node}'" if self.node else None) if part)
         if self.tensor:
             where = f"{where}, tensor '{self.tensor}'" if where else f"tensor '{self.tensor}'"
-        lines = [f"error[{self.code}] {where + ': ' if where else ''}{self.reason}"]
+        kind = "warning" if self.code.startswith("W") else "error"
+        lines = [f"{kind}[{self.code}] {where + ': ' if where else ''}{self.reason}"]
         if self.limit:
             lines.append(f"  limit: {self.limit}")
         if self.remedy:

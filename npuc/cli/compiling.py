@@ -30,7 +30,7 @@ from npuc.cli.options import (
     tell_cache,
     wants_mixed,
 )
-from npuc.cli.output import announce_synthetic, print_json, with_seconds
+from npuc.cli.output import announce_synthetic, print_json, tell_warnings, with_seconds
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ def compile_command(
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
-    report = {"status": "ok", **compiled.manifest["report"]}
+    report = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
+    if not quiet:
+        tell_warnings(report["warnings"])
     if verbose:
         report = with_seconds(report, tried)
         done = driver.rewrites_of(changes, machine_kind, options)

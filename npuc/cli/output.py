@@ -29,6 +29,20 @@ def announce_synthetic(what: str, remedy: str) -> None:
     click.echo(note, err=True)
 
 
+SHOWN = 3
+"""Warnings that are printed; the report has them all."""
+
+
+def tell_warnings(warnings: Sequence[Mapping[str, Any]]) -> None:
+    """Says on stderr what a compile report warns of."""
+    from npuc.errors import Problem
+
+    for each in warnings[:SHOWN]:
+        click.echo(str(Problem(**each)), err=True)
+    if len(warnings) > SHOWN:
+        click.echo(f"warning: {len(warnings) - SHOWN} more like these (--json lists them all)", err=True)
+
+
 def announce_left_out(samples: Samples) -> None:
     """Says on stderr that labels of the data are not used, and why."""
     if samples.left_out:

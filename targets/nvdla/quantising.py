@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 
 from npuc.data import Samples
+from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.quantize.calibration import spreads
 from npuc.quantize.draft import Quantised
@@ -23,6 +24,7 @@ from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import moments
+from npuc.targets.nvdla.saturation import saturated
 
 LAYERS = Multiplied()
 
@@ -74,11 +76,14 @@ def network(
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
 
-def floats(graph: Graph, samples: Samples, machine: Machine, options: Options) -> Quantised:
-    """The network in fp16, its weights rounded to suit what the samples make of it."""
+def floats(
+    graph: Graph, samples: Samples, machine: Machine, options: Options
+) -> tuple[Quantised, tuple[Problem, ...]]:
+    """The network in fp16, its weights rounded to suit the samples, and what of them it saturates."""
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
-    return in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
+    written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
+    return written, saturated(graph, written.graph, seen, made_up=samples.synthetic)
 
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:

@@ -77,11 +77,12 @@ class Nvdla:
         machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
         expect_asked(machine, weights)
         if precision in FLOATING:
-            written, tried = quantising.floats(graph, samples, machine, options), ()
+            written, warnings = quantising.floats(graph, samples, machine, options)
+            tried: tuple[Step, ...] = ()
         else:
             options.begin("choosing scales")
             network, tried = quantising.network(graph, samples, machine, options)
-            written = network.quantised
+            written, warnings = network.quantised, ()
         if options.notify is not None:
             options.notify(tried)
         options.begin("planning and writing commands")
@@ -89,6 +90,7 @@ class Nvdla:
         options.begin("writing what verification compares with")
         manifest, files = report.manifest(lowered, machine)
         manifest |= {"target": self.name, "precision": precision}
+        manifest["report"]["warnings"] = [each.as_json() for each in warnings]
         if precision in FLOATING:
             proof = float_evidence(graph, written.graph)
         else:

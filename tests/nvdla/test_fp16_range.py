@@ -1,0 +1,67 @@
+"""Values that fp16 has not: NVDLA saturates them, and npuc says so when it compiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.process import npuc
+from tests.nvdla.networks import compiled, network, node, weights
+
+
+def _network(gain: float) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", "x u", "a", pads=[1, 1, 1, 1]), node("Relu", "a", "b"),
+        node("Conv", "b v", "c"), node("Add", "c b", "y"),
+    ]  # fmt: skip
+    constants = {"u": np.float32(gain) * weights(16, 3, 3, 3), "v": weights(16, 16, 1, 1)}
+    return network(nodes, (1, 3, 8, 8), constants)
+
+
+def _warnings(model: onnx.ModelProto, folder: Path, **options: Any) -> list[dict[str, Any]]:
+    _, _, program = compiled(model, folder, "nvdla-full", **options)
+    found: list[dict[str, Any]] = program.manifest["report"]["warnings"]
+    return found
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e4])
+def test_a_network_within_the_range_gives_no_warning(gain: float, tmp_path: Path) -> None:
+    assert _warnings(_network(gain), tmp_path, precision="fp16") == []
+
+
+def test_what_leaves_the_range_is_named_with_its_layer_and_how_far_it_reaches(tmp_path: Path) -> None:
+    """The sum inside the second convolution's pass is in fp32, and no tensor of it is in memory."""
+    found = _warnings(_network(5e4), tmp_path, precision="fp16")
+    assert [each["tensor"] for each in found] == ["b", "y"]
+    first = found[0]
+    assert first["code"] == "W301" and first["op"] == "Conv" and first["node"] == "a"
+    assert "made-up samples" in first["reason"] and "65504" in first["limit"] and first["remedy"]
+    assert float(first["reason"].split("+/-")[1].split()[0]) > 65504
+
+
+def test_integers_have_scales_instead(tmp_path: Path) -> None:
+    assert _warnings(_network(5e4), tmp_path, precision="int16") == []
+
+
+def test_the_command_line_prints_warnings_and_reports_them(tmp_path: Path) -> None:
+    path = tmp_path / "n.onnx"
+    onnx.save(_network(5e4), path)
+    arguments = ["compile", path, "--target", "nvdla-full", "--precision", "fp16", "-o", tmp_path / "n.npu"]
+    done = npuc(*arguments, "--json")
+    assert done.code == 0
+    assert "warning[W301] Conv 'a', tensor 'b': its values reach +/-" in done.err
+    assert [each["tensor"] for each in done.json["warnings"]] == ["b", "y"]
+    assert npuc(*arguments, "--quiet").err == ""
+
+
+def test_calibration_data_says_what_values_there_are(tmp_path: Path) -> None:
+    path, data = tmp_path / "n.onnx", tmp_path / "small.npz"
+    onnx.save(_network(5e4), path)
+    np.savez(data, x=np.full((2, 1, 3, 8, 8), 1e-3, np.float32))
+    arguments = ["compile", path, "--target", "nvdla-full", "--precision", "fp16", "--calibration", data]
+    done = npuc(*arguments, "-o", tmp_path / "n.npu")
+    assert done.code == 0 and "warning" not in done.err
