@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -153,7 +153,7 @@ def compile_command(
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
-    report = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
+    report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
     if not quiet:
         tell_warnings(report["warnings"])
     if verbose:
