@@ -19,6 +19,8 @@ from npuc.quantize.ties import MOVEMENT
 
 MOST_PHASES = 256
 """A larger enlargement stays as it is."""
+ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")
+"""Activations that a convolution takes in."""
 MOVES = (*MOVEMENT, *CONVERSIONS, "Resize")
 
 
@@ -28,9 +30,10 @@ def enlargements_to_interleaves(graph: Graph) -> Graph:
     The phases of a DepthToSpace are those that a Concat joins, else convolutions with the kernels of a phase where
     a dense Conv gives them all to nothing else, else slices of the channels where all begin with a memory word,
     else 1x1 Convs that select them. Of a Resize every phase is the map.
-    Where nothing computes the map nor computes with the result, both stay.
+    Where nothing computes the map nor computes with the result, both stay. An activation behind an Interleave of
+    convolutions, or of one map, goes before it.
     """
-    return rewrite(graph, _depth_to_space, _resize)
+    return rewrite(graph, _depth_to_space, _resize, _activation)
 
 
 def _resize(draft: Draft, node: Node) -> bool:
@@ -53,6 +56,31 @@ def _depth_to_space(draft: Draft, node: Node) -> bool:
     grid = [names[row * block : (row + 1) * block] for row in range(block)]
     draft.replace(node, *made, *woven(draft, node, grid))
     return True
+
+
+def _activation(draft: Draft, node: Node) -> bool:
+    moved = draft.private(node.inputs[0]) if node.op in ACTIVATIONS else None
+    if moved is None or moved.op != "Interleave" or not all(name in draft.constants for name in node.inputs[1:]):
+        return False
+    names = list(dict.fromkeys(moved.inputs))
+    if len(names) > 1 and not all(_is_convolved(draft, name) for name in names):
+        return False
+    before = {name: draft.fresh(f"{node.output}/{number}") for number, name in enumerate(names)}
+    made = [
+        replace(node, inputs=(name, *node.inputs[1:]), outputs=(result,), name=result)
+        for name, result in before.items()
+    ]
+    inputs = tuple(before[name] for name in moved.inputs)
+    draft.replace(node, *made, replace(moved, inputs=inputs, outputs=node.outputs))
+    return True
+
+
+def _is_convolved(draft: Draft, tensor: str) -> bool:
+    """Whether convolutions give a tensor, interleaved or as it is, to one reader alone."""
+    node = draft.private(tensor)
+    if node is not None and node.op == "Interleave":
+        return all(_is_convolved(draft, name) for name in node.inputs)
+    return node is not None and node.op == "Conv" and not node.text("activation")
 
 
 def is_between(draft: Draft, node: Node) -> bool:

@@ -95,6 +95,26 @@ def test_joined_phases_are_interleaved_as_they_are() -> None:
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu", "PRelu", "Sigmoid"])
+def test_an_activation_behind_phases_becomes_that_of_their_convolutions(activation: str) -> None:
+    conv, spread = node("Conv", "x w", "a"), node("DepthToSpace", "a", "d", blocksize=2)
+    last = node(activation, "d s" if activation == "PRelu" else "d", "y")
+    graph = network((1, 3, 4, 5), "y", conv, spread, last, w=noise(12, 3, 2, 2), s=noise(3, 1, 1))
+    found = enlargements_to_interleaves(graph)
+    taken = activation != "Sigmoid"
+    assert operators(found).count(activation) == (4 if taken else 1)
+    assert (found.nodes[-1].op == "Interleave") is taken
+    assert_same_meaning(graph, found)
+
+
+def test_an_activation_behind_repeated_pixels_is_computed_once_for_each() -> None:
+    resize = node("Resize", "a", "b", sizes=(1, 3, 8, 10), scales=(1.0, 1.0, 2.0, 2.0), **FLOOR)
+    graph = network((1, 3, 4, 5), "y", node("Sigmoid", "x", "a"), resize, node("Relu", "b", "y"))
+    found = enlargements_to_interleaves(graph)
+    assert operators(found) == ["Sigmoid", "Relu", "Interleave", "Interleave"]
+    assert_same_meaning(graph, found)
+
+
 @pytest.mark.parametrize(("rows", "columns", "interleaves"), [(2, 2, 2), (3, 1, 1), (1, 4, 1)])
 def test_repeated_pixels_are_the_same_map_interleaved(rows: int, columns: int, interleaves: int) -> None:
     sizes, scales = (1, 3, 4 * rows, 5 * columns), (1.0, 1.0, float(rows), float(columns))
