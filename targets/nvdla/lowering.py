@@ -209,7 +209,8 @@ def _on_device(graph: Graph) -> set[int]:
     found: set[int] = set()
     held: set[str] = set()
     for node in graph.nodes:
-        computed = node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
+        ours = node.op != "Interleave" or node.integer("on_device")
+        computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
         if computed or (is_view(graph, node) and any(name in held for name in node.inputs)):
             found.add(id(node))
             held.update(node.outputs)

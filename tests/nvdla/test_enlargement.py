@@ -249,3 +249,12 @@ def test_a_loadable_has_the_contraction(tmp_path: Path) -> None:
     assert (result.width, result.height, result.channels) == (8, 6, 40)
     assert (source.line_stride, source.surface_stride) == (4 * 32, 6 * 4 * 32)
     assert (result.line_stride, result.surface_stride) == (8 * 32, 6 * 8 * 32)
+
+
+def test_what_is_larger_than_a_cube_may_be_is_interleaved_by_the_host(tmp_path: Path) -> None:
+    nodes = [node("ConvTranspose", "x w", "y", strides=[1, 2])]
+    report = verified(network(nodes, (1, 2, 1, 4100), {"w": weights(2, 3, 1, 2)}), tmp_path, samples=1)
+    expect_exact(report, 30.0)
+    assert [each["op"] for each in report["compiled"]["layers"]] == ["convolution", "convolution"]
+    steps = load(tmp_path / "network.npu").manifest["steps"]
+    assert "Interleave" in [each["op"] for each in steps if each["kind"] == "host"]

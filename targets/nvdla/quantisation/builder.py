@@ -116,6 +116,8 @@ class Builder(Draft, ABC):
         op = node.op
         if op == "GlobalMaxPool":
             op, attrs["kernel_shape"] = "MaxPool", average_kernel(self.float, node)
+        if op == "Interleave":  # what the host interleaves has no such mark
+            attrs["on_device"] = 1
         inputs = tuple(self.as_int8(name) for name in node.inputs)
         outputs = tuple(self.int8(name) for name in node.outputs)
         self.add(Node(op, inputs, outputs, attrs, node.name or node.output, node.sources))
