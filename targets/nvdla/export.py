@@ -63,21 +63,32 @@ def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
 def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Sequence[Command]) -> list[Command]:
     """Commands as they run from reset, where earlier ones have run before them.
 
-    What earlier ones wrote to registers that exist once (and polled there) comes first. Blocks whose first group
-    would be 1 change groups: after reset group 0 is the first to run.
+    What earlier ones wrote to registers that exist once comes first; polls stand before the first OP_ENABLE, as in
+    NVDLA's own test programs, whose player gives up soon: then the CBUF has had time to be flushed. Blocks whose
+    first group would be 1 change groups: after reset group 0 is the first to run.
     """
     first: dict[str, int] = {}
     for each in commands:
         if isinstance(each, Write) and registers.at(each.address).name == "S_POINTER":
             first.setdefault(registers.at(each.address).block, each.value & 1)
     once = [each for each in earlier if not isinstance(each, Wait) and _exists_once(registers, each)]
-    return [*once, *(_turned(registers, each, first) for each in commands)]
+    every = [*once, *(_turned(registers, each, first) for each in commands)]
+    polls = [each for each in every if isinstance(each, Poll)]
+    others = [each for each in every if not isinstance(each, Poll)]
+    enables = (at for at, each in enumerate(others) if _enables(registers, each))
+    start = next(enables, len(others))
+    return [*others[:start], *polls, *others[start:]]
 
 
 def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
     """Whether a register has no groups, nor points at one."""
     register = registers.at(command.address)
     return not register.of_group and register.name != "S_POINTER"
+
+
+def _enables(registers: RegisterMap, command: Command) -> bool:
+    """Whether a command enables a block."""
+    return isinstance(command, Write) and registers.at(command.address).name == "D_OP_ENABLE"
 
 
 def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:

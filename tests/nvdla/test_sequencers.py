@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,33 @@ def test_without_their_waits_sequencers_race(exported: tuple[Path, str]) -> None
         loose.write_text("".join(each for each in lines if not each.startswith("sync_wait") or "finished" in each))
         assert not all(_plays(loose, name, seed) for seed in range(8))
         loose.unlink()
+
+
+def test_the_buffer_is_polled_once_before_anything_is_enabled(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    for config in sorted(folder.glob("*.cfg")):
+        calls = [line for line in config.read_text().splitlines() if line.startswith(("poll", "reg"))]
+        polled = [at for at, call in enumerate(calls) if call.startswith("poll_reg_equal(NVDLA_CDMA.S_CBUF_FLUSH")]
+        enabled = [at for at, call in enumerate(calls) if ".D_OP_ENABLE_0" in call]
+        assert len(polled) == 1 and enabled[0] == polled[0] + 1 > 50
+
+
+FORMS = (
+    r"mem_init\(pri_mem, 0x[0-9a-f]+, 0x[0-9a-f]+, ALL_ZERO\);",
+    r'mem_load\(pri_mem, 0x[0-9a-f]+, "[\w.]+"\);',
+    r"(reg_write|poll_reg_equal)\(NVDLA_[A-Z_]+\.[A-Z0-9_]+_0, 0x[0-9a-f]+\);",
+    r"sync_(wait|notify)\(NVDLA_[A-Z_]+, \w+\);",
+    r"intr_notify\((SDP|PDP|CDP)_[01], \w+\);",
+    r"check_crc\(\w+, 1, 0x[0-9a-f]+, 0x[0-9a-f]+, 0x[0-9a-f]+\);",
+)
+"""The calls as the verification guide has them, one a line."""
+
+
+def test_every_line_is_a_call_of_the_guide(exported: tuple[Path, str]) -> None:
+    folder, _ = exported
+    for config in sorted(folder.glob("*.cfg")):
+        for line in config.read_text().splitlines():
+            assert any(re.fullmatch(form, line) for form in FORMS), line
 
 
 def test_every_program_begins_with_group_0(exported: tuple[Path, str]) -> None:
