@@ -16,7 +16,7 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, pack, unpack
 from npuc.targets.nvdla.machine import FULL, SMALL, Machine
 from npuc.targets.nvdla.registers import register_map
-from tests.nvdla.programs import SOURCE, Convolution, Fields, memory
+from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory
 
 EXCEPTIONS = {"T_R16_F": "int16"}
 """Where the document's precision is not that of the name."""
@@ -97,6 +97,25 @@ def test_a_setting_that_table_33_has_not_is_refused(
     layer = Convolution(machine, (4, 2, 2), (1, 1, 1), changed=image(machine, form, offset, channels))
     with pytest.raises(ArtefactError, match=reason):
         model.run(machine, layer.commands(), memory())
+
+
+def test_whole_atoms_of_an_x_offset_are_in_the_address_of_the_second_plane() -> None:
+    """17 pixels: 17 bytes of luma, 34 of chroma, which are 2 behind an aligned address (Pixel Format)."""
+    changed = {
+        **image(FULL, "T_Y8___U8V8_N444", 17, 3),
+        "CDMA.D_DAIN_ADDR_LOW_1": {"DATAIN_ADDR_LOW_1": OPERAND // 32},
+        "CDMA.D_LINE_UV_STRIDE": {"UV_LINE_STRIDE": 1},
+        "CDMA.D_CVT_CFG": {"CVT_EN": 1},
+        "CDMA.D_CVT_SCALE": {"CVT_SCALE": 1},
+    }
+    layer = Convolution(FULL, (3, 1, 2), (1, 1, 1), changed=changed)
+    luma, chroma = np.zeros((2, 32), np.uint8)
+    luma[17:19], chroma[2:6] = [1, 2], [10, 20, 30, 40]
+    weights = np.array([1, 2, 3], np.int8).reshape(1, 3, 1, 1)
+    contents = layer.contents(np.zeros((3, 1, 2), np.int8), weights)
+    after = model.run(FULL, layer.commands(), memory({**contents, SOURCE: luma, OPERAND: chroma}))
+    # V before U in memory: Y + 2 * U + 3 * V
+    assert layer.read(after).ravel().tolist() == [1 + 2 * 20 + 3 * 10, 127]
 
 
 def test_an_x_offset_leaves_out_pixels_of_every_line() -> None:

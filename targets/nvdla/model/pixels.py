@@ -50,12 +50,16 @@ def _expect_offset(form: formats.PixelFormat, offset: int, machine: Machine) -> 
 
 
 def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], size: tuple[int, int]) -> Array:
-    """The bytes (H, W, bytes of a pixel) of a plane, from the x offset on."""
+    """The bytes (H, W, bytes of a pixel) of a plane, from the x offset on.
+
+    The offset lies between an aligned address and the first pixel: of the wider pixels of a second plane, whole
+    atoms of it are in the plane's own address.
+    """
     index, pixel_bytes = plane
     height, width = size
     number, stride = PLANES[index]
     start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}")
-    skipped = group["PIXEL_X_OFFSET"] * pixel_bytes
+    skipped = group["PIXEL_X_OFFSET"] * pixel_bytes % formats.ATOM
     line_bytes = skipped + width * pixel_bytes
     place = Pattern(start, line_bytes, height, group.bytes(stride))
     line = port.cube(place, line_bytes, unit=machine.atom_bytes)[0, :, 0]
