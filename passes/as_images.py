@@ -15,7 +15,8 @@ from npuc.passes.patterns import constant_operand, only_float
 from npuc.passes.recognise_batch_norm import scale_and_shift
 from npuc.passes.rewriting import Draft, rewrite
 
-PAIRS = frozenset(("Add", "Sub", "Mul"))
+SUMS = frozenset(("Add", "Sub", "Mul"))
+PAIRS = SUMS | {"Max", "Min"}
 """Operators of two computed tensors."""
 FUNCTIONS = UNARY - {"Cast", "Identity"}
 MOST_TILED = 4096
@@ -25,10 +26,10 @@ MOST_TILED = 4096
 def as_images(graph: Graph) -> Graph:
     """Elementwise operators on tensors that are no images (1, C, H, W) or (1, C) compute on images.
 
-    Functions of one element: in any shape. Sums and products of two tensors: the axes that both have become
-    channels, those that one repeats become rows and columns; differences become sums. Arithmetic with constants
-    and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1 Conv
-    multiplies and adds. PRelu likewise. Only Reshape and Transpose stand around them.
+    Functions of one element: in any shape. Sums, products, maxima and minima of two tensors: the axes that both
+    have become channels, those that one repeats become rows and columns; differences become sums. Arithmetic with
+    constants and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1
+    Conv multiplies and adds. PRelu likewise. Only Reshape and Transpose stand around them.
     """
     return merge_duplicates(rewrite(graph, _function, _pair, _per_channel, *TIDY))
 
@@ -166,7 +167,7 @@ def _line(draft: Draft, node: Node) -> _Line | None:
     if node.op == "PRelu" and node.inputs[1] in draft.constants:
         slope = draft.constants[node.inputs[1]]
         return _Line(node.inputs[0], slope, np.zeros(()))
-    found = constant_operand(draft, node) if node.op in (*PAIRS, "Div") else None
+    found = constant_operand(draft, node) if node.op in (*SUMS, "Div") else None
     if found is None or not np.isfinite(draft.constants[found[1]]).all():
         return None
     x, c = found[0], draft.constants[found[1]].astype(np.float64)

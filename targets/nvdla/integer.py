@@ -268,8 +268,10 @@ def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ..
 
 
 def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _expect_map(node, types[0])
-    _expect_operands(node, types[0].shape, types[1:])
+    """A row (1, C) may be copied: it has no operands."""
+    if len(types[0].shape) != 2 or any(node.inputs[1:]):
+        _expect_map(node, types[0])
+        _expect_operands(node, types[0].shape, types[1:])
     return (types[0],)
 
 

@@ -13,7 +13,7 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
 from npuc.targets.nvdla.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
-from npuc.targets.nvdla.copies import copied, relaned
+from npuc.targets.nvdla.copies import copied, packed, relaned
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.emission.flights import Admission
 from npuc.targets.nvdla.formats.alignment import aligned
@@ -146,12 +146,14 @@ def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surf
 def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
     """The integer graph with copies of maps that cannot lie where their readers need them."""
     nodes = _computed(quantised.graph)
-    before, changed = None, copied(quantised, nodes, _loaded(quantised.graph, nodes))
+    changed = copied(quantised, nodes, _loaded(quantised.graph, nodes))
+    nodes = _computed(changed.graph)
+    before, changed = None, packed(changed, nodes, _surfaces(changed.graph, machine).views)
     while changed is not before:
         before, graph = changed, changed.graph
         nodes = _computed(graph)
         found = lanes_of(graph, nodes, _loaded(graph, nodes), machine, _lanes(graph, machine))
-        changed = relaned(changed, nodes, found)
+        changed = relaned(changed, nodes, found, machine)
     return changed
 
 

@@ -16,6 +16,10 @@ from npuc.machine_files import bad_machine, described, read_values
 from npuc.quantize.scales import DEMANDS
 
 MACHINES = Path(__file__).parent / "machines"
+MOST_BANKS = {"nv_small": 32, "nv_full": 16}
+"""Of the CBUF, by register map: what D_BANK has bits for."""
+UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
+"""Bytes in which registers count strides and sizes of weights, where they are not single ones."""
 PAGE = "docs/nvdla.md"
 BYTES = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
@@ -123,6 +127,17 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
     """Raises DoesNotFit (E305) where two values contradict each other."""
     if machine.cbuf_banks < 2:
         raise _bad(origin, "cbuf_banks = 1", "2 or more: data and weights have banks of their own")
+    if machine.cbuf_banks > MOST_BANKS[machine.registers]:
+        most = MOST_BANKS[machine.registers]
+        raise _bad(
+            origin, f"cbuf_banks = {machine.cbuf_banks}", f"{most}, by the registers of {machine.registers}"
+        )
+    for key, unit in UNITS.get(machine.registers, {}).items():
+        if getattr(machine, key) % unit:
+            limit = f"a multiple of {unit}, in which the registers of {machine.registers} count"
+            raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
+    if machine.sdp_lut and not machine.elementwise:
+        raise _bad(origin, "sdp_lut without elementwise", "the tables are those of the element-wise unit")
     if machine.cbuf_entry_bytes % machine.atom_bytes:
         limit = f"a multiple of atom_bytes = {machine.atom_bytes}"
         raise _bad(origin, f"cbuf_entry_bytes = {machine.cbuf_entry_bytes}", limit)

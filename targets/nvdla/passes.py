@@ -8,18 +8,23 @@
 3. Shapes. What is elementwise and still on a tensor that is no image computes on one.
 """
 
+from dataclasses import replace
+
 from npuc.passes.as_images import as_images
 from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.passes.copies_to_concats import copies_to_concats
 from npuc.passes.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.passes.fuse_again import fuse_again
 from npuc.passes.gathers_to_slices import gathers_to_slices
-from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.gemm_to_conv import GemmToConv
 from npuc.passes.hard_swish_to_product import hard_swish_to_product
+from npuc.passes.pad_long_averages import PadLongAverages
 from npuc.passes.pads_to_convs import pads_to_convs
 from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.products_to_convs import products_to_convs
 from npuc.passes.reductions_to_pools import reductions_to_pools
+from npuc.passes.rows_to_maps import rows_to_maps
 from npuc.passes.separate_clips import separate_clips
 from npuc.passes.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.passes.split_average_borders import split_average_borders
@@ -29,9 +34,12 @@ from npuc.passes.split_batch import SplitBatch
 from npuc.passes.split_max_pool import Limits as Maxima
 from npuc.passes.split_max_pool import SplitMaxPool
 from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.upper_limits_to_minima import upper_limits_to_minima
 from npuc.passes.volumes_to_images import volumes_to_images
 from npuc.pipeline import Pass
 
+AVERAGES = Averages(positions=64, extent=32, stride=8)
+"""What PDP averages at once, or one convolution."""
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
@@ -48,12 +56,14 @@ PASSES: tuple[Pass, ...] = (
     gathers_to_slices,
     strided_slices_to_convs,
     split_average_borders,
-    SplitAveragePool(
-        3, Averages(positions=64, extent=32, stride=8), Averages(positions=32 * 32, extent=32, stride=8)
-    ),
+    PadLongAverages(AVERAGES),
+    SplitAveragePool(3, AVERAGES, replace(AVERAGES, positions=32 * 32)),
     SplitMaxPool(Maxima(positions=8 * 8, extent=8, stride=8, dilation=1)),
     fuse_again,
     separate_clips,
+    upper_limits_to_minima,
     as_images,
-    gemm_to_conv,
+    copies_to_concats,
+    GemmToConv(32),
+    rows_to_maps,
 )

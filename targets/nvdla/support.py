@@ -20,6 +20,9 @@ from npuc.targets.nvdla.normalisation import SIZES
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 
+MOST_EXTENT = 8192
+"""Registers of 13 bits hold the extents of a map, less one."""
+
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
 
@@ -33,6 +36,14 @@ def one_image(graph: Graph, node: Node) -> str | None:
     return f"the shape is {list(wrong[0])}" if wrong else None
 
 
+def map_fields(graph: Graph, node: Node) -> str | None:
+    """Maps have up to 8192 channels, rows and columns."""
+    for name in (node.inputs[0], node.output):
+        if max(graph.shape(name)) > MOST_EXTENT:
+            return f"the shape is {list(graph.shape(name))}"
+    return None
+
+
 def constant_weights(graph: Graph, node: Node) -> str | None:
     """Weights and bias are constants."""
     missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
@@ -40,7 +51,7 @@ def constant_weights(graph: Graph, node: Node) -> str | None:
 
 
 def convolution_fields(graph: Graph, node: Node) -> str | None:
-    """Kernels up to 32x32, strides up to 8, dilations up to 32, padding up to 31; maps up to 8192 each way."""
+    """Kernels up to 32x32, strides up to 8, dilations up to 32, padding up to 31."""
     kernel = graph.shape(node.inputs[1])[2:]
     window = window_of(node, kernel)
     for what, values, most in (
@@ -48,7 +59,6 @@ def convolution_fields(graph: Graph, node: Node) -> str | None:
         ("the stride", window.strides, 8),
         ("the dilation", window.dilations, 32),
         ("the padding", (*window.begins, *window.ends), 31),
-        ("the map", graph.shape(node.inputs[0])[1:], 8192),
     ):
         if max(values) > most:
             return f"{what} is {list(values)}"
@@ -163,25 +173,25 @@ SHAPES = "give both operands the same shape, or one number per channel to one of
 
 ARRAY: Mapping[str, Row] = {
     "Conv": Row(
-        "CONV + SDP", (one_image, constant_weights, convolution_fields, clips_at_zero), SIMPLIFY
+        "CONV + SDP", (one_image, map_fields, constant_weights, convolution_fields, clips_at_zero), SIMPLIFY
     ),
-    "MaxPool": Row("PDP", (one_image, pooling_fields), "split the window"),
-    "GlobalMaxPool": Row("PDP", (one_image, pooling_fields), "split the window"),
-    "AveragePool": Row("PDP, CONV + SDP", (one_image, averaging_fields), "set count_include_pad = 1"),
-    "GlobalAveragePool": Row("PDP, CONV + SDP", (one_image, averaging_fields), "pool in two steps"),
-    **{op: Row("SDP (X1, X2)", (one_image, whole_or_per_channel, clips_at_zero), SHAPES)
+    "MaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "GlobalMaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "AveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
+    "GlobalAveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "pool in two steps"),
+    **{op: Row("SDP (X1, X2)", (one_image, map_fields, whole_or_per_channel, clips_at_zero), SHAPES)
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
-    **{op: Row("SDP (X1, X2)", (one_image,), BATCH)
+    **{op: Row("SDP (X1, X2)", (one_image, map_fields), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
-    "LRN": Row("CDP", (one_image, few_channels), "let the host compute it"),
-    "PRelu": Row("SDP (X1, X2)", (one_image, slope_per_channel), "share the slope between pixels"),
-    "Clip": Row("SDP (X1, X2)", (one_image, positive_upper_limit), "two operators, one for each limit"),
+    "LRN": Row("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
+    "PRelu": Row("SDP (X1, X2)", (one_image, map_fields, slope_per_channel), "share the slope between pixels"),
+    "Clip": Row("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
 }  # fmt: skip
 
 LUT_OPS = (
     "Sigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu", "Exp", "Erf", "Sqrt",
 )  # fmt: skip
-LUT = Row("SDP (table)", (one_image,), BATCH)
+LUT = Row("SDP (table)", (one_image, map_fields), BATCH)
 """Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
 
@@ -204,6 +214,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "ReduceSum": ("CONV + SDP", "Any axes."),
     "ReduceMax": ("PDP", "Any axes."),
     "ReduceMin": ("PDP", "Any axes."),
+    "Expand": ("SDP (X1, X2)", "Copies, along axes of up to 256 elements."),
     "Pad": ("CONV + SDP", "Any mode; zeros before a convolution become its padding."),
     "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
     **quantised_forms("CONV + SDP"),

@@ -55,13 +55,19 @@ def compiled(
 
 
 def verified(
-    model: onnx.ModelProto, folder: Path, name: str = "nvdla-small", samples: int = 3, **options: Any
+    model: onnx.ModelProto,
+    folder: Path,
+    name: str = "nvdla-small",
+    samples: int = 3,
+    tolerance: verification.Tolerance | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """The verification report of the compiled model, with the compile report under `compiled`."""
     path, directory, loaded = compiled(model, folder, name, **options)
     inputs = driver.program_inputs(loaded)
     given = data.synthetic(inputs, samples, seed=1)
-    report = verification.verify(path, directory, loaded, target(name), given, verification.Tolerance())
+    admitted = tolerance or verification.Tolerance()
+    report = verification.verify(path, directory, loaded, target(name), given, admitted)
     return {**report, "compiled": loaded.manifest["report"]}
 
 

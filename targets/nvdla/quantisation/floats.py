@@ -57,6 +57,15 @@ class Floats(Builder):
         self.winograd = winograd
         """Names of weights that are transformed before they are rounded."""
 
+    def as_int8(self, tensor: str) -> str:
+        """The tensor itself; of a constant, a copy that the host brings into memory."""
+        if tensor not in self.float.constants:
+            return super().as_int8(tensor)
+        copy = f"{tensor}/brought"
+        if copy not in self.have:
+            self.add(Node("Identity", (tensor,), (copy,), name=copy))
+        return copy
+
     def unit(self, tensor: str) -> float:
         """1, whatever the tensor."""
         del tensor

@@ -13,6 +13,7 @@ from math import ceil
 
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
+from npuc.quantize.ties import MOVEMENT
 from npuc.targets.nvdla import pingpong, timing
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.pixels import FORMATS
@@ -160,11 +161,15 @@ def _as_winograd(context: Context, node: Node) -> bool:
 
 
 def _alone(graph: Graph, node: Node) -> bool:
-    """Whether a convolution reads no operand per element, and its result lies in no other."""
+    """Whether a convolution reads no operand per element, and its result lies in no other.
+
+    A pixel is no operand per channel either, which SDP reads without gaps.
+    """
     per_element = (name for name in operands(node)[:4] if name and graph.shape(name)[-2:] != (1, 1))
-    return not any(per_element) and all(
-        each.op not in ("Concat", "Interleave") for each in graph.readers[node.output]
-    )
+    readers, pixel = graph.readers[node.output], graph.shape(node.output)[2:] == (1, 1)
+    operand = pixel and any(each.op in MOVEMENT or node.output in each.inputs[1:] for each in readers)
+    inside = any(each.op in ("Concat", "Interleave") for each in readers)
+    return not any(per_element) and not operand and not inside
 
 
 def _image_forms(context: Context, node: Node) -> Iterator[WeightForm]:

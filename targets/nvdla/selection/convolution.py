@@ -20,7 +20,7 @@ from npuc.targets.nvdla.operations import (
 )
 from npuc.targets.nvdla.selection.context import Context, Layer, Placed
 from npuc.targets.nvdla.selection.kernels import select_kernels
-from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, tile_window
+from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
 from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
 from npuc.targets.nvdla.selection.sdp import select_sdp
 from npuc.targets.nvdla.tiling import (
@@ -127,22 +127,19 @@ def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm
 
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
     """The cheapest division of the result's lanes into passes."""
-    atom, extent = y.view.buffer.atom_elements, y.view.extent
-    if node.integer("group", 1) == 1:
-        whole = geometry(context.graph, node, x.view.extent)
-        together = expect_kernels(context.machine, whole, node.name, node.op)
-        if together >= min(atom, extent):
-            return [Part(0, extent, 0, x.view.extent)]
-        lanes = ((first, min(together, extent - first)) for first in range(0, extent, atom))
-        return [Part(first, count, 0, x.view.extent) for first, count in lanes]
-    widths = [extent, *(width for power in range(extent.bit_length()) if (width := atom << power) < extent)]
-    options = [parts_of(context.graph, node, (x.view, y.view), width, atom) for width in widths]
+    atom, extent, lanes = y.view.buffer.atom_elements, y.view.extent, (x.view.lanes, y.view.lanes)
+    together = sharing(context.graph, context.machine, node, x.view.lanes)
+    widths = [(atom, together)]
+    if together == atom:
+        wider = (width for power in range(extent.bit_length()) if (width := atom << power) < extent)
+        widths = [(width, width) for width in (extent, *wider)]
+    options = [parts_of(context.graph, node, lanes, width, atom) for width in widths]
     fitting = [
         each for each in options if all(_fits(context, _shape(context, node, part, x, DIRECT)) for part in each)
-    ] or options[1:2]
-    return min(
-        fitting or options, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts)
-    )
+    ]
+    if node.integer("group", 1) == 1:
+        return fitting[0]
+    return min(fitting, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts))
 
 
 def _fits(context: Context, shape: Geometry) -> bool:

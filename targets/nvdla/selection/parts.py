@@ -21,6 +21,7 @@ from npuc.targets.nvdla.tiling import (
     Geometry,
     RowTile,
     expect_kernels,
+    kernels_together,
 )
 from npuc.targets.nvdla.transformed import kernel_extents
 
@@ -46,20 +47,44 @@ def computed_lanes(graph: Graph, machine: Machine, node: Node, known: Mapping[st
     """The lanes of a computed node's result.
 
     Operations on elements keep those of their input; a convolution fills atoms, unless its kernels are so large
-    that fewer share a group, or it adds a map whose lanes have gaps.
+    that fewer share one, or it adds a map whose lanes have gaps.
     """
     x = known[node.inputs[0]]
     if node.op != "NvConv":
         return x
-    kernels = graph.shape(node.output)[1]
+    kernels, atom = graph.shape(node.output)[1], machine.atom_elements(tensor_precision(graph, node.output))
+    together = sharing(graph, machine, node, x)
+    if together < atom:
+        return spaced(kernels, together, atom)
     for name in operands(node)[:4]:
         if name in known and graph.shape(name) == graph.shape(node.output):
             return known[name]
-    if node.integer("group", 1) > 1:
-        return contiguous(kernels)
+    return contiguous(kernels)
+
+
+def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
+    """The kernels of a convolution that share an atom of its result: as many as it has lanes, or fewer that fit.
+
+    Raises DoesNotFit (E302) where not even one does.
+    """
     shape = geometry(graph, node, x[-1] + 1)
-    together, atom = expect_kernels(machine, shape, node.name, node.op), machine.atom_elements(shape.precision)
-    return contiguous(kernels) if together >= atom else spaced(kernels, together, atom)
+    atom = machine.atom_elements(shape.precision)
+    group = min(machine.kernel_group(shape.precision), atom)
+    most = node.integer("sharing", atom)
+    if kernels_together(machine, shape) >= group:
+        return most
+    if node.integer("group", 1) == 1:
+        together = expect_kernels(machine, shape, node.name, node.op)
+        return min(most, together)
+    kernels = graph.shape(node.output)[1]
+    while True:
+        parts = parts_of(graph, node, (x, spaced(kernels, most, atom)), (atom, most), atom)
+        shapes = {replace(shape, channels=part.lanes, kernels=part.count) for part in parts}
+        if all(kernels_together(machine, each) >= min(group, each.kernels) for each in shapes):
+            return most
+        if most == 1:
+            return expect_kernels(machine, max(shapes, key=lambda each: each.channels), node.name, node.op)
+        most //= 2
 
 
 @dataclass(frozen=True)
@@ -84,19 +109,24 @@ class Part:
         return y.surface(lanes=self.count, first_surface=surface, row=tile.row, rows=tile.rows)
 
 
-def parts_of(graph: Graph, node: Node, views: tuple[View, View], width: int, atom: int) -> list[Part]:
-    """Passes of so many lanes of the result each, of the atoms of the input that their groups need."""
-    x, y = views
-    groups, channels = node.integer("group", 1), len(x.lanes)
-    kernels = graph.shape(node.output)[1] // groups
-    group_of = {lane: number // kernels for number, lane in enumerate(y.lanes)}
+def parts_of(
+    graph: Graph, node: Node, lanes: tuple[Lanes, Lanes], width: tuple[int, int], atom: int
+) -> list[Part]:
+    """Passes over the lanes of the result, of the atoms of the input that their groups need.
+
+    lanes: of input and result. width: lanes from one pass to the next, and how many of them one computes.
+    """
+    x, y = lanes
+    groups, channels = node.integer("group", 1), len(x)
+    kernels, extent = graph.shape(node.output)[1] // groups, y[-1] + 1
+    group_of = {lane: number // kernels for number, lane in enumerate(y)}
     found: list[Part] = []
-    for first in range(0, y.extent, width):
-        count = min(width, y.extent - first)
+    for first in range(0, extent, width[0]):
+        count = min(width[1], extent - first)
         used = [group_of[lane] for lane in range(first, first + count) if lane in group_of]
         per_group = channels // groups
-        low = x.lanes[min(used) * per_group] // atom * atom if used else 0
-        high = x.lanes[(max(used) + 1) * per_group - 1] + 1 if used else 1
+        low = x[min(used) * per_group] // atom * atom if used else 0
+        high = x[(max(used) + 1) * per_group - 1] + 1 if used else 1
         found.append(Part(first, count, low, high - low))
     return found
 

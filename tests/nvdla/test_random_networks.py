@@ -1,0 +1,50 @@
+"""Random networks on all configurations: every bit is right, or a refusal says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from npuc.errors import NpucError
+from npuc.metrics import Tolerance
+from npuc.target import TARGETS
+from tests.nvdla.networks import verified
+from tests.nvdla.random_networks import Network
+
+CONFIGURATIONS = [each for each in TARGETS if each.startswith("nvdla")]
+REFUSALS = ("E202", "E302")
+"""Operators in forms that NVDLA has not; kernels that no CBUF of the size holds."""
+SEEDS = range(9000, 9030)
+
+
+def options(seed: int, folder: Path) -> dict[str, Any]:
+    """What is asked of the compilation: in turn forms of weights, precisions, and a smaller CBUF."""
+    name = CONFIGURATIONS[seed % 3]
+    asked: dict[str, Any] = (
+        {"weights": ("auto", "direct", "winograd", "sparse")[seed % 4]} if name == "nvdla-full" else {}
+    )
+    if name == "nvdla-full" and seed % 5 > 2:
+        asked["precision"] = ("int16", "fp16")[seed % 2]
+    if seed % 4 == 1:
+        machine = folder / "small.toml"
+        machine.write_text(f"cbuf_banks = {(4, 8)[seed % 2]}\ncbuf_entries = 64\n")
+        asked["machine"] = str(machine)
+    return asked
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_network_is_bit_exact_or_refused(seed: int, tmp_path: Path) -> None:
+    model, asked = Network(seed).model(), options(seed, tmp_path)
+    try:
+        report = verified(model, tmp_path, CONFIGURATIONS[seed % 3], samples=2, tolerance=LOOSE, **asked)
+        refused = ()
+    except NpucError as error:
+        report, refused = {"bit_exact": None, "status": "ok"}, error.problems
+    assert report["bit_exact"] is not False and report["status"] == "ok"
+    assert all(each.code in REFUSALS and each.remedy and each.node for each in refused), refused
+
+
+LOOSE = Tolerance(sqnr_db=5, cosine=0.8)
+"""Random functions of noise: int8 is within 10 dB of most of them."""
