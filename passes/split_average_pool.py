@@ -101,7 +101,9 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
     divisions = [
         (high, wide)
         for high, wide in product(row.pieces, column.pieces)
-        if high * wide <= most and (row.kernel // high) * (column.kernel // wide) <= most
+        if high * wide <= most
+        and (row.kernel // high) * (column.kernel // wide) <= most
+        and max(row.kernel // high, column.kernel // wide) <= row.limits.extent
     ]
     if not divisions:
         return []

@@ -5,12 +5,11 @@ The supported-operators page and `npuc check` derive from the table here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from npuc.bits import encode
+from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
@@ -28,9 +27,6 @@ from npuc.targets.easynpu.tiling import best_tile
 from npuc.targets.easynpu.timing import Followers
 from npuc.targets.easynpu.windows import whole
 
-Constraint = Callable[[Graph, Node], str | None]
-"""What is found where the constraint does not hold, or None where it does."""
-
 
 def one_image(graph: Graph, node: Node) -> str | None:
     """The tensors are (1, C, H, W) or (1, C): the batch is 1."""
@@ -39,31 +35,11 @@ def one_image(graph: Graph, node: Node) -> str | None:
     return f"the shape is {list(wrong[0])}" if wrong else None
 
 
-def constant_weights(graph: Graph, node: Node) -> str | None:
-    """Weights and bias are constants."""
-    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
-    return f"'{missing[0]}' is computed at run time" if missing else None
-
-
-def finite_constants(graph: Graph, node: Node) -> str | None:
-    """Weights, bias and slopes are finite."""
-    wrong = [name for name in node.inputs[1:] if name and not np.isfinite(graph.constants[name]).all()]
-    return f"'{wrong[0]}' holds an infinity or NaN" if wrong else None
-
-
 def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
     """The convolution has one group, or one group per channel."""
     group, channels = node.integer("group", 1), graph.shape(node.inputs[0])[1]
     outputs = graph.shape(node.output)[1]
     return None if group == 1 or group == channels == outputs else f"{group} groups of {channels} channels"
-
-
-def clips_at_zero(_graph: Graph, node: Node) -> str | None:
-    """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
-    if node.text("activation") != "Clip":
-        return None
-    low, high = node.number("min", float("-inf")), node.number("max", float("inf"))
-    return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
 
 
 def counts_no_padding(graph: Graph, node: Node) -> str | None:

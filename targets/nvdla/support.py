@@ -5,10 +5,11 @@ The supported-operators page and `npuc check` derive from the table here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
+from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
 from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
@@ -22,9 +23,6 @@ from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
 
 MOST_EXTENT = 8192
 """Registers of 13 bits hold the extents of a map, less one."""
-
-Constraint = Callable[[Graph, Node], str | None]
-"""What is found where the constraint does not hold, or None where it does."""
 
 
 def one_image(graph: Graph, node: Node) -> str | None:
@@ -44,12 +42,6 @@ def map_fields(graph: Graph, node: Node) -> str | None:
     return None
 
 
-def constant_weights(graph: Graph, node: Node) -> str | None:
-    """Weights and bias are constants."""
-    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
-    return f"'{missing[0]}' is computed at run time" if missing else None
-
-
 def convolution_fields(graph: Graph, node: Node) -> str | None:
     """Kernels up to 32x32, strides up to 8, dilations up to 32, padding up to 31."""
     kernel = graph.shape(node.inputs[1])[2:]
@@ -63,14 +55,6 @@ def convolution_fields(graph: Graph, node: Node) -> str | None:
         if max(values) > most:
             return f"{what} is {list(values)}"
     return None
-
-
-def clips_at_zero(_graph: Graph, node: Node) -> str | None:
-    """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
-    if node.text("activation") != "Clip":
-        return None
-    low, high = node.number("min", -inf), node.number("max", inf)
-    return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
 
 
 def pooling_fields(graph: Graph, node: Node) -> str | None:
@@ -173,7 +157,9 @@ SHAPES = "give both operands the same shape, or one number per channel to one of
 
 ARRAY: Mapping[str, Row] = {
     "Conv": Row(
-        "CONV + SDP", (one_image, map_fields, constant_weights, convolution_fields, clips_at_zero), SIMPLIFY
+        "CONV + SDP",
+        (one_image, map_fields, constant_weights, finite_constants, convolution_fields, clips_at_zero),
+        SIMPLIFY,
     ),
     "MaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
     "GlobalMaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
@@ -184,7 +170,11 @@ ARRAY: Mapping[str, Row] = {
     **{op: Row("SDP (X1, X2)", (one_image, map_fields), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
     "LRN": Row("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
-    "PRelu": Row("SDP (X1, X2)", (one_image, map_fields, slope_per_channel), "share the slope between pixels"),
+    "PRelu": Row(
+        "SDP (X1, X2)",
+        (one_image, map_fields, slope_per_channel, finite_constants),
+        "share the slope between pixels",
+    ),
     "Clip": Row("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
 }  # fmt: skip
 

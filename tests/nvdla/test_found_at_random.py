@@ -103,6 +103,16 @@ def test_maps_beyond_the_registers_are_refused_by_node(op: str, tmp_path: Path) 
     assert [(each.code, each.node) for each in caught.value.problems] == [("E202", "y")]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("constant", ["w", "b"])
+def test_constants_that_are_no_numbers_are_refused_by_name(constant: str, value: float, tmp_path: Path) -> None:
+    constants = {"w": weights(4, 3, 1, 1), "b": np.zeros(4, np.float32)}
+    constants[constant].flat[2] = value
+    with pytest.raises(UnsupportedOperator, match=f"'{constant}' holds") as caught:
+        compiled(network([node("Conv", "x w b", "y")], (1, 3, 4, 4), constants), tmp_path)
+    assert caught.value.problems[0].node == "y"
+
+
 # operands
 
 

@@ -8,7 +8,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.split_average_pool import SplitAveragePool
+from npuc.passes.split_average_pool import Limits, SplitAveragePool
 
 split_average_pool = SplitAveragePool()
 
@@ -53,6 +53,12 @@ def test_longer_axes_take_as_many_stages_as_are_allowed(graph: Graph, stages: in
     x = np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)
     np.testing.assert_allclose(run(after, {"x": x})["y"], run(graph, {"x": x})["y"], rtol=1e-4, atol=1e-6)
     assert (split_average_pool(graph) is graph) == (stages > 2)
+
+
+def test_blocks_are_no_longer_than_an_average_may_be() -> None:
+    graph = pool("GlobalAveragePool", (1, 2, 1, 99))
+    after = SplitAveragePool(3, Limits(positions=64, extent=32, stride=8))(graph)
+    assert [node.integers("kernel_shape") for node in after.nodes] == [(1, 3), (1, 3), (1, 11)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""What several targets demand of operators: one constraint a function, its docstring the user's sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+
+Constraint = Callable[[Graph, Node], str | None]
+"""What is found where the constraint does not hold, or None where it does."""
+
+
+def constant_weights(graph: Graph, node: Node) -> str | None:
+    """Weights and bias are constants."""
+    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
+    return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def finite_constants(graph: Graph, node: Node) -> str | None:
+    """Weights, bias and slopes are finite."""
+    wrong = [name for name in node.inputs[1:] if name and not np.isfinite(graph.constants[name]).all()]
+    return f"'{wrong[0]}' holds an infinity or NaN" if wrong else None
+
+
+def clips_at_zero(_graph: Graph, node: Node) -> str | None:
+    """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
+    if node.text("activation") != "Clip":
+        return None
+    low, high = node.number("min", -inf), node.number("max", inf)
+    return None if low == 0 and high > 0 else f"it clips to {low}..{high}"
