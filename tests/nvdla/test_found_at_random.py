@@ -223,3 +223,12 @@ def test_units_of_the_registers_of_nv_full_are_kept(line: str, tmp_path: Path) -
     path.write_text(line)
     with pytest.raises(DoesNotFit, match=line):
         compiled(network([node("Relu", "x", "y")], (1, 3, 4, 4)), tmp_path, "nvdla-full", machine=str(path))
+
+
+def test_winograd_of_a_kernel_of_one_line_keeps_its_stride(tmp_path: Path) -> None:
+    """Direct convolutions skip the lines that such a kernel does not meet; its transformed weights have them."""
+    nodes = [node("Conv", "x w", "y", strides=[2, 1], pads=[0, 1, 0, 1])]
+    model = network(nodes, (1, 5, 6, 7), {"w": weights(5, 5, 1, 3)})
+    report = verified(model, tmp_path, "nvdla-full", weights="winograd")
+    expect_exact(report)
+    assert report["compiled"]["layers"][0]["weight_form"] == "winograd"

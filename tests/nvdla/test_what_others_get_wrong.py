@@ -23,7 +23,9 @@ ALL = pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large", "nvdla-full
 @ALL
 def test_an_rgb_5x5_first_convolution_keeps_every_kernel_row(name: str, tmp_path: Path) -> None:
     model = network([node("Conv", "x w", "y", pads=[2, 2, 2, 2])], (1, 3, 12, 12), {"w": weights(8, 3, 5, 5)})
-    expect_exact(verified(model, tmp_path, name))
+    report = verified(model, tmp_path, name)
+    expect_exact(report, 30.0)
+    assert report["compiled"]["layers"][0]["weight_form"].startswith("image")
 
 
 @ALL
@@ -58,6 +60,14 @@ def test_an_int8_sigmoid_is_no_table_of_zeros(name: str, tmp_path: Path) -> None
     report = verified(network(nodes, (1, 4, 6, 6), {"w": weights(8, 4, 1, 1)}), tmp_path, name)
     expect_exact(report, 30.0)
     assert not report["compiled"]["host_steps"]
+
+
+def test_an_int8_sigmoid_without_tables_is_the_hosts(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "a"), node("Sigmoid", "a", "b"), node("Conv", "b v", "y")]
+    model = network(nodes, (1, 4, 6, 6), {"w": weights(8, 4, 1, 1), "v": weights(5, 8, 3, 3)})
+    report = verified(model, tmp_path, "nvdla-small")
+    expect_exact(report, 30.0)
+    assert [step["op"] for step in report["compiled"]["host_steps"]] == ["Sigmoid"]
 
 
 @ALL

@@ -34,7 +34,8 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     window = window_of(node, (kernel_height, kernel_width))
     out_height, out_width = graph.shape(node.output)[2:]
     stride, step = window.strides[0], 1
-    if kernel_height == 1 and not window.begins[0] and (out_height - 1) * stride < height:
+    skips = kernel_height == 1 and not node.integer("winograd")  # whose weights are of the stride already
+    if skips and not window.begins[0] and (out_height - 1) * stride < height:
         height, stride, step = out_height, 1, stride
     return Geometry(
         width, height, lanes, out_height, out_width, weights[0], kernel_height, kernel_width,
