@@ -127,7 +127,7 @@ def compile_command(
     tried: list[Step] = []
     options = Options(
         machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
-        wants_mixed(machine_kind, mixed, strict=strict), scales=scales,
+        wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales,
     )  # fmt: skip
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []

@@ -140,7 +140,7 @@ def expect_scales(target: Target, scales: str | None, precision: str) -> None:
         raise click.UsageError(f"{target.name} has no scales in {precision}; --scales {scales} is not for it")
 
 
-def wants_mixed(target: Target, mixed: str, *, strict: bool) -> bool:
+def wants_mixed(target: Target, mixed: str, precision: str = "int8", *, strict: bool) -> bool:
     """Whether the host may take layers over. Raises UsageError where it may not, and that is asked for."""
     from npuc.target import Mixing
 
@@ -148,6 +148,8 @@ def wants_mixed(target: Target, mixed: str, *, strict: bool) -> bool:
         return False
     if not isinstance(target, Mixing):
         raise click.UsageError(f"the host takes no layers over from {target.name}; --mixed auto is not for it")
+    if precision != "int8":
+        raise click.UsageError(f"--mixed auto is for int8; in {precision} no layer costs as much accuracy")
     if strict:
         raise click.UsageError("--strict and --mixed auto exclude each other")
     return True

@@ -16,6 +16,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
 from npuc.quantize.guard import Guard, decibels, ends, guard
 from npuc.quantize.improvement import FEWEST_SAMPLES, Network, Step, divided
+from npuc.quantize.layers import SHIFTED, Layers
 from npuc.text import short
 
 MOST_MACS = 0.1
@@ -25,6 +26,8 @@ FEWER = 10**-0.01
 WORTH = 10**-0.05
 """The host is used at all if the noise of the improved network falls by half a dB."""
 MOST_SAMPLES = 16
+REASON = "int8 would cost accuracy here (--mixed auto)"
+"""Why the host computes such a layer."""
 
 Host = frozenset[str]
 """Names of the nodes that the host computes."""
@@ -37,12 +40,16 @@ def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
 
 
 def mixed(
-    graph: Graph, drawn: Callable[[Host], Quantised], best: Callable[[Host], Result], samples: Samples
+    graph: Graph,
+    drawn: Callable[[Host], Quantised],
+    best: Callable[[Host], Result],
+    samples: Samples,
+    layers: Layers = SHIFTED,
 ) -> Result:
     """The best network with these samples, a few layers of it on the host if that is worth it.
 
-    drawn: the integer network of the float graph without these nodes, best: the same improved. Nothing is chosen
-    by fewer than FEWEST_SAMPLES samples, or by made-up ones.
+    drawn: the integer network of the float graph without these nodes, best: the same improved. layers: how its
+    convolutions are read. Nothing is chosen by fewer than FEWEST_SAMPLES samples, or by made-up ones.
     """
     nowhere: Host = frozenset()
     array, plain = best(nowhere), drawn(nowhere)
@@ -50,7 +57,7 @@ def mixed(
         return array
     started = process_time()
     judge = guard(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    shares = candidates(graph, plain)
+    shares = candidates(graph, plain, layers)
     host = _chosen(judge, drawn, shares)
     if not host:
         return array
@@ -64,9 +71,10 @@ def mixed(
     return network, (*steps, step)
 
 
-def candidates(graph: Graph, plain: Quantised) -> dict[str, float]:
+def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict[str, float]:
     """The convolutions that have a name of their own and room on the host: their share of all MACs."""
-    integer = {node.name for node in plain.graph.nodes if node.op == "IntConv"}
+    read = (layers.layer(plain, node) for node in plain.graph.nodes)
+    integer = {layer.source for layer in read if layer is not None}
     macs = {id(node): _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
     names = Counter(node.name for node in graph.nodes)
     whole = sum(macs.values())
@@ -74,7 +82,7 @@ def candidates(graph: Graph, plain: Quantised) -> dict[str, float]:
         node.name: macs[id(node)] / whole
         for node in graph.nodes
         if node.op == "Conv"
-        and node.name in integer
+        and node.output in integer
         and names[node.name] == 1
         and not node.integer("selects")
         and macs[id(node)] <= MOST_MACS * whole

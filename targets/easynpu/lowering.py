@@ -11,6 +11,7 @@ from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.draft import Quantised
+from npuc.quantize.mixed import REASON
 from npuc.targets.easynpu import isa
 from npuc.targets.easynpu.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.borders import PIXEL, pixel
@@ -226,10 +227,7 @@ def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Regi
     arrays = [position for position, each in enumerate(regions) if each.array]
     here = regions.index(region)
     at_border = not arrays or here <= arrays[0] or here > arrays[-1]
-    return host_step(graph, node, HOST.get(node.op, CHOSEN), at_border=at_border)
-
-
-CHOSEN = "int8 would cost accuracy here (--mixed auto)"
+    return host_step(graph, node, HOST.get(node.op, REASON), at_border=at_border)
 
 
 def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -9,11 +10,12 @@ from importlib import import_module
 from npuc.data import Samples
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration import spreads
-from npuc.quantize.draft import Quantised
+from npuc.quantize.calibration import Spread, spreads
+from npuc.quantize.draft import Quantise, Quantised
 from npuc.quantize.given import given_steps
 from npuc.quantize.improvement import Network, Recipe, Step, best_network
 from npuc.quantize.ladder import LEVELS
+from npuc.quantize.mixed import Host, mixed, without
 from npuc.quantize.offsets import ZeroPoints
 from npuc.quantize.scales import POWER_OF_TWO
 from npuc.quantize.tables import domains
@@ -69,9 +71,7 @@ def network(
         winograd = _transformed(quantise(graph, nodes, found, "minmax", given, precision), machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
-        zeros = replace(ZERO_POINTS, power_of_two=power_of_two)
-        recipe = Recipe(lambda each: on_device(each, machine), written, LAYERS, zeros, spreads=find)
-        return best_network(graph, recipe, samples, level, options.method, found)
+        return _improved(graph, samples, machine, options, written, found)
     made = written(graph, nodes, found, options.method or level.method, given, precision)
     return Network(graph, nodes, found, {}, made, LAYERS), ()
 
@@ -89,3 +89,28 @@ def floats(
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
     """The weights that Winograd is to transform before they are rounded."""
     return lowering.transformable(plain, machine, options.weights or "auto")
+
+
+def _improved(
+    graph: Graph,
+    samples: Samples,
+    machine: Machine,
+    options: Options,
+    written: Quantise,
+    found: Mapping[str, Spread],
+) -> tuple[Network, tuple[Step, ...]]:
+    """The best int8 network with free scales, a few layers of it on the host if that is asked for and worth it."""
+    level = LEVELS[options.level]
+    zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
+
+    def selecting(host: Host) -> Callable[[Graph], tuple[Node, ...]]:
+        return lambda each: without(on_device(each, machine), host)
+
+    def drawn(host: Host) -> Quantised:
+        return written(graph, selecting(host)(graph), found, options.method or level.method, {})
+
+    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+        recipe = Recipe(selecting(host), written, LAYERS, zeros, spreads=options.spreads or spreads)
+        return best_network(graph, recipe, samples, level, options.method, found)
+
+    return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

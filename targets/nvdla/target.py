@@ -15,6 +15,7 @@ from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.quantize.improvement import Network, Step, as_json
+from npuc.quantize.mixed import REASON
 from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla import lowering, quantising, report, support
 from npuc.targets.nvdla import machine as machines
@@ -36,6 +37,7 @@ class Nvdla:
     exports = ("bin", "nvdla-trace", "loadable", "c")
     players: tuple[str, ...] = PLAYERS
     chip_models = ("own",)
+    host_layers = ("Conv",)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,7 +88,8 @@ class Nvdla:
         if options.notify is not None:
             options.notify(tried)
         options.begin("planning and writing commands")
-        lowered = lowering.lower(written, machine, support.host(machine, precision), weights)
+        reasons = {**support.host(machine, precision), **dict.fromkeys(self.host_layers, REASON)}
+        lowered = lowering.lower(written, machine, reasons, weights)
         options.begin("writing what verification compares with")
         manifest, files = report.manifest(lowered, machine)
         manifest |= {"target": self.name, "precision": precision}

@@ -82,6 +82,7 @@ def test_an_unknown_level_is_a_usage_error(level: str) -> None:
     [
         (("--target", "easynpu", "--strict"), "--strict and --mixed auto exclude each other"),
         (("--target", "bm1684"), "the host takes no layers over from bm1684"),
+        (("--target", "nvdla-full", "--precision", "int16"), "--mixed auto is for int8"),
     ],
 )
 def test_where_the_host_may_take_nothing_over_mixed_is_refused(arguments: tuple[str, ...], reason: str) -> None:
