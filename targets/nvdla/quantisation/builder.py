@@ -140,8 +140,13 @@ class Builder(Draft, ABC):
             form.x1 = replace(form.x1, relu=x1)
         self.close(form, last)
         sources = tuple(dict.fromkeys((*conv.sources, *last.sources)))
-        inputs = self.as_int8(x), self.constant(self.weights_name(conv), weights)
+        inputs = self.read(conv, weights), self.constant(self.weights_name(conv), weights)
         self.finish("NvConv", inputs, last, form, self._window(conv, x), sources)
+
+    def read(self, conv: Node, weights: Array) -> str:
+        """The map that a convolution with these weights reads."""
+        del weights
+        return self.as_int8(conv.inputs[0])
 
     def weights_name(self, conv: Node) -> str:
         """The constant that a convolution's weights become."""

@@ -59,7 +59,8 @@ class Integers(Elementwise):
         """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
-        sums = kept(w, bias, steps.scale, steps.zero, unit) if x in self.given else None
+        single = conv.integer("group", 1) == 1
+        sums = kept(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and self._by_winograd(conv):
             shift = self._bits_too_many(x)
@@ -78,6 +79,16 @@ class Integers(Elementwise):
         form.operands |= operands
         form.x2 = form.x2 if second == IDLE else second
         return sums.w
+
+    def read(self, conv: Node, weights: Array) -> str:
+        """The map that a convolution reads: with every channel twice for weights of 9 bits in two parts."""
+        x = super().read(conv, weights)
+        if weights.shape[1] * conv.integer("group", 1) == self.float.shape(conv.inputs[0])[1]:
+            return x
+        twice = f"{x}/twice"
+        if twice not in self.have:
+            self.add(Node("Concat", (x, x), (twice,), {"axis": 1}, twice, conv.sources))
+        return twice
 
     def _by_winograd(self, conv: Node) -> bool:
         """Whether the weights of a convolution are to be transformed, under whatever name it goes."""

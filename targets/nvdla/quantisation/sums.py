@@ -44,22 +44,29 @@ class Sums:
         return accumulator_bound(self.w, np.zeros(len(self.w), np.int32)) + np.abs(self.bias)
 
 
-def kept(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums | None:
+def kept(
+    w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float, *, twice: bool = False
+) -> Sums | None:
     """The sums of float weights (Co, ...) that are multiples of int8 integers; None for other weights.
 
-    bias: (Co,) float. unit: the scale of the result.
+    bias: (Co,) float. unit: the scale of the result. twice: whether integers of 9 bits may become two of 8, for an
+    input with every channel twice: (Co, 2 * Ci, ...).
     """
     found = integers_of(w)
-    if found is None or found[0].min() < -128 or found[0].max() > 127:
+    if found is None:
         return None
     integers, scales = found
+    low = integers.clip(-128, 127)
+    parts = low if np.array_equal(low, integers) else np.concatenate([low, integers - low], axis=1)
+    if parts is not low and not twice:
+        return None
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
     given = np.float32(x_scale) * scales.astype(np.float32)  # in float32, as onnxruntime has it
     step = np.where(integers.any(axis=tuple(range(1, w.ndim))), given, alone)
     total = integers.astype(np.float64).reshape(len(w), -1).sum(axis=1)
     ratio = np.where(step == given, (given / np.float32(unit)).astype(np.float64), step / unit)
-    return Sums(integers.astype(np.int8), np.rint(held / step) - x_zero * total, ratio)
+    return Sums(parts.astype(np.int8), np.rint(held / step) - x_zero * total, ratio)
 
 
 def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
