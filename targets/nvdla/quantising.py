@@ -22,11 +22,11 @@ from npuc.quantize.tables import domains
 from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
 from npuc.target import Options
 from npuc.targets.nvdla import lowering, support
+from npuc.targets.nvdla.half_range import beyond_range
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.quantisation import in_fp16, quantise
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.moments import moments
-from npuc.targets.nvdla.saturation import saturated
 
 LAYERS = Multiplied()
 
@@ -79,11 +79,11 @@ def network(
 def floats(
     graph: Graph, samples: Samples, machine: Machine, options: Options
 ) -> tuple[Quantised, tuple[Problem, ...]]:
-    """The network in fp16, its weights rounded to suit the samples, and what of them it saturates."""
+    """The network in fp16, its weights rounded to suit the samples, and what of them lies beyond its range."""
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
-    return written, saturated(graph, written.graph, seen, made_up=samples.synthetic)
+    return written, beyond_range(graph, written.graph, seen, made_up=samples.synthetic)
 
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Values that fp16 has not: NVDLA saturates them, and npuc says so when it compiles."""
+"""Values beyond the range of fp16: NVDLA saturates them, and npuc says so when it compiles."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ def test_what_leaves_the_range_is_named_with_its_layer_and_how_far_it_reaches(tm
     assert first["code"] == "W301" and first["op"] == "Conv" and first["node"] == "a"
     assert "made-up samples" in first["reason"] and "65504" in first["limit"] and first["remedy"]
     assert float(first["reason"].split("+/-")[1].split()[0]) > 65504
+
+
+def test_values_that_are_all_tiny_are_named_too(tmp_path: Path) -> None:
+    found = _warnings(_network(1e-7), tmp_path, precision="fp16")
+    assert [each["tensor"] for each in found] == ["b", "y"]
+    assert "loses bits" in found[0]["reason"]
+
+
+def test_zeros_and_what_is_not_a_number_give_no_warning(tmp_path: Path) -> None:
+    """The root of what is negative is computed by the host."""
+    model = network([node("Sqrt", "x", "a"), node("Conv", "a w", "y")], (1, 3, 6, 6), {"w": weights(4, 3, 1, 1)})
+    assert _warnings(model, tmp_path, precision="fp16") == []
+    assert _warnings(_network(0.0), tmp_path, precision="fp16") == []
 
 
 def test_integers_have_scales_instead(tmp_path: Path) -> None:

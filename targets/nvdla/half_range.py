@@ -1,4 +1,4 @@
-"""What a program in fp16 says of values that samples show and that fp16 has not: NVDLA saturates them."""
+"""What npuc says of a program in fp16 whose values, as samples show them, lie beyond the range of fp16."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from npuc.ir import Graph
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 from npuc.targets.nvdla.quantisation.moments import Moments
 
+FP16_LEAST = 2.0**-14
+"""The least fp16 with 11 significant bits."""
 REMEDY = "scale the inputs, or weights and bias of the layer, or compile with --precision int16"
 
 
-def saturated(graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, made_up: bool) -> tuple[Problem, ...]:
-    """A warning for every tensor of the float graph that NVDLA has in memory and whose values leave the range.
+def beyond_range(
+    graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, made_up: bool
+) -> tuple[Problem, ...]:
+    """A warning for every tensor of the float graph that NVDLA has in memory and whose values fp16 holds badly.
+
+    Values that are too large saturate; where all are smaller than the least number of 11 bits, bits are lost.
 
     stored: the graph that NVDLA computes; what it has not is never fp16. made_up: there was no calibration data.
     """
     samples = "made-up samples (--calibration DATA.npz has better ones)" if made_up else "the calibration samples"
     found: list[Problem] = []
     for name, each in seen.items():
-        if each.largest <= FP16_MOST or name not in stored.tensors:
+        if name not in stored.tensors or each.largest == 0 or FP16_LEAST <= each.largest <= FP16_MOST:
             continue
         node = graph.producers.get(name)
-        reason = f"its values reach +/-{each.largest:.4g} on {samples}"
-        limit = f"+/-{FP16_MOST:g} in fp16: NVDLA saturates what lies beyond"
+        what = "saturates them" if each.largest > FP16_MOST else "loses bits of them"
+        reason = f"its values reach +/-{each.largest:.4g} on {samples}: NVDLA {what}"
+        limit = f"{FP16_LEAST:.2g}..{FP16_MOST:g} in fp16"
         layer = (node.sources[0] if node.sources else node.name) if node else None
         found.append(Problem("W301", reason, layer, node.op if node else None, name, limit, REMEDY))
     return tuple(found)
