@@ -1,13 +1,14 @@
-"""The judge of every improvement: the noise that quantisation brings where int8 ends, on samples held out.
+"""The judge of every improvement: the noise that quantisation brings on samples held out.
 
-The float tensors there (the logits before a softmax on the host, say) are judged rather than the network's
-outputs: behind a softmax a few samples that are hard to tell apart decide everything.
+Judged are the float tensors where int8 ends (the logits before a softmax on the host, say) and the network's
+outputs behind them, by the mean of both noises: the worse of the two decides. Outputs alone would not do: behind a
+softmax that is sure of most samples they hardly show any noise, or that of a few samples hard to tell apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,24 +18,31 @@ from npuc.quantize.draft import Quantised
 
 @dataclass(frozen=True)
 class Guard:
-    """Samples held out, and what the float network gives for them where int8 ends."""
+    """Samples held out, and what the float network gives for them: where int8 ends, and at outputs behind that."""
 
     feeds: tuple[Mapping[str, Array], ...]
     exact: Mapping[str, tuple[Array, ...]]
+    outputs: Mapping[str, tuple[Array, ...]] = field(default_factory=dict[str, tuple[Array, ...]])
 
     def noise(self, quantised: Quantised) -> float:
-        """Squared error over squared signal, the mean over the tensors where int8 ends; 0 is exact."""
+        """Squared error over squared signal; 0 is exact.
+
+        The mean over the tensors where int8 ends; with outputs behind them, the mean of that and of the mean over
+        those outputs.
+        """
         from npuc.quantize.integer_onnx import integer_model
         from npuc.reference import session
 
-        names = list(self.exact)
+        wanted = {**self.exact, **self.outputs}
+        names = list(wanted)
         run = session(integer_model(quantised.graph, names))
         found = [run.run(names, dict(feed)) for feed in self.feeds]
-        ratios = [
-            _ratio(exact, [values[position] for values in found])
-            for position, exact in enumerate(self.exact.values())
-        ]
-        return float(np.mean(ratios))
+        ratio = {
+            name: _ratio(wanted[name], [values[position] for values in found])
+            for position, name in enumerate(names)
+        }
+        kinds = (self.exact, self.outputs)
+        return float(np.mean([np.mean([ratio[name] for name in kind]) for kind in kinds if kind]))
 
     def better(self, first: Quantised, *others: Quantised) -> Quantised:
         """The one with the least noise; the first where none has less."""
@@ -69,12 +77,13 @@ def guard(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array
     """The judge of integer networks that end int8 at the same float tensors as this one, on these samples."""
     from npuc.reference import graph_session
 
-    names = ends(quantised.graph)
+    inner = ends(quantised.graph)
+    behind = [name for name in graph.outputs if name not in inner and graph.tensors[name].dtype == "float32"]
+    names = [*inner, *behind]
     run = graph_session(graph, names)
-    values = [run.run(names, dict(feed)) for feed in feeds]
-    return Guard(
-        tuple(feeds), {name: tuple(column) for name, column in zip(names, zip(*values, strict=True), strict=True)}
-    )
+    columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)
+    values = dict(zip(names, columns, strict=True))
+    return Guard(tuple(feeds), {name: values[name] for name in inner}, {name: values[name] for name in behind})
 
 
 def decibels(noise: float) -> float | None:

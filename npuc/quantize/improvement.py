@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, reduce
 from hashlib import blake2b
 from time import process_time
 
@@ -19,7 +20,7 @@ from npuc.ops import build as build_graph
 from npuc.quantize import equalisation, proposals
 from npuc.quantize.calibration import Spread, Spreads, output_gains, spreads
 from npuc.quantize.draft import Quantise, Quantised, int8_name
-from npuc.quantize.evidence import sampled
+from npuc.quantize.evidence import Sampled, sampled
 from npuc.quantize.given import Steps
 from npuc.quantize.guard import decibels, ends, guard
 from npuc.quantize.ladder import Level, Variant
@@ -32,6 +33,8 @@ from npuc.quantize.ties import tensors_of
 
 FEWEST_SAMPLES = 4
 """With fewer, none can be held out."""
+MOST_JUDGES = 32
+"""Of the samples held out, as many judge: the same at every level."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,9 @@ def best_weights(
     judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.proposals or not judged:
         return network, ()
-    more = replace(level, samples=max(level.samples, WEIGHT_SAMPLES))
-    return _Ladder(_Maker(recipe, samples), more, None, network).improved()
+    more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
+    top = reduce(lambda below, each: replace(each, below=below), more)
+    return _Ladder(_Maker(recipe, samples), top, None, network).improved()
 
 
 WEIGHT_SAMPLES = 64
@@ -150,13 +154,19 @@ class _Maker:
         factors: Mapping[str, Array] | None = None,
         known: Mapping[str, Spread] | None = None,
     ) -> Network:
-        """The integer network of a float graph, calibrated on the samples."""
+        """The integer network of a float graph, calibrated on the samples.
+
+        known: the spreads of some of its tensors.
+        """
         nodes = self.recipe.select(graph)
         tensors = tensors_of(nodes)
         gains = output_gains(graph, nodes) if method == "output" else None
-        if known is None or gains is not None:
-            known = self.recipe.spreads(graph, self.samples.feeds(), tensors, domains(graph, nodes), gains)
-        return self.quantised(Network(graph, nodes, known, factors or {}, layers=self.recipe.layers), method, {})
+        found = dict(known or {}) if gains is None else {}
+        missing = [name for name in tensors if name not in found]
+        if missing:
+            found |= self.recipe.spreads(graph, self.samples.feeds(), missing, domains(graph, nodes), gains)
+        ordered = {name: found[name] for name in tensors}
+        return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method and these steps."""
@@ -195,13 +205,17 @@ def _under_old_names(quantised: Quantised) -> Quantised:
 
 
 class _Ladder:
-    """Climbs a level: every variant of the network, and each with weights and biases improved in lockstep."""
+    """Climbs the levels up to one: every variant of the network, and each improved in lockstep.
 
-    def __init__(self, maker: _Maker, level: Level, method: str | None, plain: Network) -> None:
+    All levels judge by the same samples, so that a higher one is never worse by them.
+    """
+
+    def __init__(self, maker: _Maker, top: Level, method: str | None, plain: Network) -> None:
         self.maker = maker
-        self.level = level
+        self.top = self.level = top
         self.method = method
-        self.training, self.held_out = divided(maker.samples, level.samples)
+        self.learned, self.held_out = divided(maker.samples, top.samples)
+        self.training = self.learned
         self.plain = self.best = plain
         self.guard = guard(plain.graph, plain.quantised, self.held_out)
         self.noise = self.guard.noise(plain.quantised)
@@ -209,22 +223,47 @@ class _Ladder:
 
     def climbed(self) -> tuple[Network, tuple[Step, ...]]:
         """The best network and the steps."""
-        for variant in self.level.variants:
-            network = self._try(str(variant), lambda variant=variant: self._variant(variant))
-            if network is not None:
-                self._improve(network)
+        for level in self.top.rungs:
+            self._enter(level)
+            if self._method(level.method) != self._method(self.top.method):
+                self._try(level.method, lambda level=level: self._plain(level.method))
+            for variant in level.variants:
+                network = self._try(str(variant), lambda variant=variant: self._variant(variant))
+                if network is not None:
+                    self._improve(network)
         return self.best, tuple(self.steps)
 
     def improved(self) -> tuple[Network, tuple[Step, ...]]:
         """The plain network with better weights and biases, and the steps."""
-        self._improve(self.plain)
+        for level in self.top.rungs:
+            self._enter(level)
+            self._improve(self.plain)
         return self.best, tuple(self.steps)
+
+    def _enter(self, level: Level) -> None:
+        self.level = level
+        self.training = self.learned[: level.samples]
+
+    def _method(self, of_level: str) -> str:
+        """The method of calibration: the one asked for, else the level's."""
+        return self.method or of_level
+
+    def _plain(self, method: str) -> Network:
+        """The plain network with scales by another method."""
+        return self.maker.drawn(self.plain.graph, method, known=self.plain.spreads)
 
     def _improve(self, network: Network) -> None:
         """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
+
+        @cache
+        def evidence() -> Sampled:
+            feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
+            held_out = np.arange(len(feeds)) >= len(self.training)
+            return sampled(network.graph, weighted(network.nodes), feeds, held_out)
+
         for names in self.level.proposals:
             before = self.best
-            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, names))
+            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, evidence(), names))
             if self.best is not before and not self.level.thorough:
                 return
 
@@ -244,8 +283,7 @@ class _Ladder:
         return candidate
 
     def _variant(self, variant: Variant) -> Network:
-        method = self.method or variant.method
-        graph = self.plain.graph
+        method, graph = self._method(variant.method), self.plain.graph
         if variant.split:
             graph = split(graph, self.maker.samples.feeds()) if self.maker.recipe.splits else graph
             if graph is self.plain.graph:
@@ -264,22 +302,15 @@ class _Ladder:
         """The network of this graph by another method, equalised if there is anything to equalise."""
         found = equalisation.groups(graph) if share is not None else ()
         groups = tuple(each for each in found if not self.guard.exact.keys() & set(each.tensors))
+        known = self.plain.spreads if graph is self.plain.graph else None
         if not groups:
-            same = graph is self.plain.graph and method == self.plain_method
-            return self.plain if same else self.maker.drawn(graph, method)
+            same = graph is self.plain.graph and method == self._method(self.top.method)
+            return self.plain if same else self.maker.drawn(graph, method, known=known)
         sizes = equalisation.sizes(graph, groups, self.training)
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
-        return self.maker.drawn(equal.graph, method, equal.factors)
+        return self.maker.drawn(equal.graph, method, equal.factors, known)
 
-    @property
-    def plain_method(self) -> str:
-        """The method that the plain network was calibrated with."""
-        return self.method or self.level.method
-
-    def _in_lockstep(self, network: Network, names: Sequence[str]) -> Network:
-        nodes = weighted(network.nodes)
-        feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
-        evidence = sampled(network.graph, nodes, feeds, np.arange(len(feeds)) >= len(self.training))
+    def _in_lockstep(self, network: Network, evidence: Sampled, names: Sequence[str]) -> Network:
         wanted = [proposals.PROPOSALS[name] for name in names]
         layers = network.layers
         better = improved(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)
@@ -287,11 +318,11 @@ class _Ladder:
 
 
 def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
-    """Samples to learn from, and a third of all to judge by: at most so many each, in an order like chance."""
+    """Samples to learn from, at most so many, and of a third of all some to judge by: in an order like chance."""
     digests = [_digest(feed) for feed in samples.feeds()]
     order = sorted(range(len(digests)), key=digests.__getitem__)
     third = max(len(order) // 3, 1)
-    held_out, training = order[:third][:most], order[third:][:most]
+    held_out, training = order[:third][:MOST_JUDGES], order[third:][:most]
     wanted = {*held_out, *training}
     found = {index: feed for index, feed in enumerate(samples.feeds()) if index in wanted}
     return [found[index] for index in training], [found[index] for index in held_out]

@@ -22,6 +22,10 @@ EXACT_FLOAT32 = 1 << 24
 """Integers below this are exact in float32, and so is every sum of them that stays below."""
 
 
+KERNELS = 64
+"""Kernels whose weights are widened at once: those of a large layer together would fill the memory."""
+
+
 def requantise(acc: Array, shift: Array | int, relu: bool = False) -> Array:
     """int8 from accumulators: sat8(floor(acc / 2^shift + 1/2)), then the larger of it and 0 with relu.
 
@@ -38,8 +42,11 @@ def accumulator_bound(w: Array, bias: Array) -> Array:
 
     w: (Co, ...) integers; bias: (Co,). Result: (Co,) int64.
     """
-    sums = [np.abs(kernel, dtype=np.int64).sum() for kernel in w]
-    return 128 * np.array(sums, np.int64) + np.abs(bias.astype(np.int64))
+    sums = np.abs(bias.astype(np.int64))
+    for first in range(0, len(w), KERNELS):
+        kernels = slice(first, first + KERNELS)
+        sums[kernels] += 128 * np.abs(w[kernels], dtype=np.int64).reshape(len(w[kernels]), -1).sum(axis=1)
+    return sums
 
 
 def _expect(node: Node, types: Sequence[TensorType], *dtypes: str) -> None:

@@ -26,10 +26,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Level:
-    """The steps of a level.
+    """The steps of a level, which are taken after those of the level below it.
 
     method: of calibration. variants: what is tried beside. samples: how many calibration samples improvements
-    learn from at most, and by how many they are judged. proposals: sets of them, tried in lockstep on every
+    learn from at most. proposals: sets of them, tried in lockstep on every
     variant; the first that is kept ends the search unless thorough. depth: the most inputs of an output channel
     whose weights are rounded in turn.
     """
@@ -40,25 +40,31 @@ class Level:
     proposals: tuple[tuple[str, ...], ...] = ()
     thorough: bool = False
     depth: int = 0
+    below: Level | None = None
+
+    @property
+    def rungs(self) -> tuple[Level, ...]:
+        """The levels from the lowest to this one: what a lower one finds is a candidate of this one."""
+        return (*(self.below.rungs if self.below else ()), self)
 
 
 BIAS = ("bias by weights",)
 BIASES = ("bias by weights", "bias by results")
 ALL = (*BIASES, "rounding in turn")
 
-LEVELS: Mapping[str, Level] = {
-    "0": Level("minmax"),
-    "1": Level("mse", (Variant("mse", 0.5),), samples=16, proposals=(ALL, BIAS), depth=640),
-    "2": Level(
-        "mse",
-        (
-            *(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
-            Variant("mse", None, split=True),
-        ),
-        samples=64,
-        proposals=(ALL, BIASES, BIAS),
-        thorough=True,
-        depth=2304,
+LEAST = Level("minmax")
+USUAL = Level("mse", (Variant("mse", 0.5),), samples=16, proposals=(ALL,), depth=640, below=LEAST)
+EVERYTHING = Level(
+    "mse",
+    (
+        *(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
+        Variant("mse", None, split=True),
     ),
-}
+    samples=64,
+    proposals=(ALL, BIASES, BIAS),
+    thorough=True,
+    depth=2304,
+    below=USUAL,
+)
+LEVELS: Mapping[str, Level] = {"0": LEAST, "1": USUAL, "2": EVERYTHING}
 """The rungs by the digit of -O."""

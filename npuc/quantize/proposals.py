@@ -49,7 +49,8 @@ class Layer:
         bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
         acc = sums(self.found[held], weights.w.reshape(len(weights.w), -1)) + bias
         found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
-        exact = np.maximum(self.results[held], 0) if self.limited else self.results[held]
+        lowest = max(self.lowest - self.y_zero, 0) if self.limited else self.lowest - self.y_zero
+        exact = np.clip(self.results[held], lowest, self.largest - self.y_zero)
         return float(np.square(found - exact).sum())
 
     def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
@@ -111,21 +112,29 @@ def solved(layer: Layer, weights: LayerWeights) -> LayerWeights:
     return layer.with_bias(replace(weights, w=found.astype(np.int8).reshape(weights.w.shape)), layer.bias)
 
 
+BLOCK = 32
 DAMPING = 0.01
 """Share of the mean squared input that is added to every input's, so that the Hessian can be inverted."""
 
 
 def _in_order(wanted: Array, hessian: Array) -> Array:
-    """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column."""
+    """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column.
+
+    Columns behind a block take its errors up at once.
+    """
     depth = hessian.shape[-1]
     damping = DAMPING * np.trace(hessian, axis1=1, axis2=2) / depth + 1e-6
     damped = hessian + damping[:, None, None] * np.eye(depth)
     spread = np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
-    left, rounded = wanted.copy(), np.empty_like(wanted)
-    for column in range(depth):
-        rounded[..., column] = np.clip(np.rint(left[..., column]), -128, 127)
-        error = (left[..., column] - rounded[..., column]) / spread[:, None, column, column]
-        left[..., column + 1 :] -= error[..., None] * spread[:, None, column, column + 1 :]
+    left, rounded, errors = wanted.copy(), np.empty_like(wanted), np.empty_like(wanted)
+    for start in range(0, depth, BLOCK):
+        end = min(start + BLOCK, depth)
+        for column in range(start, end):
+            rounded[..., column] = np.clip(np.rint(left[..., column]), -128, 127)
+            error = (left[..., column] - rounded[..., column]) / spread[:, None, column, column]
+            errors[..., column] = error
+            left[..., column + 1 : end] -= error[..., None] * spread[:, None, column, column + 1 : end]
+        left[..., end:] -= errors[..., start:end] @ spread[:, start:end, end:]
     return rounded
 
 

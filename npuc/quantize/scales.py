@@ -10,7 +10,7 @@ relative to the tensor's energy: for every base the best exponents there are (mo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -122,9 +122,10 @@ def _solve_group(
                 bases = [ties.given[tensor]]
             elif tensor in ties.ceilings and len(bases) > 1:
                 bases.append(ties.ceilings[tensor])
+    costs = {name: _class_cost(tensors, bases, spreads, ties, method) for name, tensors in members.items()}
     best: tuple[float, dict[str, float]] | None = None
-    for base in bases:
-        cost = {name: _class_cost(tensors, base, spreads, ties, method) for name, tensors in members.items()}
+    for position, base in enumerate(bases):
+        cost = {name: values[position] for name, values in costs.items()}
         exponents = least_cost(cost, ratios)
         total = sum(float(cost[name][exponents[name]]) for name in members)
         if best is None or total < best[0]:
@@ -134,11 +135,11 @@ def _solve_group(
 
 
 def _class_cost(
-    tensors: Iterable[str], base: float, spreads: Mapping[str, Spread], ties: Ties, method: str
+    tensors: Iterable[str], bases: Sequence[float], spreads: Mapping[str, Spread], ties: Ties, method: str
 ) -> np.ndarray:
-    """Relative error of a class of tensors for every exponent."""
-    scales = base * 2.0 ** EXPONENTS.astype(np.float64)
-    cost = np.zeros(len(scales))
+    """Relative error of a class of tensors for every base and exponent: (bases, exponents)."""
+    scales = np.multiply.outer(np.array(bases), 2.0 ** EXPONENTS.astype(np.float64))
+    cost = np.zeros(scales.shape)
     for tensor in tensors:
         spread = spreads[tensor]
         energy = spread.energy
@@ -154,5 +155,5 @@ def _class_cost(
         if tensor in ties.given:
             cost += 1e12 * np.abs(np.log2(scales / ties.given[tensor]))
     if not cost.any():
-        cost = np.abs(EXPONENTS + math.log2(127)) * 1e-12
+        cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost

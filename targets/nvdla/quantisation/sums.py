@@ -24,6 +24,10 @@ from npuc.targets.nvdla.quantisation.form import SUM
 TOLERANCE = 2.0**-16
 """What multipliers and biases of one stage may miss at most, in steps of the result: as much as floats do."""
 COLUMN = (-1, 1, 1)
+LARGEST_BIAS = 2.0**22
+"""In steps of the sums: what a channel whose weights training has shut off may have."""
+FINEST_STEP = 2.0**-24
+"""Of the sums, in steps of the result."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +74,12 @@ def kept(
 
 
 def chosen(w: Array, bias: Array | None, x_scale: float, x_zero: int, unit: float) -> Sums:
-    """The sums of float weights (Co, ...), whose largest of each channel becomes 127."""
+    """The sums of float weights (Co, ...), whose largest of each channel becomes 127, or less where it is tiny."""
     flat = w.reshape(len(w), -1)
     held = np.zeros(len(w)) if bias is None else bias.astype(np.float64)
     alone = np.maximum(np.abs(held) / MOST_MULTIPLIER, unit * 2.0**-8)
-    scales = np.where(flat.any(axis=1), largest_magnitudes(flat) / 127, alone / x_scale)
+    finest = np.maximum(np.abs(held) / LARGEST_BIAS, unit * FINEST_STEP) / x_scale
+    scales = np.where(flat.any(axis=1), np.maximum(largest_magnitudes(flat) / 127, finest), alone / x_scale)
     integers = np.empty(flat.shape, np.int8)
     for rows in blocks_of_rows(flat):
         integers[rows] = np.rint(flat[rows].astype(np.float64) / scales[rows, None])
