@@ -109,6 +109,16 @@ def test_two_stages_give_bias_and_ratio_to_a_millionth(x_zero: int) -> None:
     assert ((sums.bound < room) | (room * sums.ratio > 256)).all()
 
 
+def test_weights_that_training_has_shut_off_leave_the_bias_its_place() -> None:
+    """A channel of 1e-30 beside a bias of 3: in steps of such weights the bias would need a hundred bits."""
+    w = np.stack([np.full((4, 1, 1), 1e-30), np.ones((4, 1, 1))]).astype(np.float32)
+    sums = chosen(w, np.array([3.0, 3.0]), 0.05, -128, 0.02)
+    first, second, _ = two_stages(sums)
+    assert max(first.alu_shift, second.alu_shift) < 32
+    assert np.abs(sums.bias * sums.ratio * 0.02 - [3, 3 + 128 * 4 * 0.05]).max() < 0.01
+    assert sums.w[1].tolist() == [[[127]]] * 4
+
+
 def test_a_trained_network_agrees_with_fp32(shared: Path) -> None:
     task, model = shared / "tasks" / "cifar20_resnet8", shared / "models" / "tiny_resnet8_fp32.onnx"
     made, _ = driver.compile_model(model, SMALL, Options(), {}, [task / "calibration.npz"])

@@ -240,3 +240,34 @@ def test_every_method_quantises_a_network_well(method: str) -> None:
     data = samples(graph)
     found, _ = best_network(graph, RECIPE, data, LEVELS["0"], method)
     assert sqnr(graph, found, data) > 20
+
+
+def test_a_level_is_never_worse_than_the_one_below_on_what_is_held_out() -> None:
+    """Scales by min-max, by MSE and everything, judged by the same samples at logits and behind the softmax."""
+    graph = network(
+        (1, 4, 6, 6), "y",
+        node("Conv", "x w", "a", pads=PADS, activation="Relu"), node("Conv", "a t", "d"),
+        node("Softmax", "d", "y", axis=1), w=weights(8, 4, 3, 3), t=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    for seed in range(3):
+        values = np.random.default_rng(seed).standard_normal((15, *graph.shape("x"))).astype(np.float32) ** 3
+        data = Samples({"x": values})
+        found = [best_network(graph, RECIPE, data, LEVELS[level])[0].quantised for level in "012"]
+        judge = guard(graph, found[0], divided(data, 16)[1])
+        assert (list(judge.exact), list(judge.outputs)) == (["d"], ["y"])
+        least, usual, everything = (judge.noise(each) for each in found)
+        assert everything <= usual <= least
+
+
+def test_the_judge_takes_the_mean_of_both_noises() -> None:
+    graph = network((1, 4, 2, 2), "y", node("Conv", "x w", "d"), node("Softmax", "d", "y", axis=1),
+                    w=weights(4, 4, 1, 1))  # fmt: skip
+    feeds = list(samples(graph, 5).feeds())
+    made, _ = best_network(graph, RECIPE, samples(graph, 5), LEVELS["0"])
+    noise: list[float] = []
+    for name in "dy":
+        exact, found = (
+            [run(each, feed, [name])[name] for feed in feeds] for each in (graph, made.quantised.graph)
+        )
+        noise.append(float(np.square(np.subtract(exact, found)).sum() / np.square(exact).sum()))
+    assert guard(graph, made.quantised, feeds).noise(made.quantised) == pytest.approx(np.mean(noise), rel=1e-3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
+from npuc.quantize import proposals
 from npuc.quantize.layers import LayerWeights
 from npuc.quantize.proposals import Layer, bias_by_results, bias_by_weights, rounded_in_turn, solved
 from npuc.quantize.weights import quantise_weights
@@ -98,3 +99,14 @@ def test_the_error_of_a_layer_counts_what_is_held_out_only() -> None:
     assert replace(found, results=wrong).error(weights) == found.error(weights) == 0
     wrong = np.where(found.training[:, None], found.results, found.results + 3)
     assert replace(found, results=wrong).error(weights) == 2 * 2 * 3**2
+
+
+def test_blocks_of_columns_round_as_columns_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    made, weights = layer(random.standard_normal((5, 70)), random.integers(-99, 99, (300, 70)))
+    found: list[Array] = []
+    for block in (1, 32, 70):
+        monkeypatch.setattr(proposals, "BLOCK", block)
+        found.append(solved(made, weights).w)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
