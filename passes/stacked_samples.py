@@ -13,6 +13,7 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
+from npuc.passes.gemm_to_conv import folded
 from npuc.passes.layout import BINARY, UNARY
 
 Extents = tuple[int, int, int]
@@ -21,11 +22,10 @@ Extents = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Covering:
-    """A fully connected layer: its map, what one sample of that is, and whether the result is a row (N, K)."""
+    """A fully connected layer: its map, and what one sample of that is."""
 
     map: str
     sample: Extents
-    row: bool
 
 
 def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Mapping[str, Covering | None]:
@@ -38,7 +38,7 @@ def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Map
     for node in graph.nodes:
         if node.output not in nodes:
             continue
-        layer = _covering(graph, node)
+        layer = _covering(graph, node, found)
         if layer is not None and layer.sample[1] <= most_lines:
             found[node.output] = layer
         elif layer is None and _follows(graph, node, found):
@@ -46,7 +46,7 @@ def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Map
     return found
 
 
-def _covering(graph: Graph, node: Node) -> Covering | None:
+def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | None:
     """How a fully connected layer reads its samples; None for any other node."""
     if len(node.inputs) < 2 or node.inputs[1] not in graph.constants:
         return None
@@ -55,12 +55,13 @@ def _covering(graph: Graph, node: Node) -> Covering | None:
         before = graph.producers.get(x)
         if before is not None and before.op == "Reshape" and len(graph.shape(before.inputs[0])) == 4:
             x, shape = before.inputs[0], graph.shape(before.inputs[0])
-        return Covering(x, _extents(shape), row=True)
+        row = len(shape) == 2 and x not in stacked
+        return Covering(x, folded(shape[1]) if row else _extents(shape))
     if node.op != "Conv" or len(shape) != 4 or node.integer("group", 1) != 1:
         return None
     window = window_of(node, graph.shape(node.inputs[1])[2:])
     whole = window.reach == window.kernel == shape[2:] and not any((*window.begins, *window.ends))
-    return Covering(x, _extents(shape), row=False) if whole else None
+    return Covering(x, _extents(shape)) if whole else None
 
 
 def _extents(shape: tuple[int, ...]) -> Extents:

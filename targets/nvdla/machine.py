@@ -23,6 +23,10 @@ UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
 PAGE = "docs/nvdla.md"
 BYTES = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
+MOST_BATCHES = 32
+"""Images of a batch at most: what the registers of every configuration have room for."""
+MOST_STRIDE, MOST_KERNEL = 8, 32
+"""The largest stride and the largest kernel of a convolution, in elements."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Machine:
     winograd: bool = False
     compression: bool = False
     """CDMA and CSC take compressed weights."""
+    max_batches: int = 1
+    """Images that a convolution takes at once (multi-batch mode): 32 on nv_full; the others have no such mode."""
     elementwise: bool = False
     """SDP has the element-wise unit Y (EW)."""
     sdp_lut: bool = False
@@ -138,6 +144,8 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
             raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
     if machine.sdp_lut and not machine.elementwise:
         raise _bad(origin, "sdp_lut without elementwise", "the tables are those of the element-wise unit")
+    if not 1 <= machine.max_batches <= MOST_BATCHES:
+        raise _bad(origin, f"max_batches = {machine.max_batches}", f"1..{MOST_BATCHES}: BATCHES has 5 bits")
     if machine.cbuf_entry_bytes % machine.atom_bytes:
         limit = f"a multiple of atom_bytes = {machine.atom_bytes}"
         raise _bad(origin, f"cbuf_entry_bytes = {machine.cbuf_entry_bytes}", limit)
@@ -160,7 +168,7 @@ FULL = Machine(
     name="nvdla-full",
     registers="nv_full",
     atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=256, cbuf_entry_bytes=128,
-    int16=True, fp16=True, winograd=True, compression=True,
+    int16=True, fp16=True, winograd=True, compression=True, max_batches=32,
     elementwise=True, sdp_lut=True, rubik=True, bdma=True,
     sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=64, dram_mb_per_second=20000,
 )  # fmt: skip

@@ -6,7 +6,7 @@ map in memory, PDP, CDP, or RUBIK. Everything here is what registers hold; emiss
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
@@ -28,6 +28,10 @@ class Surface:
     precision: str = "int8"
     pixels: str = ""
     """The format of an image's pixels (table 33); empty for a feature cube."""
+
+    def share(self, batches: int) -> Surface:
+        """The first of so many cubes of equal height that lie one under another."""
+        return replace(self, height=self.height // batches)
 
     def atoms(self, atom_bytes: int) -> int:
         """Atoms of a pixel: the surfaces of the cube; an image is one surface."""
@@ -195,12 +199,14 @@ class Convolution:
     """Right shift of the sums (CLIP_TRUNCATE)."""
     pra_truncate: int = 0
     """Right shift of data that Winograd has transformed."""
+    batches: int = 1
+    """Cubes one under another, in source and destination, of which multi-batch mode convolves each alone."""
 
     @property
     def data_extents(self) -> tuple[int, int]:
         """Width and height of the data as CSC sees it: Winograd's is padded, and its strides are channels."""
         if self.kernels.form.kind != "winograd":
-            return self.source.width, self.source.height
+            return self.source.width, self.source.share(self.batches).height
         return extended_extent(self.destination.width), extended_extent(self.destination.height)
 
 

@@ -37,14 +37,13 @@ from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
 from npuc.passes.upper_limits_to_minima import upper_limits_to_minima
 from npuc.passes.volumes_to_images import volumes_to_images
 from npuc.pipeline import Pass
+from npuc.targets.nvdla.machine import MOST_KERNEL, MOST_STRIDE, Machine
 
 AVERAGES = Averages(positions=64, extent=32, stride=8)
 """What PDP averages at once, or one convolution."""
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
-    volumes_to_images,
-    SplitBatch(most_lines=8),
     reductions_to_pools,
     pads_to_convs,
     products_to_convs,
@@ -67,3 +66,12 @@ PASSES: tuple[Pass, ...] = (
     GemmToConv(32),
     rows_to_maps,
 )
+
+
+def passes(machine: Machine, *, tables: bool) -> tuple[Pass, ...]:
+    """The passes for a configuration; tables: whether SDP's give HardSwish.
+
+    Fully connected layers take a whole batch where the window can move on by an image, as a stride or as a batch.
+    """
+    split = SplitBatch(most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
+    return (volumes_to_images, split, *PASSES, *(() if tables else WITHOUT_TABLES))

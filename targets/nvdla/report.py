@@ -111,6 +111,7 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
         "bound": timing.bound(each.operations[0], machine),
         "instruction": each.start,
         "jobs": len(each.operations),
+        "batches": max((each.batches for each in each.operations if isinstance(each, Convolution)), default=1),
         "weight_form": str(each.choice.form) if each.choice else None,
         "alternatives": [_alternative(form) for form in each.choice.alternatives] if each.choice else None,
     }

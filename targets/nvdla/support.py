@@ -6,7 +6,7 @@ The supported-operators page and `npuc check` derive from the table here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
@@ -16,7 +16,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.quantize.ties import MOVEMENT, average_kernel
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine import MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.normalisation import SIZES
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
@@ -42,13 +42,27 @@ def map_fields(graph: Graph, node: Node) -> str | None:
     return None
 
 
+def strides(graph: Graph, node: Node) -> str | None:
+    """Strides up to 8."""
+    found = window_of(node, graph.shape(node.inputs[1])[2:]).strides
+    return f"the stride is {list(found)}" if max(found) > MOST_STRIDE else None
+
+
+def strides_or_batches(graph: Graph, node: Node) -> str | None:
+    """Strides up to 8; down up to 32 where windows cover one map after another, as a batch has them."""
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    (height, width), (rows, columns) = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
+    covers = window.reach == (window.strides[0], width) and (height, columns) == (rows * window.strides[0], 1)
+    apart = covers and window.strides[1] <= MOST_STRIDE and not any((*window.begins, *window.ends))
+    return None if apart else strides(graph, node)
+
+
 def convolution_fields(graph: Graph, node: Node) -> str | None:
-    """Kernels up to 32x32, strides up to 8, dilations up to 32, padding up to 31."""
+    """Kernels up to 32x32, dilations up to 32, padding up to 31."""
     kernel = graph.shape(node.inputs[1])[2:]
     window = window_of(node, kernel)
     for what, values, most in (
-        ("the kernel", kernel, 32),
-        ("the stride", window.strides, 8),
+        ("the kernel", kernel, MOST_KERNEL),
         ("the dilation", window.dilations, 32),
         ("the padding", (*window.begins, *window.ends), 31),
     ):
@@ -158,7 +172,7 @@ SHAPES = "give both operands the same shape, or one number per channel to one of
 ARRAY: Mapping[str, Row] = {
     "Conv": Row(
         "CONV + SDP",
-        (one_image, map_fields, constant_weights, finite_constants, convolution_fields, clips_at_zero),
+        (one_image, map_fields, constant_weights, finite_constants, convolution_fields, strides, clips_at_zero),
         SIMPLIFY,
     ),
     "MaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
@@ -181,6 +195,11 @@ ARRAY: Mapping[str, Row] = {
 LUT_OPS = (
     "Sigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu", "Exp", "Erf", "Sqrt",
 )  # fmt: skip
+BATCHED = replace(
+    ARRAY["Conv"],
+    constraints=tuple(strides_or_batches if each is strides else each for each in ARRAY["Conv"].constraints),
+)
+"""A convolution, where the configuration has multi-batch mode."""
 LUT = Row("SDP (table)", (one_image, map_fields), BATCH)
 """Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
@@ -243,9 +262,14 @@ def precisions(op: str, machine: Machine) -> tuple[str, ...]:
     return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
 
 
+def array(machine: Machine) -> Mapping[str, Row]:
+    """How the configuration runs its operators, those of tables left out."""
+    return {**ARRAY, "Conv": BATCHED} if machine.max_batches > 1 else ARRAY
+
+
 def row_of(op: str, machine: Machine, precision: str) -> Row | None:
     """How the configuration runs an operator, or None."""
-    return LUT if op in table_ops(machine, precision) else ARRAY.get(op) or OWN.get(op)
+    return LUT if op in table_ops(machine, precision) else array(machine).get(op) or OWN.get(op)
 
 
 def quantised_already(graph: Graph, precision: str) -> Problem | None:

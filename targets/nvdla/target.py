@@ -22,7 +22,7 @@ from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.passes import PASSES, WITHOUT_TABLES
+from npuc.targets.nvdla.passes import passes
 from npuc.targets.nvdla.registers import register_map
 from npuc.targets.nvdla.running import Runner
 from npuc.targets.nvdla.timeline import timeline
@@ -48,8 +48,8 @@ class Nvdla:
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""
-        tables = support.table_ops(self._machine(options), options.precision)
-        return PASSES if "HardSwish" in tables else (*PASSES, *WITHOUT_TABLES)
+        machine = self._machine(options)
+        return passes(machine, tables="HardSwish" in support.table_ops(machine, options.precision))
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Not told of single nodes: what a node costs depends on its neighbours."""
@@ -212,7 +212,8 @@ class Nvdla:
             known = support.precisions(op, machine)
             return [] if known == machine.precisions else [f"In {', '.join(known)}; else on the host."]
 
-        rows = {**support.ARRAY, **(dict.fromkeys(support.LUT_OPS, support.LUT) if machine.sdp_lut else {})}
+        tables = dict.fromkeys(support.LUT_OPS, support.LUT) if machine.sdp_lut else {}
+        rows = {**support.array(machine), **tables}
         device = [
             {
                 "op": op,

@@ -116,6 +116,7 @@ def test_batches_are_convolved_one_by_one() -> None:
             **{f"{each}.D_BATCH_NUMBER": {"BATCHES": 1} for each in ("CDMA", "CSC", "CACC")},
             "CDMA.D_BATCH_STRIDE": {"BATCH_STRIDE": 0x1000 // 32},
             "SDP.D_DST_BATCH_STRIDE": {"DST_BATCH_STRIDE": 0x800 // 32},
+            "SDP.D_FEATURE_MODE_CFG": {"BATCH_NUMBER": 1},
         },
     )  # fmt: skip
     (first, w), (second, _) = drawn(layer, 5), drawn(layer, 5, seed=1)

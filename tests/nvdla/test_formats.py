@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import alignment, feature, operands, precision, weights
-from npuc.targets.nvdla.formats.feature import Cube
+from npuc.targets.nvdla.formats.feature import Batch, Cube
 from npuc.targets.nvdla.formats.operands import Operand
 from npuc.targets.nvdla.machine import BYTES, FULL, LARGE, SMALL, Machine
 
@@ -40,6 +40,39 @@ def test_unpacking_a_packed_cube_gives_its_values(
     memory = feature.pack(cube, values)
     assert memory.shape == (2, cube.bytes)
     np.testing.assert_array_equal(feature.unpack(cube, memory), values)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(PAIRS), EXTENT, EXTENT, st.integers(1, 80), st.integers(1, 32), st.integers(0, 3))
+def test_unpacking_a_packed_batch_gives_its_values(
+    pair: tuple[Machine, str], width: int, height: int, channels: int, count: int, gap: int
+) -> None:
+    machine, kind = pair
+    cube = Cube.packed(machine, width, height, channels, kind)
+    values = _values((count, channels, height, width), kind)
+    apart = Batch(cube, count, cube.bytes + gap * machine.atom_bytes)
+    for batch in (apart, Batch.stacked(cube, count)):
+        batch.expect_valid(machine.atom_bytes)
+        memory = feature.pack_batch(batch, values)
+        assert memory.shape == (batch.bytes,)
+        np.testing.assert_array_equal(feature.unpack_batch(batch, memory), values)
+
+
+def test_a_batch_of_cubes_lies_apart_or_one_under_another() -> None:
+    cube = Cube.packed(SMALL, width=1, height=1, channels=9)
+    values = np.array([range(1, 10), range(11, 20)], np.int8).reshape(2, 9, 1, 1)
+    first, second = ([*range(1, 9)], [9, *[0] * 7]), ([*range(11, 19)], [19, *[0] * 7])
+    apart = [*first[0], *first[1], *[0] * 8, *second[0], *second[1]]
+    stacked = [*first[0], *second[0], *first[1], *second[1]]
+    assert feature.pack_batch(Batch(cube, 2, 24), values).tolist() == apart
+    assert feature.pack_batch(Batch.stacked(cube, 2), values).tolist() == stacked
+
+
+def test_the_stride_of_cubes_is_aligned_as_table_35_says() -> None:
+    Batch(Cube.packed(FULL, 1, 1, 8), 2, 64).expect_valid(0)
+    Batch(Cube.packed(SMALL, 1, 1, 8), 2, 24).expect_valid(8)
+    with pytest.raises(DoesNotFit, match="the plane of feature data is 0x30"):
+        Batch(Cube.packed(FULL, 1, 1, 8), 2, 48).expect_valid(0)
 
 
 def test_channels_change_fastest_then_columns_lines_and_surfaces() -> None:

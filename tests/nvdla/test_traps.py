@@ -10,7 +10,7 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
-from npuc.targets.nvdla.machine import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.registers import register_map
 from tests.nvdla.programs import RESULT, SOURCE, Convolution, Fields, memory, writes
 
@@ -60,6 +60,56 @@ def test_waiting_for_a_layer_that_does_not_run_says_what_is_missing() -> None:
 )  # fmt: skip
 def test_a_layer_that_cannot_run_is_refused(changed: Fields, reason: str) -> None:
     assert reason in refused(SMALL, replace(LAYER, changed=changed).commands())
+
+
+PAIR = Convolution(
+    FULL, (8, 4, 4), (8, 3, 3),
+    changed={
+        **{f"{each}.D_BATCH_NUMBER": {"BATCHES": 1} for each in ("CDMA", "CSC", "CACC")},
+        "CDMA.D_BATCH_STRIDE": {"BATCH_STRIDE": 0x1000 // 32},
+        "SDP.D_DST_BATCH_STRIDE": {"DST_BATCH_STRIDE": 0x1000 // 32},
+        "SDP.D_DST_LINE_STRIDE": {"DST_LINE_STRIDE": 0x80 // 32},
+        "SDP.D_FEATURE_MODE_CFG": {"FLYING_MODE": "ON", "BATCH_NUMBER": 1},
+    },
+)  # fmt: skip
+"""Two images, with lines of results that begin at even atoms."""
+
+
+def test_two_images_at_once_run() -> None:
+    model.run(FULL, [*PAIR.commands(), PAIR.wait()], memory())
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"CSC.D_BATCH_NUMBER": {"BATCHES": 2}}, "CSC: BATCHES = 2"),
+        ({"CACC.D_BATCH_NUMBER": {"BATCHES": 0}}, "CACC: BATCHES = 0"),
+        ({"SDP.D_FEATURE_MODE_CFG": {"BATCH_NUMBER": 2}}, "SDP: 3 batches"),
+        ({"SDP.D_DST_BASE_ADDR_LOW": {"DST_BASE_ADDR_LOW": RESULT // 32 + 1}}, "DST_BASE_ADDR_LOW 0x83000020"),
+        ({"SDP.D_DST_LINE_STRIDE": {"DST_LINE_STRIDE": 3}}, "DST_LINE_STRIDE 0x60 with several batches"),
+        ({"SDP.D_DST_SURFACE_STRIDE": {"DST_SURFACE_STRIDE": 5}}, "DST_SURFACE_STRIDE 0xa0"),
+        ({"CACC.D_DATAOUT_MAP": {"LINE_PACKED": "TRUE"}}, "CACC: packed results of several batches"),
+        ({"CDMA.D_BATCH_STRIDE": {"BATCH_STRIDE": 0x100000 // 32}}, "lie outside memory"),
+        ({f"{each}.D_MISC_CFG": {"CONV_MODE": 1} for each in ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")},
+         "1 in winograd convolution"),
+        ({"CDMA.D_DATAIN_FORMAT": {"DATAIN_FORMAT": "PIXEL"}}, "1 in image convolution"),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_run_are_refused(changed: Fields, reason: str) -> None:
+    assert reason in refused(FULL, replace(PAIR, changed={**PAIR.changed, **changed}).commands())
+
+
+@pytest.mark.parametrize("machine", [SMALL, LARGE])
+def test_a_configuration_without_multi_batch_mode_refuses_it(machine: Machine) -> None:
+    pair = {f"{each}.D_BATCH_NUMBER": {"BATCHES": 1} for each in ("CDMA", "CSC", "CACC")}
+    text = refused(machine, Convolution(machine, (8, 4, 4), (8, 3, 3), changed=pair).commands())
+    assert "CDMA: 2 batches" in text and f"1 in direct convolution of {machine.name}" in text
+
+
+def test_all_images_of_a_batch_must_fit_the_buffer() -> None:
+    banks = {f"{each}.D_BANK": {"DATA_BANK": 0, "WEIGHT_BANK": 0} for each in ("CDMA", "CSC")}
+    lines = Convolution(FULL, (8, 40, 16), (8, 3, 3), changed={**PAIR.changed, **banks})
+    assert "CBUF overflow: 40 slices of 4 entries, 2 batches" in refused(FULL, lines.commands())
 
 
 def test_data_that_does_not_fit_the_buffer_is_refused() -> None:

@@ -90,6 +90,7 @@ class Emitter:
             operation.destination,
             winograd=behind and operation.kernels.form.kind == "winograd",
             flies=operation.pooling is not None,
+            batches=operation.batches if behind else 1,
         )
         if behind:
             write_convolution(self.writer, operation)

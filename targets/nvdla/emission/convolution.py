@@ -9,7 +9,7 @@ from npuc.targets.nvdla.operations import Convolution, Kernels, Surface
 def write_convolution(writer: Writer, operation: Convolution) -> None:
     """Everything before SDP."""
     source, kernels, window = operation.source, operation.kernels, operation.window
-    result, banks = operation.destination, operation.banks
+    result, banks = operation.destination.share(operation.batches), operation.banks
     precision = source.precision.upper()
     precisions = {"IN_PRECISION": precision, "PROC_PRECISION": precision}
     width, height = (each - 1 for each in operation.data_extents)
@@ -23,7 +23,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     writer.set("CSC.D_DATAIN_SIZE_EXT_0", DATAIN_WIDTH_EXT=width, DATAIN_HEIGHT_EXT=height)
     channels = kernels.channels if winograd else source.channels
     writer.set("CSC.D_DATAIN_SIZE_EXT_1", DATAIN_CHANNEL_EXT=channels - 1)
-    writer.set("CSC.D_BATCH_NUMBER", BATCHES=0)
+    writer.set("CSC.D_BATCH_NUMBER", BATCHES=operation.batches - 1)
     writer.set("CSC.D_POST_Y_EXTENSION", Y_EXTENSION=kernels.form.lines // 2)
     writer.set("CSC.D_ENTRY_PER_SLICE", ENTRIES=banks.entries_per_slice - 1)
     writer.set("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT="COMPRESSED" if kernels.mask else "UNCOMPRESSED")
@@ -50,7 +50,7 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
     writer.set("CACC.D_DATAOUT_SIZE_0", **out)
     writer.set("CACC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=result.channels - 1)
     writer.raw("CACC.D_DATAOUT_ADDR", result.address)
-    writer.set("CACC.D_BATCH_NUMBER", BATCHES=0)
+    writer.set("CACC.D_BATCH_NUMBER", BATCHES=operation.batches - 1)
     writer.raw("CACC.D_LINE_STRIDE", result.line_stride)
     writer.raw("CACC.D_SURF_STRIDE", result.surface_stride)
     writer.set("CACC.D_DATAOUT_MAP", LINE_PACKED="FALSE", SURF_PACKED="FALSE")
@@ -58,13 +58,15 @@ def write_convolution(writer: Writer, operation: Convolution) -> None:
 
 
 def _cdma(writer: Writer, operation: Convolution, precisions: dict[str, str], bank: dict[str, int]) -> None:
-    source, window = operation.source, operation.window
+    source, window = operation.source.share(operation.batches), operation.window
     mode = "WINOGRAD" if operation.kernels.form.kind == "winograd" else "DIRECT"
     writer.set("CDMA.D_MISC_CFG", CONV_MODE=mode, **precisions)
     _data(writer, source)
     width, height = (each - 1 for each in operation.data_extents)
     writer.set("CDMA.D_DATAIN_SIZE_EXT_0", DATAIN_WIDTH_EXT=width, DATAIN_HEIGHT_EXT=height)
-    writer.set("CDMA.D_BATCH_NUMBER", BATCHES=0)
+    writer.set("CDMA.D_BATCH_NUMBER", BATCHES=operation.batches - 1)
+    if operation.batches > 1:
+        writer.raw("CDMA.D_BATCH_STRIDE", source.height * source.line_stride)
     writer.set("CDMA.D_ENTRY_PER_SLICE", ENTRIES=operation.banks.entries_per_slice - 1)
     writer.set("CDMA.D_FETCH_GRAIN", GRAINS=0)
     _weights(writer, operation.kernels)

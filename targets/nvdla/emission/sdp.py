@@ -15,13 +15,15 @@ def write_sdp(
     *,
     winograd: bool = False,
     flies: bool = False,
+    batches: int = 1,
 ) -> None:
     """SDP on a map in memory, or behind the convolution pipeline where there is no source.
 
-    flies: the result goes to PDP.
+    flies: the result goes to PDP. batches: cubes one under another in the result, and in maps that are operands.
     """
     flying = "ON" if source is None else "OFF"
-    mode = {"FLYING_MODE": flying, "WINOGRAD": "ON" if winograd else "OFF"}
+    mode = {"FLYING_MODE": flying, "WINOGRAD": "ON" if winograd else "OFF", "BATCH_NUMBER": batches - 1}
+    result = result.share(batches)
     extents = {"WIDTH": result.width - 1, "HEIGHT": result.height - 1, "CHANNEL": result.channels - 1}
     for block in ("SDP_RDMA", "SDP"):
         for extent, value in extents.items():
@@ -33,6 +35,8 @@ def write_sdp(
         writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE="MC")
     for letter, unit, fetch in (("B", "BS", sdp.x1.fetch), ("N", "BN", sdp.x2.fetch), ("E", "EW", None)):
         _fetch(writer, letter, unit, fetch)
+        if fetch is not None and batches > 1:
+            writer.raw(f"SDP_RDMA.D_{unit}_BATCH_STRIDE", result.height * fetch.line_stride)
     precision = (source or result).precision.upper()
     precisions = {
         "IN_PRECISION": precision,
@@ -43,6 +47,8 @@ def write_sdp(
     writer.address("SDP", "D_DST_BASE_ADDR", result.address)
     writer.raw("SDP.D_DST_LINE_STRIDE", result.line_stride)
     writer.raw("SDP.D_DST_SURFACE_STRIDE", result.surface_stride)
+    if batches > 1:
+        writer.raw("SDP.D_DST_BATCH_STRIDE", result.height * result.line_stride)
     for unit, stage in (("BS", sdp.x1), ("BN", sdp.x2)):
         _unit(writer, unit, stage)
     _table(writer, sdp.table)

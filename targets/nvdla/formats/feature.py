@@ -7,7 +7,7 @@ every 32 of the document scales). Order: channel in atom, W, H, surface. Lines a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +73,44 @@ class Cube:
             raise ValueError(f"{self} is not a packed 1x1xC cube")
         line = self.surfaces * self.atom_bytes
         return Cube(self.surfaces, 1, self.atom_elements, self.precision, self.atom_bytes, line, line)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cubes of a batch, alike, so many bytes from one to the next; they may lie between one another's lines."""
+
+    cube: Cube
+    count: int
+    stride: int
+
+    @classmethod
+    def stacked(cls, cube: Cube, count: int) -> Batch:
+        """One under another: the cubes are parts of a cube of all their lines, surface after surface."""
+        whole = replace(cube, surface_stride=count * cube.height * cube.line_stride)
+        return cls(whole, count, cube.height * cube.line_stride)
+
+    @property
+    def bytes(self) -> int:
+        """From the first byte to the last."""
+        return (self.count - 1) * self.stride + self.cube.bytes
+
+    def expect_valid(self, address: int) -> None:
+        """Raises DoesNotFit (E302) where address or strides are not aligned to the atom (table 35)."""
+        self.cube.expect_valid(address)
+        expect_aligned("feature", self.cube.atom_bytes, plane=self.stride)
+
+
+def pack_batch(batch: Batch, values: Array) -> Array:
+    """The bytes of a batch: (N, C, H, W) of the cubes' precision to (batch.bytes,) uint8."""
+    memory = np.zeros(batch.bytes, np.uint8)
+    for at, each in enumerate(values):
+        store(batch.cube, each, memory[at * batch.stride :])
+    return memory
+
+
+def unpack_batch(batch: Batch, memory: Array) -> Array:
+    """The feature maps (N, C, H, W) that lie in an image (at least batch.bytes,) uint8."""
+    return np.stack([unpack(batch.cube, memory[at * batch.stride :]) for at in range(batch.count)])
 
 
 def pack(cube: Cube, values: Array) -> Array:

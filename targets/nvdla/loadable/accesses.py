@@ -35,12 +35,29 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
         cube: of.Cube = getattr(surfaces, name)
         atoms = -(-cube.channels * element_bytes // atom_bytes)
         line = cube.width * atom_bytes * components
-        yield name, Pattern(locate(name, cube), line, cube.height, cube.line_stride, atoms, cube.surface_stride)
+        lines, stride = _stacked(op, cube, name)
+        yield name, Pattern(locate(name, cube), line, lines, stride, atoms, cube.surface_stride)
     if isinstance(op, of.Convolution):
         cube = surfaces.source
         if op.data_format != of.FEATURE_FORMAT:
             line = cube.width * FORMATS[_known(NAMES, op.data_format)].planes[0].pixel_bytes
             yield "source", Pattern(locate("source", cube), line, cube.height, cube.line_stride)
+
+
+def _stacked(op: of.Operation, cube: of.Cube, name: str) -> tuple[int, int]:
+    """The lines of a cube and their stride; those of a batch are one cube, its images one under another.
+
+    Operands are the same for all images: the descriptors know no other. Raises ArtefactError (E506) for images
+    that lie otherwise.
+    """
+    if not isinstance(op, of.Convolution | of.Sdp) or op.batch < 2 or name not in ("source", RESULT):
+        return cube.height, cube.line_stride
+    stride = op.batch_stride if cube.height == 1 else cube.line_stride
+    if op.batch_stride != cube.height * stride:
+        raise ArtefactError(
+            "E506", f"images of a batch {op.batch_stride} bytes apart", limit=f"{cube.height * stride}: no gaps"
+        )
+    return op.batch * cube.height, stride
 
 
 def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:

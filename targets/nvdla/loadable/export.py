@@ -7,6 +7,7 @@ model with one sample: what the engine computes must be the program's own result
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,14 +20,16 @@ from npuc.targets.nvdla.artefact import Contents, Segment
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.composing import composed
-from npuc.targets.nvdla.loadable.execution import run
+from npuc.targets.nvdla.loadable.execution import Executed, run
 from npuc.targets.nvdla.loadable.places import MAPS
 from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
+from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.model import Nvdla
 from npuc.targets.nvdla.running import Runner
 
 FILE = "network.nvdla"
 SEED = 0
+REMEDY = "export as nvdla-trace or c"
 
 
 def files(program: Program) -> dict[str, bytes]:
@@ -56,6 +59,17 @@ class _Recorder(Runner):
         self.wanted |= {move.tensor: tensors[move.tensor] for move in segment.stores}
 
 
+def _executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
+    """What the firmware computes. Raises ArtefactError (E506) where it would hang, or run into its own results."""
+    try:
+        return run(loadable, machine, given)
+    except ArtefactError as error:
+        reason = f"the stock firmware would not run it: {error.problems[0].reason}"
+        raise ArtefactError(
+            "E506", reason, limit="the order in which it runs operations", remedy=REMEDY
+        ) from error
+
+
 def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> None:
     """Raises ArtefactError (E506) where the firmware would not compute what the program computes."""
     contents = Contents.of(program.manifest)
@@ -63,7 +77,7 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
     recorder = _Recorder(program)
     recorder(synthetic(inputs, 1, SEED).inputs)
     given = {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
-    after = run(loadable, contents.machine, given)
+    after = _executed(loadable, contents.machine, given)
     for port in ports.outputs:
         cube = port.move.cube(contents.machine)
         offset = port.move.place.address - contents.dram.base
@@ -76,5 +90,5 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
                 f"the stock firmware would compute {wrong} elements otherwise",
                 tensor=port.move.tensor,
                 limit="what its descriptors express",
-                remedy="export as nvdla-trace or c",
+                remedy=REMEDY,
             )

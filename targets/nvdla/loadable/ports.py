@@ -99,22 +99,24 @@ def _host(steps: Sequence[Any]) -> list[HostStep]:
 
 
 def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
-    """The network's input that becomes a loaded tensor, and the scale of its conversion."""
+    """The network's input that becomes a loaded tensor, or the slice that does, and the conversion's scale."""
     makers = {name: step for step in steps for name in step.outputs}
     name, scale, zero = move.tensor, None, 0
+    part = ""
     while name in makers:
         step = makers[name]
+        part = part or (name if step.op == "Slice" else "")
         if step.op == "QuantizeLinear":
             scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
         if not step.inputs:
             raise _refused(f"the constant {name} as an input", [step])
         name = step.inputs[0]
-    return Port(name, move, scale, zero)
+    return Port(part or name, move, scale, zero)
 
 
 def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
-    """The network's output that a stored tensor becomes, its scale, and whether it goes through softmax."""
-    name, scale, zero, softmax = move.tensor, None, 0, False
+    """The network's output that a stored tensor becomes, or a part of, its scale, and whether softmax follows."""
+    name, scale, zero, softmax, part = move.tensor, None, 0, False, ""
     while readers := [step for step in steps if name in step.inputs]:
         step = readers[0]
         if len(readers) > 1 or softmax:
@@ -122,10 +124,11 @@ def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
         if step.op == "DequantizeLinear":
             scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
         softmax = softmax or step.op == "Softmax"
+        part = part or (name if step.op == "Concat" else "")
         if step.op == "Softmax" and not _over_channels(step, move):
             raise _refused("a softmax that is not over the channels of one pixel", [step])
         name = step.outputs[0]
-    return Port(name, move, scale, zero, softmax)
+    return Port(part or name, move, scale, zero, softmax)
 
 
 def _over_channels(step: HostStep, move: TensorMove) -> bool:

@@ -38,6 +38,9 @@ def accumulate(group: Group, layer: Layer) -> tuple[Array, int]:
         raise trap(
             BLOCK, f"{layer.out[1]} x {layer.out[0]} outputs of this many channels", limit=f"{LARGEST} numbers"
         )
+    packed = group.named("LINE_PACKED") == "TRUE" or group.named("SURF_PACKED") == "TRUE"
+    if packed and len(layer.images) > 1 and layer.out != (1, 1):
+        raise trap(BLOCK, "packed results of several batches", limit="LINE_PACKED and SURF_PACKED = FALSE")
     sums = np.stack([_image_sums(layer, image) for image in layer.images])
     if layer.floating:
         return fp16.inner(sums), 0

@@ -67,6 +67,7 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     data is to be reused that no operation has left.
     """
     expect_precision(BLOCK, machine, precision(group, "PROC_PRECISION"))
+    _expect_batches(group, machine)
     _expect_banks(group, machine)
     for what, there in (("DATA", kept and kept.keeps_data), ("WEIGHT", kept and kept.keeps_weights)):
         if group[f"{what}_REUSE"] and not there:
@@ -84,6 +85,15 @@ def fetch(group: Group, machine: Machine, port: Port, kept: Buffered | None) -> 
     )
 
 
+def _expect_batches(group: Group, machine: Machine) -> None:
+    """Raises ArtefactError (E503) for more images than are taken at once; batches are for direct convolution."""
+    batches, image = group["BATCHES"] + 1, group.named("DATAIN_FORMAT") == "PIXEL"
+    most = 1 if image or group["CONV_MODE"] else machine.max_batches
+    if batches > most:
+        mode = "image" if image else group.named("CONV_MODE").lower()
+        raise trap(BLOCK, f"{batches} batches", limit=f"{most} in {mode} convolution of {machine.name}")
+
+
 def _expect_banks(group: Group, machine: Machine) -> None:
     """Raises ArtefactError (E503) where the banks, or the data in them, are more than there are."""
     data, weight = group["DATA_BANK"] + 1, group["WEIGHT_BANK"] + 1
@@ -92,11 +102,13 @@ def _expect_banks(group: Group, machine: Machine) -> None:
         reason = f"{data} data banks, {weight} weight banks and {mask} for the mask"
         raise trap(BLOCK, reason, limit=f"{machine.cbuf_banks} banks")
     slices = (group["DATAIN_HEIGHT_EXT"] if group["CONV_MODE"] else group["DATAIN_HEIGHT"]) + 1
-    entries = (group["ENTRIES"] + 1) * slices * (group["BATCHES"] + 1)
+    batches = group["BATCHES"] + 1
+    entries = (group["ENTRIES"] + 1) * slices * batches
     if entries > data * machine.cbuf_entries:
         raise trap(
             BLOCK,
-            f"CBUF overflow: {slices} slices of {group['ENTRIES'] + 1} entries",
+            f"CBUF overflow: {slices} slices of {group['ENTRIES'] + 1} entries"
+            + (f", {batches} batches" if batches > 1 else ""),
             limit=f"{data * machine.cbuf_entries} entries in {data} banks",
             remedy="give data more banks, or split the layer by rows",
         )

@@ -209,3 +209,5 @@ def _expect_agreement(groups: Mapping[str, Group]) -> None:
     for field in AGREED:
         if groups["CSC"][field] != wanted[field]:
             raise trap("CSC", f"{field} = {groups['CSC'][field]}", limit=f"{wanted[field]}, as CDMA")
+    if groups["CACC"]["BATCHES"] != wanted["BATCHES"]:
+        raise trap("CACC", f"BATCHES = {groups['CACC']['BATCHES']}", limit=f"{wanted['BATCHES']}, as CDMA")

@@ -28,8 +28,8 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     width, height, channels = (group[f"DATAIN_{each}"] + 1 for each in ("WIDTH", "HEIGHT", "CHANNEL"))
     if channels != form.channels:
         raise trap(BLOCK, f"{channels} channels of {form.name}", limit=f"{form.channels} (table 33)")
-    if group.named("PIXEL_MAPPING") != "PITCH_LINEAR" or group["BATCHES"]:
-        raise trap(BLOCK, "PIXEL_MAPPING or BATCHES of an image", limit="PITCH_LINEAR, one batch")
+    if group.named("PIXEL_MAPPING") != "PITCH_LINEAR":
+        raise trap(BLOCK, f"PIXEL_MAPPING = {group.named('PIXEL_MAPPING')}", limit="PITCH_LINEAR")
     _expect_offset(form, group["PIXEL_X_OFFSET"], machine)
     planes = [
         _plane(group, machine, port, (each, form.planes[each].pixel_bytes), (height, width))

@@ -81,6 +81,12 @@ def run(task: Task, flying: Array | None) -> Array:
 def _expect_sizes(task: Task, flying: Array | None) -> None:
     """Raises ArtefactError (E503) where SDP waits for more elements than come, or the other way round."""
     own = sdp_rdma.size(task.group)
+    batches = task.group["BATCH_NUMBER"] + 1
+    given = 1 if flying is None else len(flying)
+    rdma = None if task.rdma is None else task.rdma["BATCH_NUMBER"] + 1
+    if batches != given or rdma not in (None, batches):
+        limit = f"{given}, as the convolution, in SDP and SDP_RDMA"
+        raise trap(BLOCK, f"{batches} batches, {rdma or 'none'} in SDP_RDMA", limit=limit)
     if flying is not None and flying.shape[1:] != own:
         limit = "x".join(str(each) for each in flying.shape[1:])
         raise trap(BLOCK, f"a cube (H, W, C) of {'x'.join(str(each) for each in own)}", limit=f"{limit}, as CACC")
@@ -238,7 +244,22 @@ def destination(task: Task, batch: int) -> Pattern:
     return place
 
 
+def _expect_even(task: Task) -> None:
+    """Raises ArtefactError (E503) where batches are written from an odd atom on: SDP writes pairs of atoms.
+
+    So do lines and surfaces of more than one pixel begin at even atoms. Source: NVDLA's own assertions.
+    """
+    pair = 2 * task.machine.atom_bytes
+    strides = () if sdp_rdma.size(task.group)[:2] == (1, 1) else ("DST_LINE_STRIDE", "DST_SURFACE_STRIDE")
+    for name in ("DST_BASE_ADDR_LOW", *strides):
+        if task.group.bytes(name) % pair:
+            found = f"{name} {task.group.bytes(name):#x} with several batches"
+            raise trap(BLOCK, found, limit=f"a multiple of {pair} bytes")
+
+
 def write(task: Task, values: Array) -> None:
     """Stores the output (batch, surface, H, W, lane)."""
+    if len(values) > 1:
+        _expect_even(task)
     for batch, cube in enumerate(values):
         cubes.write(task.port, destination(task, batch), task.machine, cube)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.operations import Elementwise, Operation
+from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
 from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, select_convolutions
@@ -56,6 +57,8 @@ def fly(context: Context, layer: Layer) -> bool:
     """Whether PDP takes the layer's map from SDP: where it can, and it costs no more than from memory."""
     if layer.pool is None or layer.form.kind == "winograd" or not flies(context, layer.pool):
         return False  # Winograd writes whole tiles, more than PDP takes
+    if layer.node.op == "NvConv" and needs_batches(layer.node):
+        return False  # PDP takes one batch
     if pooled_rows(context, layer.pool, 0, context.placed[layer.name].view.height) != (
         0,
         context.placed[layer.node.output].view.height,

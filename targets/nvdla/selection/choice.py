@@ -19,6 +19,7 @@ from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
 from npuc.targets.nvdla.integer import operands
+from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer
 from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
 from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
@@ -192,6 +193,7 @@ def _pixels(graph: Graph, name: str) -> str:
         and each.inputs[0] == name
         and each.integer("group", 1) == 1
         and not each.integer("winograd")
+        and not needs_batches(each)
         and max(window_of(each, graph.shape(each.inputs[1])[2:]).dilations) == 1
         for each in readers
     )

@@ -12,12 +12,14 @@ from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import TILE
+from npuc.targets.nvdla.machine import MOST_STRIDE
 from npuc.targets.nvdla.operations import (
     Banks,
     Convolution,
     Kernels,
     Surface,
 )
+from npuc.targets.nvdla.selection.batches import in_batches
 from npuc.targets.nvdla.selection.context import Context, Layer, Placed
 from npuc.targets.nvdla.selection.kernels import select_kernels
 from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
@@ -44,7 +46,7 @@ def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = (
 
     edges: the rows of the layer's result where tiles begin, and its height; none for as few tiles as fit the CBUF.
     """
-    node, winograd = layer.node, layer.form.kind == "winograd"
+    node = layer.node
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     edges = edges or _fewest(context, layer)
     for part in passes(context, node):
@@ -52,14 +54,34 @@ def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = (
         kernels = _kernels(context, node, part, shape)
         for first, end in pairwise(edges):
             begin, stop = pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
-            tile = RowTile(begin, stop - begin, *shape.lines(begin, stop - begin))
-            window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, tile)
-            sdp = select_sdp(context, node, y, part.first, part.count, tile)
-            source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
-            result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
-            pooling = pooling_behind(context, layer.pool, part, (first, end)) if layer.pool else None
-            truncated = node.integer("truncate"), node.integer("pra_truncate")
-            yield Convolution(source, kernels, window, banks, sdp, result, pooling, *truncated)
+            whole = RowTile(begin, stop - begin, *shape.lines(begin, stop - begin))
+            if layer.pool:
+                pooling = pooling_behind(context, layer.pool, part, (first, end))
+                yield replace(_convolution(context, layer, part, kernels, shape, whole), pooling=pooling)
+                continue
+            for tile, batches in in_batches(context.machine, shape, whole, part.result(y, whole)):
+                yield _in_batches(_convolution(context, layer, part, kernels, shape, tile), batches)
+
+
+def _convolution(
+    context: Context, layer: Layer, part: Part, kernels: Kernels, shape: Geometry, tile: RowTile
+) -> Convolution:
+    """A pass on a tile."""
+    node, winograd = layer.node, layer.form.kind == "winograd"
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    window, banks = tile_window(context.graph, node, shape, tile), _banks(context, shape, tile)
+    sdp = select_sdp(context, node, y, part.first, part.count, tile)
+    source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
+    result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
+    truncated = node.integer("truncate"), node.integer("pra_truncate")
+    return Convolution(source, kernels, window, banks, sdp, result, None, *truncated)
+
+
+def _in_batches(convolution: Convolution, batches: int) -> Convolution:
+    """The convolution of so many cubes; of cubes that give one line each the window does not move down."""
+    if batches == 1 and convolution.window.stride_y <= MOST_STRIDE:
+        return convolution
+    return replace(convolution, window=replace(convolution.window, stride_y=1), batches=batches)
 
 
 def _fewest(context: Context, layer: Layer) -> tuple[int, ...]:
