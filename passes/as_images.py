@@ -29,9 +29,10 @@ def as_images(graph: Graph) -> Graph:
     Functions of one element: in any shape. Sums, products, maxima and minima of two tensors: the axes that both
     have become channels, those that one repeats become rows and columns; differences become sums. Arithmetic with
     constants and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1
-    Conv multiplies and adds. PRelu likewise. Only Reshape and Transpose stand around them.
+    Conv multiplies and adds. PRelu likewise. Maxima and minima with constants take one, or one per element. Only
+    Reshape and Transpose stand around them.
     """
-    return merge_duplicates(rewrite(graph, _function, _pair, _per_channel, *TIDY))
+    return merge_duplicates(rewrite(graph, _function, _pair, _limit, _per_channel, *TIDY))
 
 
 def _is_elementwise(draft: Draft, node: Node, x: str) -> bool:
@@ -124,6 +125,23 @@ def _expand_first(draft: Draft, node: Node, shape: Shape) -> bool:
     expand = Node("Expand", (x,), (full,), {"shape": shape}, full, node.sources)
     draft.replace(node, expand, replace(node, inputs=(full, *node.inputs[1:])))
     return True
+
+
+def _limit(draft: Draft, node: Node) -> bool:
+    """Max or Min with a constant, unless that is one number, or one per channel or per element, of an image."""
+    found = constant_operand(draft, node) if node.op in ("Max", "Min") else None
+    if found is None or not _is_elementwise(draft, node, found[0]):
+        return False
+    x, constant = found
+    shape, given = draft.shape(x), draft.shape(constant)
+    varying = {axis for axis, extent in enumerate(_aligned(given, len(shape))) if extent > 1}
+    if is_image(shape) and (varying <= {1} or given == shape):
+        return False
+    image = shape if is_image(shape) else image_shape(draft.types[x].size)
+    value = draft.constants[constant]
+    whole = value.reshape((1, 1, 1, 1)) if value.size == 1 else np.broadcast_to(value, shape).reshape(image)
+    limit = _constant(draft, node, "limit", whole)
+    return _on_images(draft, node, replace(node, inputs=(x, limit)), {x: image}, tuple(range(len(shape))))
 
 
 # arithmetic with constants

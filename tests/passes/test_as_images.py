@@ -155,6 +155,28 @@ def test_operands_that_repeat_each_other_are_expanded_first() -> None:
     assert_same_meaning(graph, found)
 
 
+@pytest.mark.parametrize("limit", [(1, 1, 5, 1), (5, 6), (1, 4, 1, 6)])
+def test_limits_along_other_axes_than_channels_become_limits_per_element(limit: tuple[int, ...]) -> None:
+    graph = network((1, 4, 5, 6), "y", node("Min", "c x", "y"), c=limit)
+    found = as_images(graph)
+    assert [found.shape(name) for name in found.nodes[0].inputs] == [(1, 4, 5, 6)] * 2
+    assert_same_meaning(graph, found)
+    assert as_images(found) is found
+
+
+@pytest.mark.parametrize("limit", [(1,), (4, 1), (2, 3, 4, 5)])
+def test_limits_of_what_is_no_image(limit: tuple[int, ...]) -> None:
+    graph = network((2, 3, 4, 5), "y", node("Max", "x c", "y"), c=limit)
+    found = as_images(graph)
+    assert operators(found) == ["Reshape", "Max", "Reshape"]
+    assert_same_meaning(graph, found)
+
+
+def test_limits_per_channel_stay() -> None:
+    graph = network((1, 4, 5, 6), "y", node("Max", "x c", "y"), c=(4, 1, 1))
+    assert as_images(graph) is graph
+
+
 def test_a_difference_becomes_a_sum() -> None:
     graph = network(CUBE, "y", node("Tanh", "x", "a"), node("Sub", "x a", "y"))
     found = as_images(graph)
