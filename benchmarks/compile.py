@@ -49,14 +49,18 @@ class Row:
         return all(limit is None or value < limit for value, limit in limits)
 
 
-def cost(command: Sequence[str], repeat: int) -> tuple[float, float]:
-    """CPU seconds and peak MB of a command. Raises CalledProcessError if it fails."""
-    runs = [_run(command) for _ in range(repeat)]
+def cost(command: Sequence[str], repeat: int, output: Path = Path(os.devnull)) -> tuple[float, float]:
+    """CPU seconds and peak MB of a command. Raises CalledProcessError if it fails.
+
+    output: gets what the last run prints.
+    """
+    runs = [_run(command, output) for _ in range(repeat)]
     return min(seconds for seconds, _ in runs), max(megabytes for _, megabytes in runs)
 
 
-def _run(command: Sequence[str]) -> tuple[float, float]:
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _run(command: Sequence[str], output: Path) -> tuple[float, float]:
+    with output.open("wb") as printed:
+        child = subprocess.Popen(command, stdout=printed, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:

@@ -15,10 +15,8 @@ from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
-import onnx
 from compile import cost
-from networks import Network, networks
-from onnx import numpy_helper
+from networks import Network, light, networks
 from outcome import conclude
 
 from npuc.data import save
@@ -27,7 +25,6 @@ from npuc.target import TARGETS
 SAMPLES = 200
 VERIFY_SECONDS = 5.0
 REPORT_SECONDS, REPORT_MB = 10.0, 5.0
-LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
 LARGE = {"easynpu": ("--machine", "large")}
 """The machine that ResNet-50 is compiled for."""
 
@@ -62,7 +59,7 @@ def rows(network: Network, folder: Path, repeat: int) -> Iterator[Row]:
         options = ("--data", str(samples), "--min-sqnr", "0", "--min-cosine", "0")
         seconds, _ = cost([*npuc, "verify", network.model, program, *options], repeat)
         yield Row(f"npuc verify, {SAMPLES} samples", network.name, target, seconds, VERIFY_SECONDS)
-    model = _resnet50(folder / "resnet50.onnx")
+    model = light("resnet50", folder)
     for target in TARGETS:
         yield _report(npuc, model, target, folder, repeat)
 
@@ -81,24 +78,6 @@ def _many(network: Network, path: Path) -> Path:
     with np.load(network.samples) as file:
         (name, *_) = [name for name in file.files if name != "y"]
         save(path, {name: np.resize(file[name], (SAMPLES, *file[name].shape[1:]))})
-    return path
-
-
-def _resnet50(path: Path) -> Path:
-    """The light model with normal weights in place of its ConstantOfShape.
-
-    Vectors (biases, statistics) lie between 0.5 and 1.5.
-    """
-    model, random = onnx.load(LIGHT), np.random.default_rng(0)
-    shapes = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    filled = [node for node in model.graph.node if node.op_type == "ConstantOfShape"]
-    for node in filled:
-        shape = tuple(int(extent) for extent in shapes[node.input[0]])
-        deviation = (2 / max(1, int(np.prod(shape[1:])))) ** 0.5
-        values = random.normal(0, deviation, shape) if len(shape) > 1 else random.uniform(0.5, 1.5, shape)
-        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), node.output[0]))
-        model.graph.node.remove(node)
-    onnx.save(model, path)
     return path
 
 

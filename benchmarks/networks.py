@@ -2,8 +2,12 @@
 
     python benchmarks/networks.py FOLDER
 
-writes into the folder what is not there yet and prints the networks as JSON. A process of its own, so that the
-benchmark stays small: a child's peak memory starts at its parent's.
+writes into the folder what is not there yet and prints the networks as JSON;
+
+    python benchmarks/networks.py FILE NAME
+
+writes a light model of the onnx package with random weights. Processes of their own, so that the benchmark stays
+small: a child's peak memory starts at its parent's.
 """
 
 from __future__ import annotations
@@ -41,6 +45,34 @@ def networks(folder: str) -> list[Network]:
     return [Network(**entry) for entry in json.loads(printed)]
 
 
+def light(name: str, folder: Path) -> Path:
+    """One of the onnx package's light models with normal weights in place of its ConstantOfShape.
+
+    Vectors (biases, statistics) lie between 0.5 and 1.5.
+    """
+    path = folder / f"{name}.onnx"
+    subprocess.run([sys.executable, __file__, str(path), name], check=True)
+    return path
+
+
+def _filled(name: str, path: Path) -> None:
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    package = Path(onnx.__file__).parent
+    model = onnx.load(package / "backend" / "test" / "data" / "light" / f"light_{name}.onnx")
+    random = np.random.default_rng(0)
+    shapes = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    for node in [node for node in model.graph.node if node.op_type == "ConstantOfShape"]:
+        shape = tuple(int(extent) for extent in shapes[node.input[0]])
+        deviation = (2 / max(1, int(np.prod(shape[1:])))) ** 0.5
+        values = random.normal(0, deviation, shape) if len(shape) > 1 else random.uniform(0.5, 1.5, shape)
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), node.output[0]))
+        model.graph.node.remove(node)
+    onnx.save(model, path)
+
+
 def _prepared(name: str, folder: Path) -> Network:
     trained, task, builder = KNOWN[name]
     model, samples = SHARED / "models" / f"{trained}.onnx", SHARED / "tasks" / task / "calibration.npz"
@@ -73,4 +105,7 @@ def _made_up(model: Path, path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(_prepared(name, Path(sys.argv[1]))) for name in KNOWN]))
+    if len(sys.argv) > 2:
+        _filled(sys.argv[2], Path(sys.argv[1]))
+    else:
+        print(json.dumps([asdict(_prepared(name, Path(sys.argv[1]))) for name in KNOWN]))

@@ -24,6 +24,47 @@ REMEMBERED = 8
 
 
 @dataclass(frozen=True)
+class Work:
+    """An operation and the clocks that each engine takes for it, whatever runs beside it."""
+
+    operation: Operation
+    moving: float
+    """Of memory for everything."""
+    streaming: float
+    """Of SDP, PDP or CDP on a map in memory."""
+    pooling: float
+    """Of PDP behind SDP."""
+    fetching: float
+    """Of CDMA for the input; the rest is of convolutions, too."""
+    computing: float
+    loading: float
+    """Of memory for all weights."""
+    beginning: float
+    """Of memory for the weights without which nothing begins."""
+    entries: int
+    """CBUF entries of the input."""
+
+    @classmethod
+    def of(cls, operation: Operation, machine: Machine) -> Work:
+        """What the model of single operations says."""
+        speed = machine.dram_bytes_per_cycle
+        moving = timing.moved_bytes(operation, machine) / speed
+        behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
+        pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
+        if not isinstance(operation, Convolution):
+            return cls(operation, moving, timing.stream_cycles(operation, machine), pooling, 0, 0, 0, 0, 0)
+        kernels, source, banks = operation.kernels, operation.source, operation.banks
+        group = machine.kernel_group(source.precision) * kernels.kernel_bytes
+        first = min(kernels.bytes, banks.weights * machine.bank_bytes, group)
+        fetching = timing.fetch_cycles(source, machine)
+        computing = timing.compute_cycles(kernels, operation.destination, machine)
+        entries = banks.entries_per_slice * source.height
+        return cls(
+            operation, moving, 0, pooling, fetching, computing, kernels.bytes / speed, first / speed, entries
+        )
+
+
+@dataclass(frozen=True)
 class Progress:
     """When each engine is free, in clocks from the program's start."""
 
@@ -38,34 +79,35 @@ class Progress:
     pooled: float = 0.0
     moved: float = 0.0
     """Until when memory is busy."""
-    before: Convolution | None = None
+    before: Work | None = None
+    """The convolution before."""
 
     @property
     def end(self) -> float:
         """When everything so far has ended."""
         return max(self.ends, default=0.0)
 
-    def after(self, operation: Operation, admission: Admission, machine: Machine) -> Progress:
+    def after(self, work: Work, admission: Admission, machine: Machine) -> Progress:
         """With one more operation, which is programmed and enabled when others have ended."""
         enabled = self._passed(admission.fetch)
         allowed = max(enabled, self._passed(admission.write))
-        match operation:
-            case Convolution():
-                new, end = self._convolved(operation, enabled, allowed, machine)
+        new = dict[str, float | Work]()
+        match work.operation:
+            case Convolution() as operation:
+                new, end = self._convolved(work, operation, enabled, allowed, machine)
             case Elementwise():
                 begin = max(allowed, self.written) + timing.START
-                written = begin + timing.stream_cycles(operation, machine)
-                end = max(written, self._pooled(operation, begin, machine))
-                new = replace(self, written=written, pooled=end if operation.pooling else self.pooled)
+                new["written"] = begin + work.streaming
+                end = max(begin + work.streaming, self._pooled(work, begin))
+                new["pooled"] = end if work.pooling else self.pooled
             case Pooling():
-                end = max(allowed, self.pooled) + timing.START + timing.stream_cycles(operation, machine)
-                new = replace(self, pooled=end)
+                end = max(allowed, self.pooled) + timing.START + work.streaming
+                new["pooled"] = end
             case Normalisation() | Contraction():
-                end = allowed + timing.START + timing.stream_cycles(operation, machine)
-                new = self
-        moved = max(self.moved, enabled) + timing.moved_bytes(operation, machine) / machine.dram_bytes_per_cycle
+                end = allowed + timing.START + work.streaming
+        moved = max(self.moved, enabled) + work.moving
         ends = (*self.ends, max(end, moved))[-REMEMBERED:]
-        return replace(new, ends=ends, count=self.count + 1, programmed=allowed, moved=moved)
+        return replace(self, ends=ends, count=self.count + 1, programmed=allowed, moved=moved, **new)
 
     def _passed(self, ended: int) -> float:
         """When the driver has seen the end of so many operations."""
@@ -73,51 +115,47 @@ class Progress:
         return max((self.programmed, *self.ends[: max(ended - first, 0)]))
 
     def _convolved(
-        self, operation: Convolution, enabled: float, allowed: float, machine: Machine
-    ) -> tuple[Progress, float]:
-        banks, before = operation.banks, self.before
-        same = before is not None and (before.banks.data, before.banks.weights) == (banks.data, banks.weights)
-        begin = max(enabled, self.fetched if same else self.computed)
-        fetching = timing.fetch_cycles(operation.source, machine)
-        here = begin + fetching
-        crowded = _crowded(_entries(before), operation, machine) if same else 0.0
+        self, work: Work, operation: Convolution, enabled: float, allowed: float, machine: Machine
+    ) -> tuple[dict[str, float | Work], float]:
+        """What is new of the engines, and the end."""
+        banks, held = operation.banks, self._held(operation)
+        begin = max(enabled, self.computed if held is None else self.fetched)
+        here = begin + work.fetching
+        crowded = 0.0 if held is None else _crowded(held, work, banks.data * machine.cbuf_entries)
         if crowded:
-            here = max(here, self.computed + fetching * crowded)
+            here = max(here, self.computed + work.fetching * crowded)
+        start = max(here + timing.START, begin + work.beginning, allowed, self.computed, self.written)
+        computed = start + work.computing
+        loaded = begin + work.loading
         size, room = operation.kernels.bytes, banks.weights * machine.bank_bytes
-        first = min(size, room, machine.kernel_group(operation.source.precision) * operation.kernels.kernel_bytes)
-        start = max(here + timing.START, begin + first / machine.dram_bytes_per_cycle, allowed, self.computed)
-        start = max(start, self.written)
-        computing = timing.compute_cycles(operation.kernels, operation.destination, machine)
-        computed = start + computing
-        loaded = begin + size / machine.dram_bytes_per_cycle
         if size > room:
-            loaded = max(loaded, start + computing * (1 - room / size))
-        end = max(computed, self._pooled(operation, start, machine))
+            loaded = max(loaded, start + work.computing * (1 - room / size))
+        end = max(computed, self._pooled(work, start))
         pooled = end if operation.pooling else self.pooled
         ready = {"fetched": max(here, loaded), "computed": computed, "written": computed, "pooled": pooled}
-        return replace(self, **ready, before=operation), end
+        return {**ready, "before": work}, end
 
-    def _pooled(self, operation: Convolution | Elementwise, start: float, machine: Machine) -> float:
+    def _held(self, operation: Convolution) -> int | None:
+        """CBUF entries of the input before, whose data lies there; None where the CBUF was divided otherwise."""
+        if self.before is None or not isinstance(self.before.operation, Convolution):
+            return None
+        before, banks = self.before.operation.banks, operation.banks
+        return self.before.entries if (before.data, before.weights) == (banks.data, banks.weights) else None
+
+    def _pooled(self, work: Work, start: float) -> float:
         """When PDP behind SDP is through, if there is one."""
-        if operation.pooling is None:
-            return start
-        return max(start, self.pooled) + timing.pooling_cycles(operation.pooling, machine)
+        return max(start, self.pooled) + work.pooling if work.pooling else start
 
 
-def _entries(operation: Convolution | None) -> int:
-    """CBUF entries of an operation's input."""
-    return operation.banks.entries_per_slice * operation.source.height if operation else 0
-
-
-def _crowded(held: int, operation: Convolution, machine: Machine) -> float:
+def _crowded(held: int, work: Work, room: int) -> float:
     """The share of an input for which the ring has no room before another one is used up."""
-    own = _entries(operation)
-    return min(max(held + own - operation.banks.data * machine.cbuf_entries, 0) / own, 1.0)
+    return min(max(held + work.entries - room, 0) / work.entries, 1.0)
 
 
 def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) -> list[float]:
     """When each operation of a program and all before it have ended, in clocks from its start."""
-    states = accumulate(operations, lambda state, each: state.after(*each, machine), initial=Progress())
+    works = [(Work.of(operation, machine), admission) for operation, admission in operations]
+    states = accumulate(works, lambda state, each: state.after(*each, machine), initial=Progress())
     found = [state.ends[-1] for state in states if state.ends]
     return list(accumulate(found, max))
 
@@ -127,5 +165,5 @@ def alone(operations: Iterable[Operation], machine: Machine) -> float:
     flights, progress = Flights(machine.atom_bytes), Progress()
     for operation in operations:
         admission, flights = flights.admit(operation)
-        progress = progress.after(operation, admission, machine)
+        progress = progress.after(Work.of(operation, machine), admission, machine)
     return progress.end

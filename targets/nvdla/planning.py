@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from npuc.targets.nvdla.emission.flights import Flights
-from npuc.targets.nvdla.operations import Operation
-from npuc.targets.nvdla.pingpong import Progress
+from npuc.targets.nvdla.emission.flights import Flights, Touched, touched
+from npuc.targets.nvdla.pingpong import Progress, Work
 from npuc.targets.nvdla.selection import Context, Layer, largest_tile, needed_lines, select
 from npuc.targets.nvdla.tiling import equal_edges
 
@@ -80,8 +79,8 @@ class _Search:
     """Operations that were selected once are known afterwards."""
 
     context: Context
-    known: dict[tuple[str, Edges], list[Operation]] = field(
-        default_factory=dict[tuple[str, Edges], "list[Operation]"]
+    known: dict[tuple[str, Edges], list[tuple[Work, Touched]]] = field(
+        default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> _Begun:
@@ -98,12 +97,15 @@ class _Search:
 
     def _after(self, begun: _Begun, layer: Layer, edges: Edges) -> _Begun:
         """A beginning with one more layer."""
+        machine, progress, flights = self.context.machine, begun.progress, begun.flights
         if (layer.name, edges) not in self.known:
-            self.known[layer.name, edges] = select(self.context, layer, edges)
-        progress, flights = begun.progress, begun.flights
-        for operation in self.known[layer.name, edges]:
-            admission, flights = flights.admit(operation)
-            progress = progress.after(operation, admission, self.context.machine)
+            operations = select(self.context, layer, edges)
+            self.known[layer.name, edges] = [
+                (Work.of(each, machine), touched(each, machine.atom_bytes)) for each in operations
+            ]
+        for work, place in self.known[layer.name, edges]:
+            admission, flights = flights.admit(work.operation, place)
+            progress = progress.after(work, admission, machine)
         buffer = self.context.placed[layer.name].view.buffer.name
         return _Begun(progress, flights, (*begun.edges, edges), buffer)
 

@@ -103,13 +103,13 @@ class Flights:
     count: int = 0
     """Operations so far."""
 
-    def admit(self, operation: Operation) -> tuple[Admission, Flights]:
-        """When an operation may begin, and what may run from then on."""
+    def admit(self, operation: Operation, place: Touched | None = None) -> tuple[Admission, Flights]:
+        """When an operation may begin, and what may run from then on; place: what it touches, if that is known."""
         turns = {block: self.turns.get(block, 0) for block in blocks_of(operation)}
         tables = isinstance(operation, Normalisation) or (
             isinstance(operation, Convolution | Elementwise) and bool(operation.sdp.table)
         )
-        flight = Flight(turns, touched(operation, self.atom_bytes), tables)
+        flight = Flight(turns, place or touched(operation, self.atom_bytes), tables)
         program = self._last([each.holds_groups(flight) for each in self.flying])
         fetch = max(program, self._last([each.holds_input(flight) for each in self.flying]))
         write = max(fetch, self._last([each.holds_result(flight) for each in self.flying]))
@@ -162,4 +162,9 @@ def _place(surface: Surface, atom_bytes: int) -> Pattern:
     )
 
 
-_overlap = lru_cache(maxsize=1 << 16)(overlap)
+_in_detail = lru_cache(maxsize=1 << 16)(overlap)
+
+
+def _overlap(first: Pattern, second: Pattern) -> bool:
+    """Whether two patterns share a byte; most are far apart."""
+    return second.address < first.end and first.address < second.end and _in_detail(first, second)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -112,6 +113,11 @@ class Pattern:
         """From the first byte to the last."""
         return (self.surfaces - 1) * self.surface_stride + (self.lines - 1) * self.line_stride + self.line_bytes
 
+    @cached_property
+    def end(self) -> int:
+        """The address behind the last byte."""
+        return self.address + self.size
+
     def spans(self) -> Array:
         """The bytes as intervals (n, 2) from start to end, sorted."""
         surfaces = np.arange(self.surfaces, dtype=np.int64) * self.surface_stride
@@ -126,7 +132,7 @@ class Pattern:
 
 def overlap(first: Pattern, second: Pattern) -> bool:
     """Whether two patterns share a byte."""
-    if first.address + first.size <= second.address or second.address + second.size <= first.address:
+    if first.end <= second.address or second.end <= first.address:
         return False
     one, other = first.spans(), second.spans()
     behind = np.searchsorted(other[:, 1], one[:, 0], side="right")

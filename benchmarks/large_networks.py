@@ -1,0 +1,100 @@
+"""CPU seconds, peak memory and modelled cycles of large networks on NVDLA: compile, then verify one sample.
+
+    python benchmarks/large_networks.py [--network NAME].. [--target NAME].. [--precision P] [--json] [--check]
+
+The onnx package's light models with random weights in place of their constants; calibration data is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from compile import cost
+from networks import Network, light
+from outcome import conclude
+
+NAMES = {
+    "AlexNet": "bvlc_alexnet",
+    "SqueezeNet": "squeezenet",
+    "ShuffleNet": "shufflenet",
+    "GoogLeNet": "inception_v1",
+    "Inception v2": "inception_v2",
+    "DenseNet-121": "densenet121",
+    "ResNet-50": "resnet50",
+    "ZFNet-512": "zfnet512",
+    "VGG-19": "vgg19",
+}
+TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
+COMPILE_SECONDS, COMPILE_MB = 60.0, 2500.0
+VERIFY_SECONDS, VERIFY_MB = 180.0, 3000.0
+RESNET50_SECONDS = 20.0
+"""For nvdla-full."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network on a target; bit_exact: simulator and integer network, in fp16 whether within 40 dB."""
+
+    network: str
+    target: str
+    compile_seconds: float
+    compile_mb: float
+    cycles: int
+    verify_seconds: float
+    verify_mb: float
+    bit_exact: bool
+
+    @property
+    def within(self) -> bool:
+        """Whether no limit is exceeded."""
+        fast = self.compile_seconds < (RESNET50_SECONDS if self.network == "ResNet-50" else COMPILE_SECONDS)
+        small = self.compile_mb < COMPILE_MB and self.verify_mb < VERIFY_MB
+        return self.bit_exact and fast and small and self.verify_seconds < VERIFY_SECONDS
+
+
+def row(name: str, model: Path, target: str, precision: str) -> Row:
+    """What is measured of one network on one target."""
+    npuc, program, printed = (sys.executable, "-m", "npuc"), model.with_suffix(".npu"), model.with_suffix(".json")
+    options = ("--target", target, "--precision", precision, "-o", str(program), "--json")
+    compiled = cost([*npuc, "compile", str(model), *options], 1, printed)
+    cycles = json.loads(printed.read_bytes())["cycles"]
+    tolerance = ("--min-sqnr", "40" if precision == "fp16" else "-999", "--min-cosine", "-1")
+    verified = cost(
+        [*npuc, "verify", str(model), str(program), "--samples", "1", *tolerance, "--json"], 1, printed
+    )
+    found = json.loads(printed.read_bytes())
+    exact = found["status"] == "ok" if precision == "fp16" else found["bit_exact"]
+    return Row(name, target, *compiled, cycles, *verified, exact)
+
+
+def rows(names: tuple[str, ...], targets: tuple[str, ...], precision: str) -> Iterator[Row]:
+    """Network by network; what was written of one is gone before the next."""
+    for name in names:
+        with TemporaryDirectory() as folder:
+            model = light(NAMES[name], Path(folder))
+            for target in targets:
+                yield row(name, model, target, precision)
+
+
+@click.command()
+@click.option("--network", "names", type=click.Choice(list(NAMES)), multiple=True, help="A network [all].")
+@click.option("--target", "targets", type=click.Choice(TARGETS), multiple=True, help="A target [all].")
+@click.option("--precision", type=click.Choice(("int8", "int16", "fp16")), default="int8", show_default=True)
+@click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
+@click.option("--check", is_flag=True, help="Exit code 1 if a limit is exceeded or a bit differs.")
+def main(names: tuple[str, ...], targets: tuple[str, ...], precision: str, json_wanted: bool, check: bool) -> None:
+    """Measure large networks on NVDLA."""
+    measured = list(rows(names or tuple(NAMES), targets or TARGETS, precision))
+    found = [Network(each, f"light_{NAMES[each]}, random weights", "", "") for each in names or NAMES]
+    header = ("network", "target", "compile s", "MB", "cycles", "verify s", "MB", "bit exact")
+    conclude(header, measured, found, json_wanted=json_wanted, check=check)
+
+
+if __name__ == "__main__":
+    main()
