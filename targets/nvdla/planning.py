@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from npuc.targets.nvdla.emission.flights import Flights, Touched, touched
 from npuc.targets.nvdla.pingpong import Progress, Work
-from npuc.targets.nvdla.selection import Context, Layer, largest_tile, needed_lines, select
+from npuc.targets.nvdla.selection import Context, Layer, largest_tile, needed_lines, passes, select
 from npuc.targets.nvdla.tiling import equal_edges
 
 KEPT = 3
 """Beginnings of the program that are kept for every tiling of its last layer."""
 MORE = (2, 3, 4, 6, 8)
 """Numbers of tiles that are tried beside the fewest."""
+OPERATIONS = 32
+"""No more tiles are tried than give a layer so many operations: its passes run beside one another already."""
 PROPORTIONS = (2, 1, 3)
 """Quarters of the banks that data may have."""
 
@@ -116,8 +118,9 @@ class _Search:
             return
         height = self.context.placed[layer.name].view.height
         most = largest_tile(self.context, layer)
-        least = -(-height // most)
-        for count in sorted({least, *(each for each in MORE if least < each <= height)}):
+        least, passed = -(-height // most), len(passes(self.context, layer.node))
+        more = (each for each in MORE if least < each <= height and each * passed <= OPERATIONS)
+        for count in sorted({least, *more}):
             edges = equal_edges(height, count, layer.form)
             yield edges
             early = self._early_rows(begun, layer, edges[1]) if layer.form.kind != "winograd" else 0

@@ -14,7 +14,7 @@ from npuc.targets.nvdla.operations import Elementwise, Operation
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
-from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, select_convolutions
+from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, passes, select_convolutions
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import Part, computed_lanes
@@ -86,5 +86,6 @@ __all__ = [
     "fly",
     "largest_tile",
     "needed_lines",
+    "passes",
     "select",
 ]
