@@ -12,7 +12,7 @@ from npuc.ops.windows import window_of
 from npuc.passes.rewriting import Draft, rewrite
 from npuc.passes.split_average_pool import Axis, Limits
 
-MOST_STAGES = 3
+MOST_STAGES = 2
 """Of one axis."""
 
 

@@ -19,6 +19,7 @@ pad_long_averages = PadLongAverages(Limits(positions=64, extent=32, stride=8))
         ((1, 3, 197, 1), ["AveragePool", "Conv"]),
         ((1, 3, 5, 43), ["AveragePool", "Conv", "AveragePool"]),
         ((1, 2, 37, 41), ["AveragePool", "Conv", "AveragePool", "Conv"]),
+        ((1, 2, 2, 99), ["AveragePool", "Conv", "AveragePool"]),
         ((1, 2, 1, 2003), ["AveragePool", "AveragePool", "Conv"]),
         ((1, 2, 1, 2000), ["AveragePool", "AveragePool", "Conv"]),
     ],
