@@ -1,10 +1,11 @@
 """Accuracy of npuc's integer networks beside fp32 and onnxruntime's own quantisation, task by task.
 
-    python benchmarks/accuracy.py [--level 0|1|2] [--json]
+    python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--seed N] [--json]
 
-The tasks beside the checkout, else the digits that npuc brings. onnxruntime: quantize_static, QDQ, per channel,
-int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the first
-output.
+The tasks beside the checkout, else the digits that npuc brings; models without a task get made-up inputs, standard
+normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static, QDQ, per
+channel, int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the
+first output.
 """
 
 from __future__ import annotations
@@ -35,32 +36,50 @@ MODELS = {
     "mnist_cnn": "mnist_cnn",
     "textangle_cls": "ppocr_cls",
 }
+WITHOUT_TASK = {"tiny_kws": "tiny_kws_dscnn_fp32", "tiny_vww": "tiny_vww_mbv1_fp32"}
+MADE_UP = 40, 60
+"""Samples for calibration and for the test."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute a task: top-1 with its 95 % interval, agreement with fp32, error, CPU seconds."""
+    """One way to compute a task: top-1 with its 95 % interval (if there are labels), agreement with fp32, error,
+    CPU seconds."""
 
     task: str
     computation: str
-    top1: float
-    low: float
-    high: float
+    top1: float | None
+    low: float | None
+    high: float | None
     agreement: float
     sqnr_db: float | None
     cpu_seconds: float | None = None
 
 
-def tasks() -> Iterator[tuple[str, Path, Path, Path]]:
-    """Name, model, calibration data and test data."""
+def tasks(folder: Path, seed: int) -> Iterator[tuple[str, Path, Path, Path]]:
+    """Name, model, calibration data and test data; folder: where made-up data are written."""
     found = [(name, SHARED / "models" / f"{model}.onnx") for name, model in MODELS.items()]
     for name, model in found:
-        folder = SHARED / "tasks" / name
-        if model.is_file() and folder.is_dir():
-            yield name, model, folder / "calibration.npz", folder / "test.npz"
+        task = SHARED / "tasks" / name
+        if model.is_file() and task.is_dir():
+            yield name, model, task / "calibration.npz", task / "test.npz"
+    for name, model in ((name, SHARED / "models" / f"{model}.onnx") for name, model in WITHOUT_TASK.items()):
+        if model.is_file():
+            yield name, model, *_made_up(model, folder, seed)
     if not (SHARED / "tasks").is_dir():
         models = ROOT / "models"
         yield "digits", models / "digits.onnx", models / "digits_calibration.npz", models / "digits_test.npz"
+
+
+def _made_up(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
+    """Files of samples for calibration and for the test."""
+    from npuc.frontend import load as import_model
+
+    types = driver.input_types(import_model(model))
+    files = folder / f"{model.stem}_calibration.npz", folder / f"{model.stem}_test.npz"
+    for position, (file, count) in enumerate(zip(files, MADE_UP, strict=True)):
+        data.save(file, data.synthetic(types, count, seed=2 * seed + position).inputs)
+    return files
 
 
 def rows(task: str, model: Path, calibration: Path, test: Path, level: str) -> Iterator[Row]:
@@ -68,7 +87,7 @@ def rows(task: str, model: Path, calibration: Path, test: Path, level: str) -> I
     from npuc.frontend import load as import_model
 
     samples = data.load([test], driver.input_types(import_model(model)))
-    labels = np.asarray(samples.labels)
+    labels = samples.labels
     exact = _outputs(model.read_bytes(), samples)
     yield _row(task, "fp32", exact, exact, labels)
     started = process_time()
@@ -98,15 +117,16 @@ def _outputs(model: bytes, samples: data.Samples) -> Array:
     return np.stack([run.run([name], feed)[0].ravel() for feed in samples.feeds()])
 
 
-def _row(task: str, name: str, found: Array, exact: Array, labels: Array, seconds: float | None = None) -> Row:
-    right = found.argmax(axis=1) == labels
+def _row(
+    task: str, name: str, found: Array, exact: Array, labels: Array | None, seconds: float | None = None
+) -> Row:
+    right = None if labels is None else found.argmax(axis=1) == labels
     noise = float(np.square(found.astype(np.float64) - exact).sum())
     signal = float(np.square(exact, dtype=np.float64).sum())
     return Row(
         task,
         name,
-        float(right.mean()),
-        *interval(int(right.sum()), len(right)),
+        *((None, None, None) if right is None else (float(right.mean()), *interval(int(right.sum()), len(right)))),
         float((found.argmax(axis=1) == exact.argmax(axis=1)).mean()),
         10 * float(np.log10(signal / noise)) if noise else None,
         seconds,
@@ -155,10 +175,14 @@ def _by_onnxruntime(model: Path, calibration: Path) -> bytes:
 
 @click.command()
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
+@click.option("--task", "wanted", multiple=True, help="Only these.")
+@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
 @click.option("--json", "in_json", is_flag=True)
-def main(level: str, in_json: bool) -> None:
+def main(level: str, wanted: tuple[str, ...], seed: int, in_json: bool) -> None:
     """Print the table of all tasks and targets found."""
-    found = [row for task in tasks() for row in rows(*task, level)]
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = [each for each in tasks(Path(folder), seed) if not wanted or each[0] in wanted]
+        found = [row for task in chosen for row in rows(*task, level)]
     if in_json:
         click.echo(as_json([asdict(row) for row in found]))
         return
