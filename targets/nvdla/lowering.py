@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import allocate, lower_bound, peak
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
@@ -17,12 +16,11 @@ from npuc.targets.nvdla.copies import copied, packed, relaned
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.emission.flights import Admission
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.machine import Machine
 from npuc.targets.nvdla.operations import Operation
+from npuc.targets.nvdla.phases import UNIT, computed_nodes, lifetimes_of, loads_of, phases_of, stores_of
 from npuc.targets.nvdla.planning import Plan, plan
 from npuc.targets.nvdla.selection import (
-    COMPUTED,
     Choice,
     Choices,
     Constants,
@@ -39,8 +37,6 @@ from npuc.targets.nvdla.weight_form import DIRECT
 
 BASE = 0x8000_0000
 """Where the program's memory begins, as in NVDLA's own test programs."""
-UNIT = 256
-"""Buffers begin at multiples of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -80,14 +76,14 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     """
     quantised = _with_copies(quantised, machine)
     graph = quantised.graph
-    phases = list(_phases(graph))
+    phases = list(phases_of(graph))
     choices = _choices(graph, machine, weights)
     tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
     surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
     trial = _trial(graph, machine, surfaces)
     turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
     flying = {each.node.output for turn in turns for each in turn if each.pool}
-    lifetimes = _lifetimes(graph, phases, surfaces, _loaded(graph, _computed(graph)), flying)
+    lifetimes = lifetimes_of(graph, phases, surfaces, loads_of(graph, computed_nodes(graph)), flying)
     offsets = allocate(lifetimes)
     constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
     placed = {
@@ -122,9 +118,9 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
 
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
     """Forms of weights by what they cost: addresses do not matter."""
-    nodes = _computed(graph)
+    nodes = computed_nodes(graph)
     trial = _trial(graph, machine, _surfaces(graph, machine))
-    return choose(trial, nodes, _loaded(graph, nodes), weights, inexact=inexact)
+    return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
 
 
 def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
@@ -133,26 +129,21 @@ def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
     return Context(graph, machine, placed, Constants(machine, 0, counted=True))
 
 
-def _computed(graph: Graph) -> list[Node]:
-    """What NVDLA computes and moves, in order."""
-    return [node for on_device, part in _phases(graph) if on_device for node in part]
-
-
 def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surfaces:
-    nodes = _computed(graph)
-    return place(graph, nodes, _loaded(graph, nodes), machine, _lanes(graph, machine), tiled)
+    nodes = computed_nodes(graph)
+    return place(graph, nodes, loads_of(graph, nodes), machine, _lanes(graph, machine), tiled)
 
 
 def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
     """The integer graph with copies of maps that cannot lie where their readers need them."""
-    nodes = _computed(quantised.graph)
-    changed = copied(quantised, nodes, _loaded(quantised.graph, nodes))
-    nodes = _computed(changed.graph)
+    nodes = computed_nodes(quantised.graph)
+    changed = copied(quantised, nodes, loads_of(quantised.graph, nodes))
+    nodes = computed_nodes(changed.graph)
     before, changed = None, packed(changed, nodes, _surfaces(changed.graph, machine).views)
     while changed is not before:
         before, graph = changed, changed.graph
-        nodes = _computed(graph)
-        found = lanes_of(graph, nodes, _loaded(graph, nodes), machine, _lanes(graph, machine))
+        nodes = computed_nodes(graph)
+        found = lanes_of(graph, nodes, loads_of(graph, nodes), machine, _lanes(graph, machine))
         changed = relaned(changed, nodes, found, machine)
     return changed
 
@@ -184,90 +175,6 @@ def _pool_behind(context: Context, node: Node, inside: Collection[int]) -> Node 
         return None
     pool = readers[0]
     return pool if pool.op in ("NvAveragePool", "MaxPool") and id(pool) in inside else None
-
-
-def _phases(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
-    """All nodes in turns of the host and of NVDLA, each turn with everything that can be done by then."""
-    device = _on_device(graph)
-    waiting = list(graph.nodes)
-    ready = {*graph.inputs, *graph.constants, ""}
-    on_device = False
-    while waiting:
-        part: list[Node] = []
-        later: list[Node] = []
-        for node in waiting:
-            if (id(node) in device) is on_device and all(name in ready for name in node.inputs):
-                part.append(node)
-                ready.update(node.outputs)
-            else:
-                later.append(node)
-        if part:
-            yield on_device, part
-        waiting, on_device = later, not on_device
-
-
-def _on_device(graph: Graph) -> set[int]:
-    """Nodes that NVDLA computes, and movement of their results that needs no copy."""
-    found: set[int] = set()
-    held: set[str] = set()
-    for node in graph.nodes:
-        ours = node.op != "Interleave" or node.integer("on_device")
-        computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
-        if computed or (is_view(graph, node) and any(name in held for name in node.inputs)):
-            found.add(id(node))
-            held.update(node.outputs)
-    return found
-
-
-def _loaded(graph: Graph, nodes: Sequence[Node]) -> list[str]:
-    """The tensors that the host brings."""
-    own = {name for node in nodes for name in node.outputs}
-    read = (name for node in nodes for name in node.inputs)
-    return [name for name in dict.fromkeys(read) if name and name not in own and name not in graph.constants]
-
-
-def _stored(graph: Graph, nodes: Sequence[Node]) -> list[str]:
-    """The tensors that the host reads, or that are the network's."""
-    device = {id(node) for node in nodes}
-    return [
-        name
-        for node in nodes
-        for name in node.outputs
-        if name in graph.outputs or any(id(reader) not in device for reader in graph.readers[name])
-    ]
-
-
-def _lifetimes(
-    graph: Graph,
-    phases: Sequence[tuple[bool, list[Node]]],
-    surfaces: Surfaces,
-    loaded: Sequence[str],
-    flying: Collection[str],
-) -> list[Lifetime]:
-    """Each buffer from the first layer that writes a part of it to one behind the last that reads one.
-
-    A layer begins while the one before still runs, so that it writes nothing that that one reads. What the host
-    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere, and
-    what takes them is computed with them.
-    """
-    all_nodes = [node for on_device, part in phases if on_device for node in part]
-    stored = set(_stored(graph, all_nodes))
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    step = 0
-    for on_device, part in phases:
-        begin, step = step, step + (len(part) if on_device else 0)
-        places: dict[str, int] = {}
-        for position, node in enumerate(part if on_device else ()):
-            at = places[node.output] = places[node.inputs[0]] if node.inputs[0] in flying else begin + position
-            for name in (*node.inputs, *node.outputs):
-                if name not in surfaces.views or name in flying:
-                    continue
-                buffer = surfaces.views[name].buffer.name
-                first[buffer] = min(first.get(buffer, at), begin if name in loaded else at)
-                last[buffer] = max(last.get(buffer, at), step if name in stored else at + 1)
-    sizes = {each.name: -(-each.bytes // UNIT) for each in surfaces.buffers}
-    return [Lifetime(name, sizes[name], first[name], last[name]) for name in first]
 
 
 class _Program:
@@ -312,7 +219,7 @@ class _Program:
         """One segment: its nodes, and the layers that compute them."""
         begin = len(self.emitter.writer.commands) if self.started else 0
         self.started = True
-        loads = [name for name in _loaded(self.graph, nodes) if name not in self.present]
+        loads = [name for name in loads_of(self.graph, nodes) if name not in self.present]
         self.present.update(loads, *(node.outputs for node in nodes))
         for layer in turn:
             self._compute(layer)
@@ -322,7 +229,7 @@ class _Program:
                 tuple(self._move(name) for name in loads),
                 begin,
                 len(self.emitter.writer.commands) - begin,
-                tuple(self._move(name) for name in _stored(self.graph, nodes)),
+                tuple(self._move(name) for name in stores_of(self.graph, nodes)),
             )
         )
 
