@@ -85,3 +85,27 @@ def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_pat
     assert (off > 0).sum() <= (600 if ties else 8)
     assert off.max() <= 1
     assert verify(model, tmp_path / "p", loaded, machine, samples, Tolerance(0, 0))["bit_exact"]
+
+
+def test_float_weights_that_are_integers_of_nine_bits_stay_as_they_are(tmp_path: Path) -> None:
+    random = np.random.default_rng(9)
+    w = (random.integers(-255, 256, (2, 3, 3, 3)) / 256).astype(np.float32)
+    make, value, kind = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        [make("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])],
+        "g",
+        [value("x", kind, [1, 3, 8, 8])],
+        [value("y", kind, [1, 2, 8, 8])],
+        [onnx.numpy_helper.from_array(w, "w")],
+    )
+    model, machine = tmp_path / "nine.onnx", target("nvdla-small")
+    opsets = [onnx.helper.make_opsetid("", 13)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), model)
+    x = random.integers(0, 256, (8, 1, 3, 8, 8)).astype(np.float32)  # whole: steps of 1, so weights are kept
+    samples = data.Samples({"x": x})
+    np.savez(tmp_path / "x.npz", x=x)
+    compiled, _ = driver.compile_model(model, machine, Options(), {}, [tmp_path / "x.npz"])
+    program.save(compiled, tmp_path / "p")
+    report = verify(model, tmp_path / "p", program.load(tmp_path / "p"), machine, samples, Tolerance(35, 0.999))
+    assert report["bit_exact"]
+    assert report["status"] == "ok"

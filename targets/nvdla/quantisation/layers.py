@@ -19,8 +19,10 @@ class Multiplied:
     """NvConv: X1 or both stages make steps of the result, or X1 fractions of steps where X2 does more."""
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
-        """The convolution of an NvConv; None for other nodes, averages, and weights that Winograd transforms."""
+        """The convolution of an NvConv; None for other nodes, averages, weights transformed or in two parts."""
         if node.op != "NvConv" or node.integer("average") or node.integer("winograd"):
+            return None
+        if node.inputs[0] not in quantised.scales:  # every channel twice, as weights have 9 bits
             return None
         first, second = stages(node)
         operand, step = operands(node)[2], quantised.scales[node.output]
