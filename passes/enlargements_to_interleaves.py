@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
 
-from npuc.ir import Array, Attr, Graph, Node
+from npuc.ir import Graph, Node
+from npuc.passes.channels import kernels_of, selected, sliced
 from npuc.passes.interleaving import woven
 from npuc.passes.patterns import only_float
 from npuc.passes.permute_channels_by_conv import LANES, is_dense
@@ -120,35 +122,13 @@ def _phases(draft: Draft, node: Node, block: int) -> tuple[list[str], list[Node]
     places = places.reshape(channels, -1).T if node.text("mode", "DCR") == "CRD" else places.reshape(-1, channels)
     conv = draft.private(x)
     if conv is not None and is_dense(draft, conv):
-        return names, [_kernels_of(draft, conv, y, each) for y, each in zip(names, places, strict=True)]
+        return names, [kernels_of(draft, conv, each, y) for y, each in zip(names, places, strict=True)]
     words = node.text("mode", "DCR") == "DCR" and channels % LANES == 0
-    taken = _sliced if words else _selected
-    return names, [taken(draft, node, y, each) for y, each in zip(names, places, strict=True)]
+    taken = sliced if words else partial(selected, draft)
+    return names, [taken(x, each, y, y, node.sources) for y, each in zip(names, places, strict=True)]
 
 
 def _joins_phases(draft: Draft, node: Node, joined: Node, channels: int) -> bool:
     """Whether a node is the Concat of the phases of a DepthToSpace."""
     concat = joined.op == "Concat" and joined.integer("axis") == 1 and node.text("mode", "DCR") == "DCR"
     return concat and all(draft.shape(name)[1] == channels for name in joined.inputs)
-
-
-def _kernels_of(draft: Draft, conv: Node, output: str, channels: Array) -> Node:
-    """The Conv of some channels of another one."""
-    parts = [draft.constants[name][channels] for name in conv.inputs[1:] if name]
-    names = [draft.constant(each, f"{output}/{key}") for each, key in zip(parts, ("weight", "bias"), strict=False)]
-    return replace(conv, inputs=(conv.inputs[0], *names), outputs=(output,), name=output)
-
-
-def _sliced(draft: Draft, node: Node, output: str, channels: Array) -> Node:
-    """The Slice that gives successive channels."""
-    del draft
-    cut: dict[str, Attr] = {"axes": (1,), "starts": (int(channels[0]),), "ends": (int(channels[-1]) + 1,)}
-    return Node("Slice", node.inputs, (output,), {**cut, "steps": (1,)}, output, node.sources)
-
-
-def _selected(draft: Draft, node: Node, output: str, channels: Array) -> Node:
-    """The Conv that selects channels."""
-    taps = np.eye(draft.shape(node.inputs[0])[1], dtype=np.float32)[channels][..., None, None]
-    weight = draft.constant(taps, f"{output}/weight")
-    attrs: dict[str, Attr] = {"kernel_shape": (1, 1), "selects": 1}
-    return Node("Conv", (node.inputs[0], weight), (output,), attrs, output, node.sources)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.interpreter import evaluate
-from npuc.ir import Array, Attr, Graph, Node
+from npuc.ir import Array, Graph, Node
+from npuc.passes.channels import kernels_of, selected, sliced
 from npuc.passes.patterns import only_float
 from npuc.passes.rewriting import Draft
 
@@ -124,20 +125,13 @@ def _selecting(draft: Draft, output: str, found: Selection) -> Node:
     last, channels = found.nodes[-1], found.channels
     name, sources = last.name if len(last.outputs) == 1 else output, draft.sources(*found.nodes)
     if found.is_window:
-        first = int(channels[0])
-        cut: dict[str, Attr] = {"axes": (1,), "starts": (first,), "ends": (first + len(channels),), "steps": (1,)}
-        return Node("Slice", (found.image,), (output,), cut, name, sources)
+        return sliced(found.image, channels, output, name, sources)
     giver = _giver(draft, found)
     if giver is not None:
-        rows = (draft.constants[each][channels] for each in giver.inputs[1:] if each)
-        names = (
-            draft.constant(each, f"{output}/{key}") for each, key in zip(rows, ("weight", "bias"), strict=False)
+        return replace(
+            kernels_of(draft, giver, channels, output), name=name, sources=draft.sources(giver, *found.nodes)
         )
-        inputs, sources = (giver.inputs[0], *names), draft.sources(giver, *found.nodes)
-        return replace(giver, inputs=inputs, outputs=(output,), name=name, sources=sources)
-    taps = np.eye(draft.shape(found.image)[1], dtype=np.float32)[channels][..., None, None]
-    weight = draft.constant(taps, f"{output}/weight")
-    return Node("Conv", (found.image, weight), (output,), {"kernel_shape": (1, 1), "selects": 1}, name, sources)
+    return selected(draft, found.image, channels, output, name, sources)
 
 
 def _giver(draft: Draft, found: Selection) -> Node | None:

@@ -25,6 +25,8 @@ BYTES = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
 MOST_BATCHES = 32
 """Images of a batch at most: what the registers of every configuration have room for."""
+MOST_EXTENT = 8192
+"""Columns, rows and channels of a cube: registers of 13 bits hold them, less one."""
 MOST_STRIDE, MOST_KERNEL = 8, 32
 """The largest stride and the largest kernel of a convolution, in elements."""
 

@@ -16,13 +16,10 @@ from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.quantize.tables import CONVERSIONS, is_relu
 from npuc.quantize.ties import MOVEMENT, average_kernel
-from npuc.targets.nvdla.machine import MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.machine import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.normalisation import SIZES
 from npuc.targets.nvdla.quantisation import MOST_POOL
 from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
-
-MOST_EXTENT = 8192
-"""Registers of 13 bits hold the extents of a map, less one."""
 
 
 def one_image(graph: Graph, node: Node) -> str | None:
@@ -152,7 +149,7 @@ def few_channels(_graph: Graph, node: Node) -> str | None:
 def interleaving_fields(graph: Graph, node: Node) -> str | None:
     """The maps are (1, C, H, W), with up to 8192 channels, rows and columns."""
     shape = graph.shape(node.output)
-    taken = len(shape) == 4 and shape[0] == 1 and node.integer("axis") > 1 and max(shape) <= 8192
+    taken = len(shape) == 4 and shape[0] == 1 and node.integer("axis") > 1 and max(shape) <= MOST_EXTENT
     return None if taken else f"the shape is {list(shape)}"
 
 

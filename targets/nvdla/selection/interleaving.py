@@ -17,12 +17,10 @@ from dataclasses import replace
 from npuc.ir import Node
 from npuc.targets.nvdla import pingpong
 from npuc.targets.nvdla.integer import IDLE
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine import MOST_EXTENT, Machine
 from npuc.targets.nvdla.operations import Contraction, Elementwise, Sdp, Surface, Unit
 from npuc.targets.nvdla.selection.context import Context
 
-MOST = 8192
-"""Lines, and channels, of a cube: fields of 13 bits."""
 MOST_STEP = 32
 """Maps of a contraction: a field of 5 bits."""
 COPY = Sdp(Unit(IDLE), Unit(IDLE))
@@ -49,7 +47,7 @@ def _contraction(context: Context, node: Node) -> Contraction | None:
     channels = step * surfaces * lanes
     if not context.machine.rubik or others != behind or result.width != step * first.width or step > MOST_STEP:
         return None
-    return Contraction(replace(first, channels=channels), step, result) if channels <= MOST else None
+    return Contraction(replace(first, channels=channels), step, result) if channels <= MOST_EXTENT else None
 
 
 def _copies(context: Context, node: Node) -> Iterator[Elementwise]:
@@ -85,8 +83,8 @@ def _at_once(source: Surface, result: Surface, step: int, machine: Machine) -> l
     atom = machine.atom_bytes
     pitch = source.line_stride // atom if source.height > 1 else source.width
     found: list[Pair] = []
-    for row in range(0, source.height, MOST // pitch or 1):
-        pixels = (min(MOST // pitch or 1, source.height - row) - 1) * pitch + source.width
+    for row in range(0, source.height, MOST_EXTENT // pitch or 1):
+        pixels = (min(MOST_EXTENT // pitch or 1, source.height - row) - 1) * pitch + source.width
         copied, copy = (
             replace(
                 each, address=each.address + row * each.line_stride, width=1, height=pixels, line_stride=stride
@@ -102,8 +100,8 @@ def _line_by_line(source: Surface, result: Surface, step: int, machine: Machine)
     atom, lanes = machine.atom_bytes, machine.atom_elements(source.precision)
     found: list[Pair] = []
     for surface in range(source.atoms(atom)):
-        for row in range(0, source.height, MOST // lanes):
-            channels = min(MOST // lanes, source.height - row) * lanes
+        for row in range(0, source.height, MOST_EXTENT // lanes):
+            channels = min(MOST_EXTENT // lanes, source.height - row) * lanes
             copied, copy = (
                 Surface(
                     each.address + surface * each.surface_stride + row * each.line_stride,
