@@ -20,13 +20,14 @@ from typing import Any
 import click
 import numpy as np
 
-from npuc import data, driver
-from npuc.accuracy import interval
+from npuc import driver
 from npuc.ir import Array
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import Options, Quantising, names
 from npuc.target import target as find
 from npuc.text import as_json, table
+from npuc.verification.accuracy import interval
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

@@ -96,9 +96,9 @@ def _built(builder: str, folder: Path) -> Path:
 
 def _made_up(model: Path, path: Path) -> Path:
     """Standard normal samples for every input of a model."""
-    from npuc.data import save, synthetic
     from npuc.driver import input_types
     from npuc.frontend import load
+    from npuc.storage.data import save, synthetic
 
     save(path, synthetic(input_types(load(model)), CALIBRATION_SAMPLES).inputs)
     return path

@@ -21,11 +21,11 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from npuc import driver, program
-from npuc.data import load
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 from npuc.onnx_backend import CALIBRATION_SAMPLES, like
 from npuc.onnx_suite import MOST_STEPS, output_step
+from npuc.storage.data import load
 from npuc.target import Options, target
 
 ONNX_VERSION = "1.23.2"

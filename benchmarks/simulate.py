@@ -20,7 +20,7 @@ from networks import Network, networks
 from outcome import conclude
 
 from npuc import driver, program
-from npuc.data import synthetic
+from npuc.storage.data import synthetic
 from npuc.target import Options, target
 
 RATIO_LIMIT = 4.0

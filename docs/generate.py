@@ -9,7 +9,7 @@ from pathlib import Path
 
 from npuc.errors import CODES
 from npuc.target import TARGETS, target
-from npuc.targets.easynpu import isa
+from npuc.targets.easynpu.machine import isa
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py from the code; edit there -->"

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
-from npuc import data, driver
+from npuc import driver
 from npuc import program as programs
 from npuc.errors import Problem
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
 from npuc.timeline import Timeline
@@ -134,8 +135,8 @@ def verify(
 
     Without inputs: synthetic samples. Raises ArtefactError (E501) if the program is another model's.
     """
-    from npuc.metrics import Tolerance
-    from npuc.verification import verify as verified
+    from npuc.verification.checking import verify as verified
+    from npuc.verification.metrics import Tolerance
 
     types = driver.program_inputs(program.program)
     samples = data.synthetic(types, seed=1) if inputs is None else program.samples(inputs)

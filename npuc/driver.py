@@ -10,17 +10,17 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from npuc.data import Samples, synthetic
-from npuc.data import load as load_samples
 from npuc.errors import NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
-from npuc.machine_files import as_toml
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import Hook, Pass, run_passes
 from npuc.program import Program, as_loaded, canonical_json, file_sha256
-from npuc.quantize.tables import CONVERSIONS
+from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.rewrites import Rewrite, rewrites
+from npuc.storage.data import Samples, synthetic
+from npuc.storage.data import load as load_samples
+from npuc.storage.machine_files import as_toml
 from npuc.target import Options, Quantising, Runner, Stepper, Target
 
 BATCH = 32

@@ -6,12 +6,12 @@ from typing import Any
 
 from npuc.ir import Graph, Node
 from npuc.program import canonical_json
-from npuc.quantize.draft import Quantised
+from npuc.quantize.network.construction import Quantised
 
 
 def evidence(quantised: Quantised) -> dict[str, bytes]:
     """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
-    from npuc.quantize.integer_onnx import integer_model
+    from npuc.quantize.arithmetic.onnx_forms import integer_model
 
     graph = quantised.graph
     layers = [node for node in graph.nodes if node.output in quantised.scales]

@@ -8,9 +8,9 @@ from typing import Any
 from npuc.errors import Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.quantize.given import steps_of
-from npuc.quantize.tables import CONVERSIONS
-from npuc.quantize.ties import MOVEMENT
+from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.quantize.scales.model_scales import steps_of
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
-from npuc.records import read
+from npuc.storage.records import read
 
 FORMAT = "npuc-program"
 VERSION = 1

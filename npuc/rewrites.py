@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.quantize.ties import MOVEMENT, SELECTION, selects
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, selects
 from npuc.text import count, short
 
 Price = Callable[[Graph, Node], int | None]

@@ -9,17 +9,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from npuc.data import Samples
+from npuc.annotation import Held
 from npuc.errors import ArtefactError, Problem
-from npuc.images import Held
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
+from npuc.storage.data import Samples
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.calibration import Spreads
-    from npuc.quantize.improvement import Network, Step
+    from npuc.quantize.calibration.histograms import Spreads
+    from npuc.quantize.improvement.search import Network, Step
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).

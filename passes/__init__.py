@@ -15,21 +15,21 @@
    `mark_residual_add` last: it describes the operators that are left.
 """
 
-from npuc.passes.eliminate_transposes import eliminate_transposes
-from npuc.passes.fold_batch_norm import fold_batch_norm
-from npuc.passes.fold_constants import fold_constants
-from npuc.passes.fuse_activation import fuse_activation
-from npuc.passes.lift_to_2d import lift_to_2d
-from npuc.passes.mark_residual_add import mark_residual_add
-from npuc.passes.merge_duplicates import merge_duplicates
-from npuc.passes.merge_pads import merge_pads
-from npuc.passes.recognise_activations import recognise_activations
-from npuc.passes.recognise_batch_norm import recognise_batch_norm
-from npuc.passes.recognise_gemm import recognise_gemm
-from npuc.passes.recognise_quantisation import recognise_quantisation
-from npuc.passes.remove_dead_code import remove_dead_code
-from npuc.passes.sink_reshapes import sink_reshapes
-from npuc.passes.unify_pooling import unify_pooling
+from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
+from npuc.passes.cleanup.fold_constants import fold_constants
+from npuc.passes.cleanup.merge_duplicates import merge_duplicates
+from npuc.passes.cleanup.merge_pads import merge_pads
+from npuc.passes.cleanup.remove_dead_code import remove_dead_code
+from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
+from npuc.passes.fusion.fuse_activation import fuse_activation
+from npuc.passes.fusion.mark_residual_add import mark_residual_add
+from npuc.passes.recognition.lift_to_2d import lift_to_2d
+from npuc.passes.recognition.recognise_activations import recognise_activations
+from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
+from npuc.passes.recognition.recognise_gemm import recognise_gemm
+from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
+from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
 
 FLOAT_PASSES: tuple[Pass, ...] = (

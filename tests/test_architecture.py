@@ -19,30 +19,30 @@ TOP = {
     "npuc.driver",
     "npuc.cli",
     "npuc.__main__",
-    "npuc.accuracy",
-    "npuc.verification",
-    "npuc.verification_float",
-    "npuc.verification_integer",
-    "npuc.reports",
-    "npuc.metrics",
-    "npuc.comparison",
-    "npuc.sweep",
+    "npuc.verification.accuracy",
+    "npuc.verification.checking",
+    "npuc.verification.floating",
+    "npuc.verification.integer",
+    "npuc.reports.summaries",
+    "npuc.verification.metrics",
+    "npuc.reports.comparison",
+    "npuc.reports.sweep",
     "npuc.page.sweep",
-    "npuc.figures",
+    "npuc.reports.figures",
     "npuc.api",
     "npuc.session",
     "npuc.onnx_backend",
     "npuc.onnx_suite",
-    "npuc.bisection",
+    "npuc.verification.bisection",
 }
 
 HEAVY = {"onnx", "onnxruntime", "networkx", "rich", "amaranth"}
 LIGHT = (
     "npuc", "npuc.errors", "npuc.ir", "npuc.ops", "npuc.pipeline", "npuc.passes", "npuc.bits", "npuc.program",
-    "npuc.target", "npuc.data", "npuc.allocation", "npuc.host", "npuc.records", "npuc.interpreter", "npuc.cli",
-    "npuc.machine_files", "npuc.models", "npuc.quantize", "npuc.quantize.build", "npuc.driver",
-    "npuc.targets.easynpu.isa", "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulator",
-    "npuc.targets.bm1684.packing",
+    "npuc.target", "npuc.storage.data", "npuc.allocation", "npuc.host", "npuc.storage.records", "npuc.interpreter", "npuc.cli",
+    "npuc.storage.machine_files", "npuc.models", "npuc.quantize", "npuc.quantize.network.build", "npuc.driver",
+    "npuc.targets.easynpu.machine.isa", "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
+    "npuc.targets.bm1684.machine.packing",
 )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_no_module_of_the_light_ones_imports_a_heavy_one_at_its_top(path: Path) 
 
 
 @pytest.mark.parametrize(
-    "module", ["npuc.cli", "npuc.driver", "npuc.targets.easynpu.target", "npuc.quantize.build"]
+    "module", ["npuc.cli", "npuc.driver", "npuc.targets.easynpu.target", "npuc.quantize.network.build"]
 )
 def test_importing_does_not_load_heavy_modules_through_others(module: str) -> None:
     assert not _imported_by(module) & HEAVY
@@ -153,20 +153,26 @@ def test_importing_does_not_load_heavy_modules_through_others(module: str) -> No
 
 def test_every_module_is_reached_by_the_walk() -> None:
     modules = {_module(path) for path in _files()}
-    assert {"npuc", "npuc.driver", "npuc.passes", "npuc.models.digits", "npuc.targets.easynpu.isa"} <= modules
+    assert {
+        "npuc",
+        "npuc.driver",
+        "npuc.passes",
+        "npuc.models.digits",
+        "npuc.targets.easynpu.machine.isa",
+    } <= modules
 
 
 @pytest.mark.parametrize(
     ("module", "imported", "upward"),
     [
         ("npuc.ir", "npuc.ops", False),
-        ("npuc.ir", "npuc.passes.layout", True),
+        ("npuc.ir", "npuc.passes.rewriting.layout", True),
         ("npuc.ir", "npuc.models", True),
-        ("npuc.passes.layout", "npuc.ir", False),
-        ("npuc.passes.layout", "npuc.targets.easynpu", True),
-        ("npuc.passes.layout", "npuc.models", True),
-        ("npuc.targets.easynpu.isa", "npuc.passes", False),
-        ("npuc.targets.easynpu.isa", "npuc.driver", True),
+        ("npuc.passes.rewriting.layout", "npuc.ir", False),
+        ("npuc.passes.rewriting.layout", "npuc.targets.easynpu", True),
+        ("npuc.passes.rewriting.layout", "npuc.models", True),
+        ("npuc.targets.easynpu.machine.isa", "npuc.passes", False),
+        ("npuc.targets.easynpu.machine.isa", "npuc.driver", True),
         ("npuc.models.digits", "npuc.ir", False),
         ("npuc.models.digits", "npuc.passes", True),
         ("npuc.models.digits", "npuc.driver", True),

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.data import Samples, load, save, synthetic
 from npuc.errors import ArtefactError, DataError, Problem
 from npuc.ir import TensorType
+from npuc.storage.data import Samples, load, save, synthetic
 
 ONE = {"input": TensorType((1, 2, 3))}
 TWO = {"left": TensorType((1, 2)), "right": TensorType((3,))}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def module_of(path: Path) -> str:
-    """npuc/ir.py is npuc.ir; passes/layout.py is npuc.passes.layout."""
+    """npuc/ir.py is npuc.ir; passes/rewriting/layout.py is npuc.passes.rewriting.layout."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts if parts[0] == "npuc" else ("npuc", *parts))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from npuc.errors import ArtefactError
-from npuc.records import read
+from npuc.storage.records import read
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import numpy as np
 
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.expand_groups import expand_groups
-from npuc.passes.split_average_pool import SplitAveragePool
-from npuc.passes.split_max_pool import split_max_pool
+from npuc.passes.expansion.split_average_pool import SplitAveragePool
+from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.pipeline import Pass
 from npuc.rewrites import Rewrite, rewrites
+from npuc.targets.easynpu.network.expand_groups import expand_groups
 
 SHAPE = (1, 4, 14, 14)
 

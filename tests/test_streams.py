@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc import streams
-from npuc.data import Samples, load
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
-from npuc.streams import Member, Streamed
+from npuc.storage import streams
+from npuc.storage.data import Samples, load
+from npuc.storage.streams import Member, Streamed
 
 TYPES = {"input": TensorType((1, 3, 4))}
 VALUES = np.random.default_rng(0).standard_normal((50, 3, 4)).astype(np.float16)

@@ -46,7 +46,7 @@ def dump(
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
-    from npuc import listings
+    from npuc.reports import listings
     from npuc.target import file_listing
     from npuc.target import target as find
 
@@ -75,11 +75,11 @@ def dump(
 
 def _image(program: Program, target: Target, asked: str, form: str) -> str:
     """The hex view of an image."""
-    from npuc import images
+    from npuc import annotation
 
-    name = images.name_of(program, asked)
+    name = annotation.name_of(program, asked)
     data = program.files[name]
-    return images.view(name, len(data), images.rows(data, target.held(program, name)), form)
+    return annotation.view(name, len(data), annotation.rows(data, target.held(program, name)), form)
 
 
 @click.command()

@@ -24,8 +24,8 @@ from npuc.cli.output import announce_synthetic, load_program, print_json
 from npuc.text import closest
 
 if TYPE_CHECKING:
-    from npuc.comparison import Candidate
     from npuc.program import Program
+    from npuc.reports.comparison import Candidate
     from npuc.target import Target
 
 
@@ -48,8 +48,8 @@ def diff(
       npuc diff a.npu b.npu
       npuc diff a.npu b.npu --data test.npz --model m.onnx
     """
-    from npuc import reports
-    from npuc.difference import difference
+    from npuc.reports import summaries
+    from npuc.reports.difference import difference
 
     pair = load_program(first, allow_modified), load_program(second, allow_modified)
     report = difference(*pair)
@@ -62,15 +62,16 @@ def diff(
     if as_json:
         print_json(report)
     else:
-        click.echo(reports.difference(report, first, second))
+        click.echo(summaries.difference(report, first, second))
 
 
 def _accuracy(
     pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: tuple[Path, ...], model: Path
 ) -> dict[str, Any]:
     """How far each program is from the model in fp32, by measure: the first program's and the second's."""
-    from npuc import data as samples_of
-    from npuc import driver, metrics
+    from npuc import driver
+    from npuc.storage import data as samples_of
+    from npuc.verification import metrics
 
     found: list[dict[str, Any]] = []
     for program, target in pair:
@@ -85,9 +86,9 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 
     Raises DataError where the programs do not take the same samples, by the second's inputs.
     """
-    from npuc import data as samples_of
     from npuc import driver
-    from npuc.metrics import Difference
+    from npuc.storage import data as samples_of
+    from npuc.verification.metrics import Difference
 
     first, second = (
         driver.run_program(program, target, samples_of.load(data, driver.program_inputs(program)))
@@ -138,9 +139,9 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
-    from npuc import figures
-    from npuc.comparison import Subject
-    from npuc.comparison import compare as compared
+    from npuc.reports import figures
+    from npuc.reports.comparison import Subject
+    from npuc.reports.comparison import compare as compared
     from npuc.target import Options
     from npuc.text import progress
 
@@ -156,7 +157,7 @@ def compare(
 
 def _candidates(named: tuple[str, ...], targets: str | None, machines: tuple[str, ...]) -> list[Candidate]:
     """What to compare, each once. Raises UsageError for an unknown target, or machines of no one target."""
-    from npuc.comparison import Candidate
+    from npuc.reports.comparison import Candidate
     from npuc.target import names
 
     if machines and (len(named) != 1 or targets is not None):

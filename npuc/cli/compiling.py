@@ -35,7 +35,7 @@ from npuc.text import closest
 
 if TYPE_CHECKING:
     from npuc.ir import Graph
-    from npuc.quantize.improvement import Step
+    from npuc.quantize.improvement.search import Step
     from npuc.target import Options, Target
 
 
@@ -115,8 +115,9 @@ def compile_command(
     """
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
-    from npuc import driver, program, reports
-    from npuc.quantize.cache import remembering
+    from npuc import driver, program
+    from npuc.quantize.calibration.cache import remembering
+    from npuc.reports import summaries
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
     from npuc.text import stages
@@ -163,7 +164,7 @@ def compile_command(
     if as_json:
         print_json(report)
     elif not quiet:
-        click.echo(reports.compiled(report, directory, verbose=verbose > 0))
+        click.echo(summaries.compiled(report, directory, verbose=verbose > 0))
 
 
 def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
@@ -213,7 +214,7 @@ def check(
       npuc check resnet8.onnx --target easynpu
       npuc check resnet8.onnx --target nvdla-small --strict --json
       npuc check resnet8.onnx --target nvdla-full --precision fp16
-      npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
+      npuc check resnet8.onnx --target bm1684 --format sarif > npuc.reports.sarif
     """
     from npuc import driver
     from npuc.target import Options
@@ -227,7 +228,7 @@ def check(
         status = "error" if found else "ok"
         print_json({"status": status, "target": target, "errors": [problem.as_json() for problem in found]})
     elif form == "sarif":
-        from npuc import sarif
+        from npuc.reports import sarif
 
         print_json(sarif.log(found, model))
     elif found:

@@ -12,8 +12,8 @@ from npuc.cli.options import PATH, Choice, json_option, machine_option, modified
 from npuc.cli.output import announce_synthetic, load_program, print_json
 
 if TYPE_CHECKING:
-    from npuc.data import Samples
     from npuc.program import Program
+    from npuc.storage.data import Samples
 
 
 @click.command()
@@ -70,8 +70,8 @@ def rtl(
 
 def _samples(program: Program, data: Sequence[Path]) -> Samples:
     """The user's, or a synthetic one."""
-    from npuc import data as samples_of
     from npuc.driver import program_inputs
+    from npuc.storage import data as samples_of
 
     inputs = program_inputs(program)
     if data:

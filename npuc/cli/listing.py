@@ -18,7 +18,7 @@ def targets(as_json: bool) -> None:
       npuc targets
       npuc targets --json
     """
-    from npuc import listings
+    from npuc.reports import listings
     from npuc.target import names
     from npuc.target import target as find
 
@@ -49,7 +49,7 @@ def operators(target: str, as_json: bool) -> None:
       npuc operators --target easynpu
       npuc operators --target bm1684 --json
     """
-    from npuc import listings
+    from npuc.reports import listings
     from npuc.target import target as find
 
     found = find(target).operators()

@@ -12,9 +12,9 @@ from npuc.errors import ArtefactError
 from npuc.text import as_json
 
 if TYPE_CHECKING:
-    from npuc.data import Samples
     from npuc.program import Program
-    from npuc.quantize.improvement import Step
+    from npuc.quantize.improvement.search import Step
+    from npuc.storage.data import Samples
     from npuc.target import Target
 
 

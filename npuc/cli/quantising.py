@@ -65,10 +65,10 @@ def quantize(
       npuc quantize resnet8.onnx -o q.onnx --target nvdla-small -O2
     """
     from npuc import driver
-    from npuc.files import replacing
-    from npuc.quantize.cache import remembering
-    from npuc.quantize.improvement import Step
-    from npuc.quantize.improvement import as_json as steps_of
+    from npuc.quantize.calibration.cache import remembering
+    from npuc.quantize.improvement.search import Step
+    from npuc.quantize.improvement.search import as_json as steps_of
+    from npuc.storage.files import replacing
     from npuc.target import Options, Quantising
     from npuc.target import target as find
 
@@ -122,11 +122,11 @@ def accuracy(
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
     """
-    from npuc import accuracy as counting
-    from npuc import data as samples_of
-    from npuc import reports
     from npuc.driver import program_inputs
+    from npuc.reports import summaries
+    from npuc.storage import data as samples_of
     from npuc.text import progress
+    from npuc.verification import accuracy as counting
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
@@ -139,4 +139,4 @@ def accuracy(
     if as_json:
         print_json(report)
     else:
-        click.echo(reports.accuracies(report))
+        click.echo(summaries.accuracies(report))

@@ -12,9 +12,9 @@ from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model,
 from npuc.cli.output import load_program, print_json
 
 if TYPE_CHECKING:
-    from npuc.data import Samples
     from npuc.page.page import Evidence
     from npuc.program import Program
+    from npuc.storage.data import Samples
     from npuc.target import Target
 
 SAMPLES = 64
@@ -46,8 +46,8 @@ def report(
       npuc report resnet8.npu -o resnet8.html
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
-    from npuc.files import replacing
     from npuc.page.page import page
+    from npuc.storage.files import replacing
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
@@ -93,8 +93,8 @@ def _evidence(
 
 def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
     """Of the data, or a few synthetic ones."""
-    from npuc import data as samples_of
     from npuc.driver import program_inputs
+    from npuc.storage import data as samples_of
 
     inputs = program_inputs(program)
     return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
@@ -110,8 +110,8 @@ def _verified(
     allow_modified: bool,
 ) -> dict[str, Any]:
     """The errors of every layer."""
-    from npuc.metrics import Tolerance
-    from npuc.verification import verify
+    from npuc.verification.checking import verify
+    from npuc.verification.metrics import Tolerance
 
     return verify(
         model, artefact, program, target, samples, Tolerance.of(program.precision),
@@ -139,9 +139,9 @@ def explain(
     """
     import json
 
-    from npuc import reports
-    from npuc.explanation import explanation
     from npuc.program import load_evidence
+    from npuc.reports import summaries
+    from npuc.reports.explanation import explanation
 
     program, target = load_program(artefact, allow_modified)
     graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
@@ -155,4 +155,4 @@ def explain(
     if as_json:
         print_json(found)
     else:
-        click.echo(reports.explanation(found))
+        click.echo(summaries.explanation(found))

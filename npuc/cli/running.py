@@ -11,10 +11,10 @@ from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model,
 from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json
 
 if TYPE_CHECKING:
-    from npuc.data import Samples
-    from npuc.metrics import Tolerance
     from npuc.program import Program
+    from npuc.storage.data import Samples
     from npuc.target import Target
+    from npuc.verification.metrics import Tolerance
 
 
 @click.command()
@@ -43,8 +43,9 @@ def run(
       npuc run resnet8.npu --data test.npz -o y.npz
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
-    from npuc import data as samples_of
-    from npuc import driver, reports
+    from npuc import driver
+    from npuc.reports import summaries
+    from npuc.storage import data as samples_of
     from npuc.text import progress
 
     program, target = load_program(artefact, allow_modified)
@@ -64,7 +65,7 @@ def run(
         print_json({"status": "ok", "samples": len(samples), "outputs": shapes, **counts})
         return
     if counts:
-        click.echo(reports.stepped(counts))
+        click.echo(summaries.stepped(counts))
     for name, shape in shapes.items():
         click.echo(f"{name}: {shape} -> {output}")
 
@@ -106,15 +107,16 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --samples 4 --min-sqnr 20 --json
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
     """
-    from npuc import reports, verification
+    from npuc.reports import summaries
     from npuc.text import progress
+    from npuc.verification import checking
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     samples = _samples(program, data, count)
     tolerance = _tolerance(program, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
-        report = verification.verify(
+        report = checking.verify(
             model, artefact, program, target, samples, tolerance,
             allow_modified=allow_modified, advance=advance, chip_model=chip_model,
         )  # fmt: skip
@@ -126,12 +128,12 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        click.echo(reports.verified(report, tolerance))
+        click.echo(summaries.verified(report, tolerance))
     return 0 if report["status"] == "ok" else 1
 
 
 def _tolerance(program: Program, sqnr_db: float | None, cosine: float | None) -> Tolerance:
-    from npuc.metrics import Tolerance
+    from npuc.verification.metrics import Tolerance
 
     usual = Tolerance.of(program.precision)
     return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
@@ -151,8 +153,8 @@ def _bisected(
     import json
     from dataclasses import asdict
 
-    from npuc import bisection
     from npuc.program import load_evidence
+    from npuc.verification import bisection
 
     evidence = load_evidence(artefact, program, allow_modified=allow_modified)
     graph = json.loads(evidence["graph.json"])
@@ -175,8 +177,8 @@ def _decibels(layer: dict[str, Any]) -> float:
 
 def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Samples:
     """The samples of the data files, or announced synthetic ones."""
-    from npuc import data as samples_of
     from npuc.driver import program_inputs
+    from npuc.storage import data as samples_of
 
     inputs = program_inputs(program)
     if data:

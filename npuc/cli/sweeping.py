@@ -23,7 +23,7 @@ from npuc.cli.output import print_json
 from npuc.text import closest
 
 if TYPE_CHECKING:
-    from npuc.sweep import Grid
+    from npuc.reports.sweep import Grid
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -94,9 +94,9 @@ def sweep(
       npuc sweep m.onnx --target bm1684 --grid local_bytes=262144,524288 \\
           --scheduler tcp://10.0.0.1:8786
     """
-    from npuc import figures
-    from npuc.comparison import Subject
-    from npuc.sweep import sweep as swept
+    from npuc.reports import figures
+    from npuc.reports.comparison import Subject
+    from npuc.reports.sweep import sweep as swept
     from npuc.target import Options
     from npuc.text import progress
 
@@ -116,8 +116,8 @@ def sweep(
 
 
 def _write_page(report: Mapping[str, Any], output: Path) -> None:
-    from npuc.files import replacing
     from npuc.page.sweep import sweep_page
+    from npuc.storage.files import replacing
 
     text = sweep_page(report)
     with replacing(output) as staging:
@@ -126,7 +126,7 @@ def _write_page(report: Mapping[str, Any], output: Path) -> None:
 
 def _grid(target: str, machine: str | None, axes: tuple[str, ...]) -> Grid:
     """The grid of the options. Raises UsageError for parameters that the machine has not, and their types."""
-    from npuc.sweep import Grid
+    from npuc.reports.sweep import Grid
     from npuc.target import target as find
 
     known = {name: value for name, value in find(target).machine_values(machine).items() if name != "name"}
@@ -159,7 +159,7 @@ def _value(name: str, text: str, like: bool | int | str) -> bool | int | str:
 
 def _costs(grid: Grid, costs: tuple[str, ...]) -> tuple[str, ...]:
     """What is weighed against cycles. Raises UsageError for what has no numbers."""
-    from npuc.sweep import COSTS
+    from npuc.reports.sweep import COSTS
 
     known = [*COSTS, *(name for name, values in grid.axes.items() if type(values[0]) is int)]
     for cost in costs:

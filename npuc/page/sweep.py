@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc import __version__
-from npuc.figures import COST_NAMES, Figure, points_columns, problem_line, told
 from npuc.page.rendering import rendered
 from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
+from npuc.reports.figures import COST_NAMES, Figure, points_columns, problem_line, told
 from npuc.text import count
 
 Report = Mapping[str, Any]
@@ -21,7 +21,7 @@ def sweep_page(report: Report) -> str:
     """The page as one file."""
     from markupsafe import Markup
 
-    from npuc.sweep import tells
+    from npuc.reports.sweep import tells
 
     points = report["points"]
     told_of = {cost: [point for point in points if tells(point, cost)] for cost in report["costs"]}
@@ -49,7 +49,7 @@ def sweep_page(report: Report) -> str:
 
 def scatter(points: Sequence[Report], cost: str) -> str:
     """Cycles over a cost, a dot per point; the front is joined by steps, and its dots stand out."""
-    from npuc.sweep import price
+    from npuc.reports.sweep import price
 
     across = _scale([price(each, cost) for each in points], LEFT, WIDTH - 20)
     up = _scale([each["cycles"] for each in points], HEIGHT - 40, 24)

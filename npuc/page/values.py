@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from npuc.data import Samples
 from npuc.ir import Array
+from npuc.storage.data import Samples
 from npuc.target import Runner
 
 BATCH = 8

@@ -14,9 +14,9 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.draft import int8_name
-from npuc.quantize.equalisation import SUFFIX
-from npuc.quantize.improvement import Network
+from npuc.quantize.improvement.equalisation import SUFFIX
+from npuc.quantize.improvement.search import Network
+from npuc.quantize.network.construction import int8_name
 
 
 def qdq_graph(network: Network) -> Graph:

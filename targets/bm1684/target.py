@@ -6,24 +6,28 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from npuc.data import Samples
+from npuc.annotation import Held
 from npuc.errors import DoesNotFit, NpucError, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
+from npuc.storage.data import Samples
 from npuc.target import Options, Origin
-from npuc.targets.bm1684 import emission, launcher, planner, report, rules, slicing, support
-from npuc.targets.bm1684 import machine as machines
-from npuc.targets.bm1684.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
-from npuc.targets.bm1684.kernel import Kernel
-from npuc.targets.bm1684.lowered import Lowered
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.origins import origin
-from npuc.targets.bm1684.passes import PASSES
-from npuc.targets.bm1684.running import Runner
-from npuc.targets.bm1684.timeline import timeline
+from npuc.targets.bm1684.export import launcher
+from npuc.targets.bm1684.lowering import rules, slicing
+from npuc.targets.bm1684.lowering.kernel import Kernel
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.machine import parameters as machines
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.network import support
+from npuc.targets.bm1684.network.passes import PASSES
+from npuc.targets.bm1684.plan import planner
+from npuc.targets.bm1684.program import emission, report
+from npuc.targets.bm1684.program.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
+from npuc.targets.bm1684.program.origins import origin
+from npuc.targets.bm1684.program.timeline import timeline
+from npuc.targets.bm1684.simulate.running import Runner
 from npuc.timeline import Timeline
 
 
@@ -91,9 +95,9 @@ class Bm1684:
 
     def held(self, program: Program, name: str) -> Iterable[Held]:
         """What each part of an image is for."""
-        from npuc.targets.bm1684 import held
+        from npuc.targets.bm1684.program import annotation
 
-        return held.held(program, name)
+        return annotation.held(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """There are no instruction words. Raises UnsupportedOperator."""

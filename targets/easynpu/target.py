@@ -7,26 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.data import Samples
+from npuc.annotation import Held
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
 from npuc.host_nodes import problems
-from npuc.images import Held
 from npuc.ir import Graph, Node
-from npuc.passes.expand_prelu import expand_prelu
-from npuc.passes.split_average_pool import SplitAveragePool
+from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.quantize.improvement import Network, Step, as_json
+from npuc.quantize.improvement.search import Network, Step, as_json
+from npuc.storage.data import Samples
 from npuc.target import Options, Origin
 from npuc.target import Runner as TargetRunner
-from npuc.targets.easynpu import images, isa, lowering, pricing, quantising, report, support
-from npuc.targets.easynpu import machine as machines
-from npuc.targets.easynpu.artefact import Contents
-from npuc.targets.easynpu.borders import with_borders
-from npuc.targets.easynpu.movement import MOVES
-from npuc.targets.easynpu.passes import PASSES
-from npuc.targets.easynpu.running import Runner, SteppingRunner
+from npuc.targets.easynpu.export import images
+from npuc.targets.easynpu.layers import pricing, support
+from npuc.targets.easynpu.layers.borders import with_borders
+from npuc.targets.easynpu.layers.movement import MOVES
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine import parameters as machines
+from npuc.targets.easynpu.network import quantising
+from npuc.targets.easynpu.network.expand_prelu import expand_prelu
+from npuc.targets.easynpu.network.passes import PASSES
+from npuc.targets.easynpu.program import lowering, report
+from npuc.targets.easynpu.program.artefact import Contents
+from npuc.targets.easynpu.simulate.running import Runner, SteppingRunner
 from npuc.timeline import Timeline
 
 
@@ -123,7 +127,7 @@ class EasyNpu:
 
     def timeline(self, program: Program) -> Timeline:
         """Chains, transfers and maps, by the cycle model, from the words."""
-        from npuc.targets.easynpu.timeline import timeline
+        from npuc.targets.easynpu.inspect.timeline import timeline
 
         return timeline(program)
 
@@ -133,15 +137,15 @@ class EasyNpu:
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The last word that writes this element."""
-        from npuc.targets.easynpu.origins import origin
+        from npuc.targets.easynpu.inspect.origins import origin
 
         return origin(program, tensor, element)
 
     def held(self, program: Program, name: str) -> Iterable[Held]:
         """What each part of an image is for."""
-        from npuc.targets.easynpu import held
+        from npuc.targets.easynpu.inspect import annotation
 
-        return held.held(program, name)
+        return annotation.held(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""

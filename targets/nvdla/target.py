@@ -6,27 +6,28 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from npuc.data import Samples
+from npuc.annotation import Held
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
 from npuc.evidence import evidence, float_evidence, signature
 from npuc.host_nodes import problems
-from npuc.images import Held
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.improvement import Network, Step, as_json
-from npuc.quantize.mixed import REASON
+from npuc.quantize.improvement.mixed import REASON
+from npuc.quantize.improvement.search import Network, Step, as_json
+from npuc.storage.data import Samples
 from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
-from npuc.targets.nvdla import lowering, quantising, report, support
-from npuc.targets.nvdla import machine as machines
-from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
-from npuc.targets.nvdla.commands import PLAYERS, Poll, Wait, Write
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.passes import passes
-from npuc.targets.nvdla.registers import register_map
-from npuc.targets.nvdla.running import Runner
-from npuc.targets.nvdla.timeline import timeline
-from npuc.targets.nvdla.weight_form import asked_forms, expect_asked
+from npuc.targets.nvdla.machine import parameters as machines
+from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.network import quantising, support
+from npuc.targets.nvdla.network.passes import passes
+from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
+from npuc.targets.nvdla.program import lowering, report
+from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.running import Runner
+from npuc.targets.nvdla.program.timeline import timeline
 from npuc.timeline import Timeline
 
 
@@ -146,11 +147,11 @@ class Nvdla:
 
     def held(self, program: Program, name: str) -> Iterable[Held]:
         """What each part of an image is for."""
-        from npuc.targets.nvdla import held
+        from npuc.targets.nvdla.program import annotation
 
         if name == "registers.bin":
-            return held.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
-        return held.constants(program, name)
+            return annotation.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
+        return annotation.constants(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """Commands without a program are not told apart from other files."""
@@ -181,7 +182,7 @@ class Nvdla:
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The program's files as they are, as test programs, as the stock runtime loads them, or as C."""
         if form == "nvdla-trace":
-            from npuc.targets.nvdla.export import traces
+            from npuc.targets.nvdla.export.test_programs import traces
 
             return traces(program, player or PLAYERS[0])
         if form == "loadable":
@@ -189,7 +190,7 @@ class Nvdla:
 
             return files(program)
         if form == "c":
-            from npuc.targets.nvdla import c_export
+            from npuc.targets.nvdla.export import c_export
 
             return c_export.exported(program)
         if form != "bin":

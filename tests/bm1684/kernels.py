@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from npuc.targets.bm1684 import vendor
+from npuc.targets.bm1684.simulate import vendor
 
 SYSTEM = "0x100000000ULL"
 HEAD = f"""\

@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.bm1684 import local_memory as okk
-from npuc.targets.bm1684.local_memory import Dim4, ceil_div
-from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.machine import local_memory as okk
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.machine.parameters import Machine
 
 MACHINE = Machine()
 BANK = MACHINE.bank_bytes

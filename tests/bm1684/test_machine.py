@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuc.errors import DoesNotFit
-from npuc.targets.bm1684.machine import load
+from npuc.targets.bm1684.machine.parameters import load
 
 
 def test_a_file_overrides_single_numbers(tmp_path: Path) -> None:

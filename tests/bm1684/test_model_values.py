@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 
 from npuc.ir import Array
-from npuc.targets.bm1684 import simulator
-from npuc.targets.bm1684.local_memory import Dim4, ceil_div, okk_compact_stride, to_2ic_mode
-from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_compact_stride, to_2ic_mode
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.simulate import simulator
 from tests.bm1684.kernels import need_compiler, source
 from tests.bm1684.random_calls import dim4
 from tests.conftest import Reference

@@ -15,7 +15,7 @@ from npuc import driver
 from npuc.models import MODELS
 from npuc.program import load
 from npuc.target import Options
-from npuc.targets.bm1684 import compilation
+from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc

@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
-from npuc.data import Samples
 from npuc.ir import Array
+from npuc.storage.data import Samples
 from npuc.target import Options
-from npuc.targets.bm1684.support import OPERATORS
+from npuc.targets.bm1684.network.support import OPERATORS
 from npuc.targets.bm1684.target import BM1684
 
 RNG = np.random.default_rng(7)

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import DoesNotFit
-from npuc.targets.bm1684 import local_memory as okk
-from npuc.targets.bm1684.local_memory import Dim4
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.packing import (
+from npuc.targets.bm1684.machine import local_memory as okk
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.packing import (
     empty_memory,
     pack,
     pack_matrix,
@@ -20,6 +19,7 @@ from npuc.targets.bm1684.packing import (
     unpack_matrix,
     unpack_system,
 )
+from npuc.targets.bm1684.machine.parameters import Machine
 
 SHAPES = st.builds(Dim4, *[st.integers(1, 5)] * 4)
 NPUS = st.integers(1, 6)

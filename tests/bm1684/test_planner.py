@@ -13,11 +13,12 @@ from npuc.frontend import load
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
-from npuc.targets.bm1684 import planner, rules
-from npuc.targets.bm1684.kernel import Call, Kernel
-from npuc.targets.bm1684.lowered import Lowered
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.passes import PASSES
+from npuc.targets.bm1684.lowering import rules
+from npuc.targets.bm1684.lowering.kernel import Call, Kernel
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.network.passes import PASSES
+from npuc.targets.bm1684.plan import planner
 
 NETWORKS = ("digits", "resnet8", "ds_cnn", "unet_small", "autoencoder", "small_cnn", "mobilenet_v2")
 BLOCK = 128

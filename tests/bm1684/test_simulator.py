@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npuc.errors import ArtefactError
-from npuc.targets.bm1684 import compilation, simulator
-from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.simulate import compilation, simulator
 from tests.bm1684.kernels import need_compiler, source
 
 MACHINE = Machine()

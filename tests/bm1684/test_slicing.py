@@ -13,9 +13,9 @@ from npuc import driver, interpreter
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.models import MODELS
 from npuc.target import Options
-from npuc.targets.bm1684 import slicing
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.running import Runner
+from npuc.targets.bm1684.lowering import slicing
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.targets.bm1684.kernel import Local
-from npuc.targets.bm1684.local_memory import Dim4
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.tensors import Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.kernel import Local
+from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.parameters import Machine
 
 X = np.arange(2 * 6 * 4 * 5)
 SHAPE = (2, 6, 4, 5)

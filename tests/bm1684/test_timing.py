@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from npuc.targets.bm1684 import calls, timing
-from npuc.targets.bm1684.calls import Call
-from npuc.targets.bm1684.local_memory import Dim4
-from npuc.targets.bm1684.machine import Machine
+from npuc.targets.bm1684.machine import timing
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.simulate import calls
+from npuc.targets.bm1684.simulate.calls import Call
 
 MACHINE = Machine()
 LINES = (Path(__file__).parent / "vendor_cycles.txt").read_text(encoding="ascii").splitlines()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from npuc.targets.bm1684.kernel import Call, Local, Step, System
-from npuc.targets.bm1684.local_memory import Dim4
-from npuc.targets.bm1684.turns import Turn, in_turns
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Step, System
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.plan.pairing import Turn, in_turns
 
 SHAPE = Dim4(1, 4, 2, 8)
 STRIDE = Dim4(64, 16, 8, 1)

@@ -11,10 +11,11 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.bm1684 import calls, local_memory, simulator, vendor
-from npuc.targets.bm1684.local_memory import Dim4
-from npuc.targets.bm1684.machine import Machine
-from npuc.targets.bm1684.packing import empty_memory, pack, pack_matrix
+from npuc.targets.bm1684.machine import local_memory
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.packing import empty_memory, pack, pack_matrix
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.simulate import calls, simulator, vendor
 from tests.bm1684 import random_calls
 from tests.bm1684.kernels import source, vendor_libraries
 from tests.bm1684.random_calls import ALIGNED, dim4

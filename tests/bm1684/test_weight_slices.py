@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.target import Options
-from npuc.targets.bm1684.running import Runner
+from npuc.targets.bm1684.simulate.running import Runner
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 

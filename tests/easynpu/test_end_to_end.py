@@ -12,12 +12,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from npuc import data, driver, program, verification
+from npuc import driver, program
 from npuc.errors import NpucError, UnsupportedOperator
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.models.digits import FOLDER
+from npuc.storage import data
 from npuc.target import Options, target
+from npuc.verification import checking
 from tests.easynpu import naive
 
 EASYNPU = target("easynpu")
@@ -43,7 +45,7 @@ def _compiled(model: Path, folder: Path, calibration: list[Path], **options: Any
 
 def _verified(model: Path, directory: Path, samples: data.Samples) -> dict[str, Any]:
     loaded = program.load(directory)
-    return verification.verify(model, directory, loaded, EASYNPU, samples, verification.Tolerance())
+    return checking.verify(model, directory, loaded, EASYNPU, samples, checking.Tolerance())
 
 
 @pytest.mark.parametrize("isa", ["extended", "documented"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from npuc.bits import encode
 from npuc.errors import EncodingError
-from npuc.targets.easynpu.isa import (
+from npuc.targets.easynpu.machine.isa import (
     BY_OPCODE,
     Control,
     Halt,

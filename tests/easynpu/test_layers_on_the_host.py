@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.program import Program
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import Tolerance, verify
+from npuc.verification.checking import Tolerance, verify
 
 EASYNPU = target("easynpu")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from npuc.bits import encode
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.isa import FLAGS, OPERATIONS, Control, Halt, Layer, Operand, decode_word
-from npuc.targets.easynpu.listing import assemble, disassemble
+from npuc.targets.easynpu.machine.isa import FLAGS, OPERATIONS, Control, Halt, Layer, Operand, decode_word
+from npuc.targets.easynpu.machine.listing import assemble, disassemble
 
 WORDS = st.integers(0, (1 << 128) - 1)
 DEFINED = [row.opcode | flags for row in OPERATIONS[:-1] for flags in (0, 0x20, 0x40, FLAGS)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.easynpu.memory import (
+from npuc.targets.easynpu.machine.memory import (
     Place,
     feature_words,
     groups,

@@ -17,12 +17,12 @@ import npuc
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.target import Options
-from npuc.targets.easynpu.grids import Grid, shares_of, tiles_of
-from npuc.targets.easynpu.lowering import computed, placed
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.regions import outputs_of, run_of
-from npuc.targets.easynpu.strips import Plan, Strip, plans, units
-from npuc.targets.easynpu.windows import whole
+from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
+from npuc.targets.easynpu.plan.regions import outputs_of, run_of
+from npuc.targets.easynpu.plan.strips import Plan, Strip, plans, units
+from npuc.targets.easynpu.program.lowering import computed, placed
 from tests.easynpu_rewrites.nets import Net
 from tests.easynpu_rewrites.test_networks import verified
 

@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.errors import NpucError
-from npuc.metrics import Tolerance
-from npuc.quantize.given import integers_of
+from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import verify
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
 
 EASYNPU = target("easynpu")

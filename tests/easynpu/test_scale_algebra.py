@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.data import Samples
 from npuc.driver import passes_of
 from npuc.export_onnx import to_onnx
 from npuc.frontend import import_model
@@ -23,13 +22,15 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build
 from npuc.pipeline import run_passes
-from npuc.quantize.draft import Quantised, float_name
-from npuc.quantize.improvement import Network
-from npuc.quantize.ranges import bound
-from npuc.quantize.ties import average_kernel
+from npuc.quantize.arithmetic.ranges import bound
+from npuc.quantize.improvement.search import Network
+from npuc.quantize.network.construction import Quantised, float_name
+from npuc.quantize.scales.constraints import average_kernel
 from npuc.reference import session
+from npuc.storage.data import Samples
 from npuc.target import Options, target
-from npuc.targets.easynpu import machine, quantising
+from npuc.targets.easynpu.machine import parameters
+from npuc.targets.easynpu.network import quantising
 
 NODES: Mapping[str, str] = {
     "concat of different scales": "a = Conv(x, w) b = Mul(a, hundredth) c = Concat<axis=1>(a, b) y = Conv(c, v)",
@@ -117,7 +118,7 @@ def _network(name: str, seed: int, *, annotated: bool) -> tuple[Network, Array]:
         model = _annotated(model, samples, random)
     options = Options(level="0")
     graph = run_passes(import_model(model), passes_of(target("easynpu"), options))
-    found, _ = quantising.network(graph, Samples({"x": samples}), machine.load(None), options)
+    found, _ = quantising.network(graph, Samples({"x": samples}), parameters.load(None), options)
     return found, samples[0]
 
 

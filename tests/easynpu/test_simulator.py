@@ -10,9 +10,9 @@ import pytest
 
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
-from npuc.targets.easynpu.artefact import ImageLoad, Segment
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.simulator import Simulator
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment
+from npuc.targets.easynpu.simulate.simulator import Simulator
 from tests.easynpu import naive
 from tests.easynpu.naive import (
     ACT,

@@ -10,8 +10,8 @@ import pytest
 from npuc import driver
 from npuc.program import Program, as_loaded
 from npuc.target import Options
+from npuc.targets.easynpu.inspect.timeline import timeline
 from npuc.targets.easynpu.target import EASYNPU
-from npuc.targets.easynpu.timeline import timeline
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 DIGITS = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.models.digits import FOLDER
 from npuc.program import Program
+from npuc.storage import data
 from npuc.target import Options
-from npuc.targets.easynpu.isa import WORD_BYTES
+from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from tests.cli.process import npuc
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU

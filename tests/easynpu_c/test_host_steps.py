@@ -15,9 +15,9 @@ from npuc.errors import UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.c_host import Copy, Operation, operations
-from npuc.targets.easynpu.c_plan import plan
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.export.c_host import Copy, Operation, operations
+from npuc.targets.easynpu.export.c_plan import plan
+from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_c import compiling
 
 RANDOM = np.random.default_rng(3)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from npuc.program import Program
-from npuc.targets.easynpu.artefact import TensorMove
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import Place, high_end, low_end
+from npuc.targets.easynpu.machine.memory import Place, high_end, low_end
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import TensorMove
 from tests.easynpu_c import compiling
 
 WHOLE, SIZE = (1, 40, 5, 6), (21, 3, 4)

@@ -13,10 +13,11 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.models import resnet8
 from npuc.models.digits import FOLDER
 from npuc.program import Program
+from npuc.storage import data
 from npuc.target import Options
 from tests.easynpu_c import compiling
 from tests.easynpu_c.compiling import EASYNPU

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.targets.easynpu.c_export import SOURCES
+from npuc.targets.easynpu.export.c_export import SOURCES
 from tests.easynpu import naive
 from tests.easynpu import test_simulator as programs
 from tests.easynpu.naive import (

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from npuc import data, driver
-from npuc.targets.easynpu.running import SteppingRunner
+from npuc import driver
+from npuc.storage import data
+from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_tables.test_networks import EASYNPU, TAILED, Outcome, conv, model, outcome, weights
 
 CHANNELS = 20

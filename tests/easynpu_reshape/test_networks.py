@@ -11,11 +11,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from npuc import data, driver
+from npuc import driver
 from npuc.ir import Graph, Node, TensorType
-from npuc.targets.easynpu.movement import WORD_OP, with_reshape_words
-from npuc.targets.easynpu.running import SteppingRunner
-from npuc.targets.easynpu.windows import is_tileable
+from npuc.storage import data
+from npuc.targets.easynpu.layers.movement import WORD_OP, with_reshape_words
+from npuc.targets.easynpu.layers.windows import is_tileable
+from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_tables.test_networks import EASYNPU, Outcome, conv, model, outcome, weights
 
 CHANNELS = 20

@@ -9,8 +9,8 @@ import pytest
 
 from npuc.bits import encode
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.isa import Reshape
-from npuc.targets.easynpu.rearrangement import PERMUTATIONS, problem
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.rearrangement import PERMUTATIONS, problem
 from tests.easynpu.naive import ADD, CONV, DST, DWCONV, FUSED, MAXPOOL, RELU, SRC, STORED
 from tests.easynpu.test_simulator import Writer, compare, noise, run_both, shape_of
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from npuc.bits import encode
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.easynpu.isa import Layer, Reshape, Undefined, decode_word
-from npuc.targets.easynpu.listing import assemble, disassemble
-from npuc.targets.easynpu.rearrangement import (
+from npuc.targets.easynpu.machine.isa import Layer, Reshape, Undefined, decode_word
+from npuc.targets.easynpu.machine.listing import assemble, disassemble
+from npuc.targets.easynpu.machine.rearrangement import (
     most_written,
     problem,
     rearranged,

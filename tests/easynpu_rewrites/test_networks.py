@@ -10,14 +10,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.frontend import import_model
-from npuc.metrics import Tolerance
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import verify
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.easynpu_rewrites.nets import NETS
 from tests.passes.networks import assert_same_meaning
 from tests.passes.random_graphs import random_graph

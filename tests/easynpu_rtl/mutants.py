@@ -18,7 +18,7 @@ from types import ModuleType
 from amaranth.hdl import Mux, Signal, Value
 
 from npuc.targets.easynpu import rtl
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 
 PACKAGE = rtl.__name__
 SELECTED = Signal(8, name="selected_mutant")

@@ -9,8 +9,8 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.easynpu.artefact import Segment
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.rtl import build
 from npuc.targets.easynpu.rtl.simulation import Simulation
 from tests.easynpu_stepping.test_programs import Memories, Stepping

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from npuc.cli import npuc
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, port, resources
 from tests.easynpu_rtl.rig import needed
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, simulation
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_rtl import mutants

@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
-from npuc import data, driver
+from npuc import driver
 from npuc import program as programs
 from npuc.ir import Array
 from npuc.models import MODELS
+from npuc.storage import data
 from npuc.target import Counting, Options, target
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.running import SteppingRunner
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_rtl.rig import needed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 
 from amaranth.sim import Simulator
 
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.pe import Addend, Factor, Pe, Scale
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 
 from amaranth.back.rtlil import convert
 
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import resources
 from npuc.targets.easynpu.rtl.core import Core, verilog
 

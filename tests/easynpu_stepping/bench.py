@@ -9,13 +9,13 @@ from io import StringIO
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.easynpu.artefact import ImageLoad, Segment
-from npuc.targets.easynpu.events import LayerCount
-from npuc.targets.easynpu.hardware import Hardware
-from npuc.targets.easynpu.isa import Instruction, Layer, words_to_bytes
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.stepping import Stepper
-from npuc.targets.easynpu.trace import Tracer
+from npuc.targets.easynpu.machine.isa import Instruction, Layer, words_to_bytes
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment
+from npuc.targets.easynpu.simulate.events import LayerCount
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.stepping import Stepper
+from npuc.targets.easynpu.simulate.trace import Tracer
 
 CONV, CONV_RELU, DWCONV, BN, RELU, MAXPOOL, ADD = 0x00, 0x04, 0x01, 0x02, 0x06, 0x0E, 0x16
 FUSED, STORED = 0x20, 0x40

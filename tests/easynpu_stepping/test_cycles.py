@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from npuc.targets.easynpu.isa import EXTENSIONS, Control, Layer, Operand, Reshape
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.isa import EXTENSIONS, Control, Layer, Operand, Reshape
+from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_stepping.bench import (
     ADD,
     BN,

@@ -10,14 +10,15 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver
+from npuc import driver
 from npuc import program as programs
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.program import Program
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.targets.easynpu.events import LayerCount
-from npuc.targets.easynpu.running import SteppingRunner
+from npuc.targets.easynpu.simulate.events import LayerCount
+from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 EASYNPU = target("easynpu")
 SMALL = ("digits", "lenet", "resnet8", "ds_cnn", "autoencoder", "residual_awkward")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu import datapath
-from npuc.targets.easynpu.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
+from npuc.targets.easynpu.simulate import datapath
+from npuc.targets.easynpu.simulate.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
 
 WORD = np.zeros((1, 16), np.int8)
 

@@ -14,16 +14,16 @@ import pytest
 
 from npuc.bits import encode
 from npuc.ir import Array
-from npuc.targets.easynpu.artefact import Segment
-from npuc.targets.easynpu.chains import Stage, chains
-from npuc.targets.easynpu.events import LayerCount
-from npuc.targets.easynpu.hardware import Hardware
-from npuc.targets.easynpu.isa import Reshape
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.rearrangement import most_written, run_length
-from npuc.targets.easynpu.stepping import Stepper
-from npuc.targets.easynpu.streams import parameter_words
-from npuc.targets.easynpu.timing import Followers, chain_cost, port_use
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import most_written, run_length
+from npuc.targets.easynpu.machine.timing import Followers, chain_cost, port_use
+from npuc.targets.easynpu.program.artefact import Segment
+from npuc.targets.easynpu.simulate.chains import Stage, chains
+from npuc.targets.easynpu.simulate.events import LayerCount
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.stepping import Stepper
+from npuc.targets.easynpu.simulate.streams import parameter_words
 from tests.easynpu import naive
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_reshape import test_programs as reshapes

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from npuc import data, driver
+from npuc import driver
 from npuc import program as programs
 from npuc.models import MODELS
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.targets.easynpu.running import SteppingRunner
+from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 
 def test_resnet_8_on_four_rows(tmp_path: Path) -> None:

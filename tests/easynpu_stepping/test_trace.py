@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.targets.easynpu.isa import EXTENSIONS, Control, Instruction, Layer, Operand, Reshape
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.isa import EXTENSIONS, Control, Instruction, Layer, Operand, Reshape
+from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_stepping import vcd
 from tests.easynpu_stepping.bench import (
     ADD,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from npuc.errors import ArtefactError
-from npuc.targets.easynpu.chains import chains
-from npuc.targets.easynpu.hardware import Hardware
-from npuc.targets.easynpu.isa import EXTENSIONS, Instruction, Operand
-from npuc.targets.easynpu.layer_run import LayerRun
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.isa import EXTENSIONS, Instruction, Operand
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.simulate.chains import chains
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.layer_run import LayerRun
 from tests.easynpu_stepping.bench import ADD, CONV, FUSED, layer, run
 
 WORD = layer(CONV, (4, 4), 3, 1, 16, 16, (2, 4))

@@ -15,12 +15,15 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize import integer, integer_onnx  # noqa: F401  registers operators and their exporters
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads
-from npuc.quantize.tables import Table, domains
-from npuc.quantize.ties import tensors_of
-from npuc.targets.easynpu.tables import best_table
+from npuc.quantize.arithmetic import (
+    onnx_forms,  # noqa: F401  registers operators and their exporters
+    operators,
+)
+from npuc.quantize.arithmetic.tables import Table, domains
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.network.build import quantise
+from npuc.quantize.scales.constraints import tensors_of
+from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]

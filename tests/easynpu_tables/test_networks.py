@@ -12,13 +12,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from npuc.data import synthetic
 from npuc.driver import compile_model, input_types, optimised
 from npuc.ir import Array
-from npuc.metrics import Tolerance
 from npuc.program import Program, load, save
+from npuc.storage.data import synthetic
 from npuc.target import Options, target
-from npuc.verification import verify
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 
 EASYNPU = target("easynpu")
 GOOD = Tolerance(sqnr_db=28, cosine=0.999)
@@ -231,7 +231,7 @@ def test_a_slope_per_pixel_is_one_per_channel_of_an_image_of_one_pixel(tmp_path:
 
 
 def test_the_verbose_report_names_the_error_of_the_tables(tmp_path: Path) -> None:
-    from npuc.reports import compiled
+    from npuc.reports.summaries import compiled
 
     nodes = [conv("x", "w", "a"), helper.make_node("Sigmoid", ["a"], ["b"]), conv("b", "w2", "y")]
     constants = {"w": weights(8, 3, 3, 3), "w2": weights(4, 8, 3, 3)}

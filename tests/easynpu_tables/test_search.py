@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.ir import Array
-from npuc.quantize.tables import Table
-from npuc.targets.easynpu.tables import best_table
+from npuc.quantize.arithmetic.tables import Table
+from npuc.targets.easynpu.layers.tables import best_table
 
 INPUTS = range(-128, 128)
 

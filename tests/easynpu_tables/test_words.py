@@ -11,15 +11,15 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.easynpu.arithmetic import activation, sloped
-from npuc.targets.easynpu.artefact import ImageLoad, Segment, TensorMove
-from npuc.targets.easynpu.isa import FUSED, Layer, words_to_bytes
-from npuc.targets.easynpu.listing import assemble, disassemble
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import low_end
-from npuc.targets.easynpu.simulator import Simulator
-from npuc.targets.easynpu.tiling import best_tile
-from npuc.targets.easynpu.timing import Followers, parameter_words
+from npuc.targets.easynpu.layers.tiling import best_tile
+from npuc.targets.easynpu.machine.isa import FUSED, Layer, words_to_bytes
+from npuc.targets.easynpu.machine.listing import assemble, disassemble
+from npuc.targets.easynpu.machine.memory import low_end
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import Followers, parameter_words
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, TensorMove
+from npuc.targets.easynpu.simulate.arithmetic import activation, sloped
+from npuc.targets.easynpu.simulate.simulator import Simulator
 
 # |x| for x < -4, 0 up to 3, then 2 x - 7, of x / 1: three segments, shift 1 (a = slope * 2, b = offset * 2)
 STARTS, SLOPES, OFFSETS, SHIFT = (-128, -4, 4), (-2, 0, 4), (0, 0, -14), 1

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from npuc.data import Samples
+from npuc.annotation import Held
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.evidence import evidence, signature
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
-from npuc.images import Held
 from npuc.ir import Array, Graph, Node
-from npuc.passes.gemm_to_conv import gemm_to_conv
+from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads
-from npuc.quantize.ties import MOVEMENT, integer_nodes, tensors_of
-from npuc.records import read
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.network.build import quantise
+from npuc.quantize.scales.constraints import MOVEMENT, integer_nodes, tensors_of
+from npuc.storage.data import Samples
+from npuc.storage.records import read
 from npuc.target import Observer, Options, Origin, last_writer
 from npuc.timeline import Activity, Timeline
 

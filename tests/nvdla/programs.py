@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla.commands import Command, Wait, Write
 from npuc.targets.nvdla.formats import feature, weights
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.commands import Command, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory
-from npuc.targets.nvdla.registers import register_map
 
 SOURCE, WEIGHTS, OPERAND, RESULT = 0x80000000, 0x81000000, 0x82000000, 0x83000000
 SIZE = 1 << 20

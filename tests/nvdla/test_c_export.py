@@ -12,9 +12,9 @@ import pytest
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import target
-from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove
 from npuc.targets.nvdla.formats import feature, pixels
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 from tests.nvdla.networks import compiled, network, node, weights
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")

@@ -190,7 +190,8 @@ def test_the_image_of_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def _run(program: Program) -> None:
-    from npuc import data, driver
+    from npuc import driver
+    from npuc.storage import data
 
     samples = data.synthetic(driver.program_inputs(program), 1)
     driver.run_program(program, target("nvdla-small"), samples)

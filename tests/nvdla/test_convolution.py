@@ -11,7 +11,7 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model import cacc
 from tests.nvdla.programs import OPERAND, RESULT, SOURCE, WEIGHTS, Convolution, Fields, memory
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.targets.nvdla.commands import Write
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.integer import IDLE, Stage
-from npuc.targets.nvdla.machine import FULL, SMALL
+from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, run
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
     Elementwise,
@@ -26,7 +27,6 @@ from npuc.targets.nvdla.operations import (
     Unit,
     Window,
 )
-from npuc.targets.nvdla.registers import register_map
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"
 pytestmark = pytest.mark.skipif(not VECTORS.exists(), reason="NVDLA's own programs are not here")

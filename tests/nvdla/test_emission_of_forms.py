@@ -8,14 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npuc.targets.nvdla.commands import Write
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.integer import IDLE, Stage
-from npuc.targets.nvdla.machine import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, run
-from npuc.targets.nvdla.operations import Banks, Convolution, Fetch, Kernels, Mask, Sdp, Surface, Unit, Window
-from npuc.targets.nvdla.registers import register_map
-from npuc.targets.nvdla.weight_form import WeightForm
+from npuc.targets.nvdla.operations.operation import (
+    Banks,
+    Convolution,
+    Fetch,
+    Kernels,
+    Mask,
+    Sdp,
+    Surface,
+    Unit,
+    Window,
+)
+from npuc.targets.nvdla.operations.weight_form import WeightForm
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "nvdla"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="NVDLA's own programs are not here")

@@ -9,13 +9,14 @@ import onnx
 import onnxruntime
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.ir import Array
-from npuc.metrics import Tolerance
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.targets.nvdla.integer import Stage, staged
+from npuc.targets.nvdla.arithmetic.integer import Stage, staged
 from npuc.targets.nvdla.quantisation.sums import COLUMN, Sums, two_stages
-from npuc.verification import verify
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 
 
 def _after(sums: Array, stages: tuple[Stage, Stage], operands: dict[str, Array]) -> Array:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from npuc.target import target
-from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla import model, trace
+from npuc.targets.nvdla.machine import parameters as machines
 from tests.nvdla.networks import compiled, network, node, weights
 
 

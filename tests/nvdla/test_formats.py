@@ -12,7 +12,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats import alignment, feature, operands, precision, weights
 from npuc.targets.nvdla.formats.feature import Batch, Cube
 from npuc.targets.nvdla.formats.operands import Operand
-from npuc.targets.nvdla.machine import BYTES, FULL, LARGE, SMALL, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, FULL, LARGE, SMALL, Machine
 
 MACHINES = [SMALL, LARGE, FULL]
 EXTENT = st.integers(1, 5)

@@ -12,16 +12,17 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver
+from npuc import driver
 from npuc.errors import NpucError
 from npuc.interpreter import run
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.targets.nvdla import quantising
-from npuc.targets.nvdla.artefact import Contents
-from npuc.targets.nvdla.machine import FULL
+from npuc.targets.nvdla.machine.parameters import FULL
+from npuc.targets.nvdla.network import quantising
+from npuc.targets.nvdla.program.artefact import Contents
 from npuc.targets.nvdla.quantisation import in_fp16
 from tests.nvdla.networks import compiled, network, node, verified, weights
 

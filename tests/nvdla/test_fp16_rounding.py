@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver
+from npuc import driver
 from npuc.ir import Array, TensorType
 from npuc.ops import build
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import target
 from npuc.targets.nvdla.quantisation.moments import moments
 from npuc.targets.nvdla.quantisation.rounding import rounded
@@ -65,7 +66,7 @@ def test_zeros_stay_zeros() -> None:
 def test_kernels_are_rounded_in_parts_as_they_are_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     w = _weights(12, 20, 3, 3)
     whole = rounded(w, np.ones(1), np.full(1, 0.01), NOTHING)
-    monkeypatch.setattr("npuc.targets.nvdla.fixed_point.BLOCK", 5 * w[0].size)
+    monkeypatch.setattr("npuc.targets.nvdla.arithmetic.fixed_point.BLOCK", 5 * w[0].size)
     np.testing.assert_array_equal(rounded(w, np.ones(1), np.full(1, 0.01), NOTHING), whole)
 
 

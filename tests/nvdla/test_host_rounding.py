@@ -9,10 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver, program, verification
+from npuc import driver, program
 from npuc.host import HostStep
 from npuc.ir import Array
+from npuc.storage import data
 from npuc.target import Options, target
+from npuc.verification import checking
 from tests.nvdla.networks import network, node, weights
 
 NODES = [node("Conv", "x w", "a"), node("Softsign", "a", "b"), node("Conv", "b v", "y")]
@@ -33,7 +35,7 @@ def verified_with(folder: Path, error: float) -> bool:
             tensors[step.outputs[0]] += np.float32(error / 127)
 
     with patch.object(HostStep, "run", off):
-        report = verification.verify(path, folder / "out", loaded, small, given, verification.Tolerance())
+        report = checking.verify(path, folder / "out", loaded, small, given, checking.Tolerance())
     return report["bit_exact"]
 
 

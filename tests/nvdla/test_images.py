@@ -9,7 +9,7 @@ import pytest
 
 from npuc.ir import Array
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from tests.nvdla.programs import SOURCE, WEIGHTS, Convolution, Fields, memory, stride
 
 IN_MEMORY = {

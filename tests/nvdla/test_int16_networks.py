@@ -14,11 +14,11 @@ from npuc.errors import NpucError
 from npuc.ir import Array, Node, TensorType
 from npuc.models import MODELS
 from npuc.ops import build
-from npuc.quantize.integer_onnx import integer_model
+from npuc.quantize.arithmetic.onnx_forms import integer_model
 from npuc.target import target
-from npuc.targets.nvdla import integer_onnx  # noqa: F401  (its rules for the exporter)
-from npuc.targets.nvdla.fixed_point import quantise_weights
-from npuc.targets.nvdla.integer import Table, interpolated
+from npuc.targets.nvdla.arithmetic import onnx_forms  # noqa: F401  (its rules for the exporter)
+from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
+from npuc.targets.nvdla.arithmetic.integer import Table, interpolated
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 INT16 = {"name": "nvdla-full", "precision": "int16"}

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.integer_onnx import integer_model
+from npuc.quantize.arithmetic.onnx_forms import integer_model
 from npuc.reference import session
-from npuc.targets.nvdla import integer, integer_onnx  # noqa: F401  registers operators and their exporters
-from npuc.targets.nvdla.fixed_point import addends, factor, factors, quantise_weights
-from npuc.targets.nvdla.integer import Stage
+from npuc.targets.nvdla.arithmetic import (
+    integer,
+    onnx_forms,  # noqa: F401  registers operators and their exporters
+)
+from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
+from npuc.targets.nvdla.arithmetic.integer import Stage
 
 SUM, MAX, MIN = 1, 2, 3
 

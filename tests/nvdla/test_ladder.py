@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.reference import session
+from npuc.storage import data
 from npuc.target import Options, Quantising, target
 from npuc.targets.nvdla.quantisation.layers import Multiplied
 from npuc.targets.nvdla.quantisation.sums import chosen, two_stages

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.errors import ArtefactError
 from npuc.program import Program
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import Tolerance, verify
+from npuc.verification.checking import Tolerance, verify
 
 SMALL = target("nvdla-small")
 

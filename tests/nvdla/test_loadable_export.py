@@ -14,8 +14,6 @@ from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.target import target
 from npuc.targets.nvdla import loadable as loadables
-from npuc.targets.nvdla import machine as machines
-from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
@@ -24,6 +22,8 @@ from npuc.targets.nvdla.loadable.capture import captured
 from npuc.targets.nvdla.loadable.execution import run
 from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
+from npuc.targets.nvdla.machine import parameters as machines
+from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.selection import Constants
 from tests.nvdla.networks import compiled, network, node, weights
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
-from npuc.targets.nvdla.registers import register_map
 
 NAMES = ("LE_START", "LE_END", "LO_START", "LO_END")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npuc.errors import DoesNotFit
-from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine, load
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine, load
 
 
 def test_the_configurations_have_the_sizes_of_the_table() -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.errors import ArtefactError, NpucError
 from npuc.models import MODELS
+from npuc.storage import data
 from npuc.target import Options, target
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 

@@ -10,9 +10,9 @@ import pytest
 
 from npuc.ir import Array, Node
 from npuc.ops import OPS
-from npuc.quantize.given import Steps
+from npuc.quantize.scales.model_scales import Steps
 from npuc.target import target
-from npuc.targets.nvdla.normalisation import MOST_ENTRY, square_sums, tables_of
+from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 

@@ -9,12 +9,13 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.targets.nvdla.commands import Command, Write
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.emission import program
-from npuc.targets.nvdla.integer import IDLE, Stage
-from npuc.targets.nvdla.machine import SMALL
+from npuc.targets.nvdla.machine.commands import Command, Write
+from npuc.targets.nvdla.machine.parameters import SMALL
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, run
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
     Fetch,
@@ -26,7 +27,6 @@ from npuc.targets.nvdla.operations import (
     Unit,
     Window,
 )
-from npuc.targets.nvdla.registers import register_map
 
 DATA, WEIGHTS, OTHER, RESULT, END = 0x80000000, 0x80100000, 0x80200000, 0x80300000, 0x80400000
 PLAIN = Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 6))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES, PixelFormat, pack, unpack
-from npuc.targets.nvdla.machine import FULL, SMALL, Machine
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.registers import register_map
 from tests.nvdla.programs import OPERAND, SOURCE, Convolution, Fields, memory
 
 EXCEPTIONS = {"T_R16_F": "int16"}

@@ -10,11 +10,12 @@ import onnx
 import onnxruntime
 import pytest
 
-from npuc import data, driver, program
+from npuc import driver, program
 from npuc.ir import Array
-from npuc.metrics import Tolerance
+from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import verify
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
 
 SMALL = target("nvdla-small")

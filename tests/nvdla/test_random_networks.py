@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from npuc.errors import NpucError
-from npuc.metrics import Tolerance
 from npuc.target import TARGETS
+from npuc.verification.metrics import Tolerance
 from tests.nvdla.networks import verified
 from tests.nvdla.random_networks import Network
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npuc.bits import encode
 from npuc.errors import EncodingError
-from npuc.targets.nvdla.registers import Register, register_map
+from npuc.targets.nvdla.machine.registers import Register, register_map
 
 MAPS = ("nv_small", "nv_large", "nv_full")
 EVERY = [each for name in ("nv_small", "nv_full") for each in register_map(name).registers]

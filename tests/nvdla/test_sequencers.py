@@ -11,8 +11,8 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.target import target
-from npuc.targets.nvdla import machine as machines
 from npuc.targets.nvdla import model, trace
+from npuc.targets.nvdla.machine import parameters as machines
 from tests.nvdla.networks import compiled, network, node, weights
 from tests.nvdla.sequencers import Deadlock, Environment
 

@@ -10,9 +10,9 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.commands import Command, Wait
 from npuc.targets.nvdla.formats import feature
-from npuc.targets.nvdla.machine import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.commands import Command, Wait
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
 from tests.nvdla.programs import OPERAND, RESULT, SOURCE, Fields, memory, stride, writes
 
 Contents = Mapping[int, bytes | Array]

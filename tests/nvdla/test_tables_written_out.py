@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import lut
 from npuc.targets.nvdla.model.register_file import Group, LookUpTables
-from npuc.targets.nvdla.registers import register_map
 
 FRACTION_BITS = 16
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.targets.nvdla import timing
-from npuc.targets.nvdla.emission.flights import Admission
-from npuc.targets.nvdla.integer import IDLE
-from npuc.targets.nvdla.machine import FULL, SMALL
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.arithmetic.integer import IDLE
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL
+from npuc.targets.nvdla.operations import timing
+from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
     Elementwise,
@@ -24,8 +23,9 @@ from npuc.targets.nvdla.operations import (
     Unit,
     Window,
 )
-from npuc.targets.nvdla.pingpong import ends
-from npuc.targets.nvdla.weight_form import WeightForm
+from npuc.targets.nvdla.operations.pingpong import ends
+from npuc.targets.nvdla.operations.scoreboard import Admission
+from npuc.targets.nvdla.operations.weight_form import WeightForm
 
 MEASURED = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
     (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,

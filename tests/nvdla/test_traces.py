@@ -9,7 +9,7 @@ import pytest
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model, trace
-from npuc.targets.nvdla.commands import Poll, Wait, Write
+from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
 from npuc.targets.nvdla.model import Memory
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "traces"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.commands import Write
-from npuc.targets.nvdla.machine import FULL, SMALL
+from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.model import Memory
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"

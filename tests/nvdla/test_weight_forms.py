@@ -11,7 +11,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.formats import weights as formats
-from npuc.targets.nvdla.machine import FULL
+from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.model import Memory
 from tests.nvdla.programs import OPERAND, WEIGHTS, Convolution, Fields, memory
 

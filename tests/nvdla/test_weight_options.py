@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.formats import compression, deconvolution, weights, winograd
 from npuc.targets.nvdla.formats.compression import Compressed
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import FULL
+from npuc.targets.nvdla.machine.parameters import FULL
 
 VECTORS = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"
 SIZES = st.integers(1, 40)

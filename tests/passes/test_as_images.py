@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.ir import Node
-from npuc.passes.as_images import as_images
-from npuc.passes.images import image_shape
+from npuc.passes.expansion.as_images import as_images
+from npuc.passes.expansion.images import image_shape
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 CUBE = (3, 4, 5)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from npuc.ir import Attr, Node
-from npuc.passes.fold_batch_norm import fold_batch_norm
-from npuc.passes.recognise_batch_norm import recognise_batch_norm
+from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
+from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 STATISTICS = {"g": (4,), "s": (4,), "m": (4,), "v": (4,)}

@@ -7,7 +7,7 @@ from npuc.frontend import import_model
 from npuc.ir import Graph, Node
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
-from npuc.passes.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.pipeline import run_passes
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 

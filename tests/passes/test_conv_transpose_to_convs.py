@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
-from npuc.passes.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
 

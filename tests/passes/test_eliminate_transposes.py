@@ -1,7 +1,7 @@
 import pytest
 
 from npuc.ir import Node
-from npuc.passes.eliminate_transposes import eliminate_transposes
+from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)

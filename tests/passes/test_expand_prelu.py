@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from npuc.passes.expand_prelu import expand_prelu
+from npuc.targets.easynpu.network.expand_prelu import expand_prelu
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 SLOPES = np.linspace(-1.2, 1.7, 4, dtype=np.float32)

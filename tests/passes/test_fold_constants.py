@@ -1,6 +1,6 @@
 import numpy as np
 
-from npuc.passes.fold_constants import fold_constants
+from npuc.passes.cleanup.fold_constants import fold_constants
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 

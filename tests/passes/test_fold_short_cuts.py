@@ -10,8 +10,8 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.fold_short_cuts import FoldShortCuts
-from npuc.quantize.calibration import spreads
+from npuc.quantize.calibration.histograms import spreads
+from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
 
 C, SIZE = 8, 10
 

@@ -3,8 +3,8 @@
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.fuse_activation import fuse_activation
-from npuc.passes.mark_residual_add import mark_residual_add
+from npuc.passes.fusion.fuse_activation import fuse_activation
+from npuc.passes.fusion.mark_residual_add import mark_residual_add
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 WEIGHT = {"w": (4, 4, 1, 1)}

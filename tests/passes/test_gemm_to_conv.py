@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npuc.passes.gemm_to_conv import GemmToConv, gemm_to_conv
+from npuc.passes.expansion.gemm_to_conv import GemmToConv, gemm_to_conv
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 

@@ -6,9 +6,9 @@ import pytest
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
-from npuc.passes.conv_transpose_to_convs import conv_transpose_to_phases
-from npuc.passes.enlargements_to_interleaves import enlargements_to_interleaves
-from npuc.passes.space_to_depth_to_convs import space_to_depth_to_convs
+from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.passes.copies_to_concats import copies_to_concats
-from npuc.passes.gathers_to_slices import gathers_to_slices
-from npuc.passes.pads_to_convs import pads_to_convs
-from npuc.passes.resize_to_products import resize_to_products
+from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
+from npuc.passes.expansion.pads_to_convs import pads_to_convs
+from npuc.targets.easynpu.network.resize_to_products import resize_to_products
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 CUBE = (3, 4, 5)

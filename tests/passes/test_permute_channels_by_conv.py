@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.expand_groups import expand_groups
-from npuc.passes.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
+from npuc.targets.easynpu.network.expand_groups import expand_groups
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 

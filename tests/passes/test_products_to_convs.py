@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuc.passes.products_to_convs import products_to_convs
+from npuc.passes.expansion.products_to_convs import products_to_convs
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 Shape = tuple[int, ...]

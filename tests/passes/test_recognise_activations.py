@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.recognise_activations import recognise_activations
+from npuc.passes.recognition.recognise_activations import recognise_activations
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 NUMBERS = {

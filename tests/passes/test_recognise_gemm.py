@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from npuc.passes.recognise_gemm import recognise_gemm
+from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 SCALED = {"s": np.float32([0.5, 0.25]), "z": np.int8([0, 0])}

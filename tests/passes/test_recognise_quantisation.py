@@ -7,7 +7,7 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
-from npuc.passes.recognise_quantisation import recognise_quantisation
+from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from tests.passes.networks import network, node
 
 SCALE, ZERO = np.float32(0.1), np.int8(-5)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from npuc.passes.maxima_to_pools import maxima_to_pools
-from npuc.passes.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 CUBE = (3, 4, 5)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.merge_duplicates import merge_duplicates
-from npuc.passes.remove_dead_code import remove_dead_code
+from npuc.passes.cleanup.merge_duplicates import merge_duplicates
+from npuc.passes.cleanup.remove_dead_code import remove_dead_code
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 MAP = (1, 4, 5, 6)

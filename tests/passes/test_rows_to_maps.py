@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npuc.ir import Node
-from npuc.passes.gemm_to_conv import GemmToConv
-from npuc.passes.rows_to_maps import MOST_CHANNELS, rows_to_maps
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.targets.nvdla.network.rows_to_maps import MOST_CHANNELS, rows_to_maps
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from npuc.passes.fuse_activation import fuse_activation
-from npuc.passes.separate_clips import separate_clips
+from npuc.passes.fusion.fuse_activation import fuse_activation
+from npuc.passes.fusion.separate_clips import separate_clips
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 

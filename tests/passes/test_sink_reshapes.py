@@ -1,4 +1,4 @@
-from npuc.passes.sink_reshapes import sink_reshapes
+from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 

@@ -8,7 +8,7 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops.windows import window_of
-from npuc.passes.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_average_borders import split_average_borders
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
 from tests.runtime import RUNTIME

@@ -8,7 +8,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 
 split_average_pool = SplitAveragePool()
 

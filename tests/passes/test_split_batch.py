@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from npuc.passes.batch_to_channels import batch_to_channels
-from npuc.passes.split_batch import SplitBatch, split_batch
+from npuc.passes.expansion.batch_to_channels import batch_to_channels
+from npuc.passes.expansion.split_batch import SplitBatch, split_batch
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 IMAGES = (2, 3, 8, 8)

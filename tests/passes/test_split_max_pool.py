@@ -9,7 +9,7 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops.windows import window_of
-from npuc.passes.split_max_pool import Step, division, split_max_pool
+from npuc.passes.expansion.split_max_pool import Step, division, split_max_pool
 from tests.conftest import Reference
 from tests.passes.networks import feeds, network, node, operators, sources
 

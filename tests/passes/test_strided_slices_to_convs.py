@@ -3,7 +3,7 @@
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from npuc.passes import volumes_to_images as module
-from npuc.passes.volumes_to_images import volumes_to_images
+from npuc.passes.expansion import volumes_to_images as module
+from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 WINDOW: dict[str, Any] = {

@@ -10,10 +10,10 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.passes.fold_strides import fold_strides
-from npuc.passes.split_average_pool import Limits, SplitAveragePool
-from npuc.passes.split_padding import split_padding
+from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.pipeline import Pass
+from npuc.targets.easynpu.network.fold_strides import fold_strides
+from npuc.targets.easynpu.network.split_padding import split_padding
 
 
 def conv(size: int, kernel: tuple[int, int], channels: int = 3, group: int = 1, **attrs: Any) -> Graph:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from npuc.ir import Attr
-from npuc.passes.lift_to_2d import lift_to_2d
-from npuc.passes.merge_pads import merge_pads
-from npuc.passes.unify_pooling import unify_pooling
+from npuc.passes.cleanup.merge_pads import merge_pads
+from npuc.passes.recognition.lift_to_2d import lift_to_2d
+from npuc.passes.recognition.unify_pooling import unify_pooling
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
 
 AROUND = (0, 0, 1, 0, 0, 0, 2, 1)

@@ -11,11 +11,11 @@ from npuc.errors import UnsupportedOperator
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads
-from npuc.quantize.draft import Quantised
-from npuc.quantize.ties import integer_nodes, tensors_of
-from npuc.targets.easynpu.tables import best_table
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.network.build import quantise
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of
+from npuc.targets.easynpu.layers.tables import best_table
 
 RANDOM = np.random.default_rng(0)
 ARRAY_OPS = ("Conv", "Relu", "Clip", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")

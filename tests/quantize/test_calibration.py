@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npuc.errors import DataError
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration import BINS, EMPTY, Spread, spreads
+from npuc.quantize.calibration.histograms import BINS, EMPTY, Spread, spreads
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.given import Steps, given_steps, integers_of, reaches, steps_of
-from npuc.quantize.ties import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import Steps, given_steps, integers_of, reaches, steps_of
 from tests.passes.networks import network, node
 
 

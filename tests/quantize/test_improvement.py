@@ -8,24 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from npuc.data import Samples
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
-from npuc.quantize import proposals
-from npuc.quantize.build import quantiser
-from npuc.quantize.calibration import EMPTY, spreads
-from npuc.quantize.clipping import METHODS, range_limit
-from npuc.quantize.equalisation import equalised, groups, sizes
-from npuc.quantize.evidence import Places, sampled, sums, taps_under
-from npuc.quantize.guard import ends, guard
-from npuc.quantize.improvement import Network, Recipe, best_network, divided
-from npuc.quantize.ladder import LEVELS, Level
-from npuc.quantize.layers import LayerWeights, Shifted
-from npuc.quantize.lockstep import improved, weighted
-from npuc.quantize.offsets import offset_inputs, offset_results
-from npuc.quantize.proposals import Layer
-from npuc.quantize.ties import integer_nodes, tensors_of
-from npuc.targets.easynpu.tables import best_table
+from npuc.quantize.calibration.clipping import METHODS, range_limit
+from npuc.quantize.calibration.histograms import EMPTY, spreads
+from npuc.quantize.improvement import proposals
+from npuc.quantize.improvement.acceptance import ends, guard
+from npuc.quantize.improvement.equalisation import equalised, groups, sizes
+from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
+from npuc.quantize.improvement.levels import LEVELS, Level
+from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.proposals import Layer
+from npuc.quantize.improvement.search import Network, Recipe, best_network, divided
+from npuc.quantize.network.build import quantiser
+from npuc.quantize.network.layers import LayerWeights, Shifted
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of
+from npuc.quantize.scales.offsets import offset_inputs, offset_results
+from npuc.storage.data import Samples
+from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 
 RANDOM = np.random.default_rng(0)

@@ -16,8 +16,8 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize import integer_onnx as _rules  # noqa: F401  the exporter's rules for integer operators
-from npuc.quantize.integer import accumulator_bound, requantise
+from npuc.quantize.arithmetic import onnx_forms as _rules  # noqa: F401  the exporter's rules for integer operators
+from npuc.quantize.arithmetic.operators import accumulator_bound, requantise
 from tests.runtime import RUNTIME
 
 SEEDS = st.integers(0, 2**32 - 1)

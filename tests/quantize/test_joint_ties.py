@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.data import Samples
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.quantize import elimination
-from npuc.quantize.calibration import EMPTY
-from npuc.quantize.elimination import least_cost
-from npuc.quantize.scales import Ratio, Ties, choose_scales, components, in_powers_of_two
-from npuc.quantize.ties import integer_nodes, tensors_of, ties_of
+from npuc.quantize.calibration.histograms import EMPTY
+from npuc.quantize.scales import elimination
+from npuc.quantize.scales.assignment import Ratio, Ties, choose_scales, components, in_powers_of_two
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of, ties_of
+from npuc.quantize.scales.elimination import least_cost
+from npuc.storage.data import Samples
 from npuc.target import Options
-from npuc.targets.easynpu import machine as easynpu
-from npuc.targets.easynpu import quantising as on_easynpu
-from npuc.targets.nvdla import machine as nvdla
-from npuc.targets.nvdla import quantising as on_nvdla
+from npuc.targets.easynpu.machine import parameters as easynpu
+from npuc.targets.easynpu.network import quantising as on_easynpu
+from npuc.targets.nvdla.machine import parameters as nvdla
+from npuc.targets.nvdla.network import quantising as on_nvdla
 from tests.passes.networks import network, node
 
 Values = Mapping[str, Array]

@@ -6,7 +6,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.made_up import made_up
+from npuc.quantize.scales.synthetic import made_up
 from tests.passes.networks import network, node
 
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from npuc.data import Samples
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads
-from npuc.quantize.draft import Quantised
-from npuc.quantize.improvement import Network, Step
-from npuc.quantize.mixed import Host, candidates, mixed, without
-from npuc.quantize.ties import integer_nodes, tensors_of
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.improvement.mixed import Host, candidates, mixed, without
+from npuc.quantize.improvement.search import Network, Step
+from npuc.quantize.network.build import quantise
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of
+from npuc.storage.data import Samples
 from tests.passes.networks import network, node
 
 

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from npuc.data import Samples
 from npuc.interpreter import run
 from npuc.ir import Graph
-from npuc.quantize.calibration import EMPTY, Spread, spreads
-from npuc.quantize.clipping import METHODS
-from npuc.quantize.improvement import Network
-from npuc.quantize.offsets import IN_BIASES, offset_inputs, offset_results
-from npuc.quantize.scales import Ties, choose_scales, in_powers_of_two, next_power
+from npuc.quantize.calibration.clipping import METHODS
+from npuc.quantize.calibration.histograms import EMPTY, Spread, spreads
+from npuc.quantize.improvement.search import Network
+from npuc.quantize.scales.assignment import Ties, choose_scales, in_powers_of_two, next_power
+from npuc.quantize.scales.offsets import IN_BIASES, offset_inputs, offset_results
+from npuc.storage.data import Samples
 from npuc.target import Options
-from npuc.targets.easynpu import machine as easynpu
-from npuc.targets.easynpu import quantising as on_easynpu
-from npuc.targets.nvdla import machine as nvdla
-from npuc.targets.nvdla import quantising as on_nvdla
+from npuc.targets.easynpu.machine import parameters as easynpu
+from npuc.targets.easynpu.network import quantising as on_easynpu
+from npuc.targets.nvdla.machine import parameters as nvdla
+from npuc.targets.nvdla.network import quantising as on_nvdla
 from tests.passes.networks import network, node
 from tests.quantize.test_improvement import residual, samples, select
 from tests.quantize.test_scales import problems

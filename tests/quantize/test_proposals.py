@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array
-from npuc.quantize import proposals
-from npuc.quantize.layers import LayerWeights
-from npuc.quantize.proposals import Layer, bias_by_results, bias_by_weights, rounded_in_turn, solved
-from npuc.quantize.weights import quantise_weights
+from npuc.quantize.arithmetic.weights import quantise_weights
+from npuc.quantize.improvement import proposals
+from npuc.quantize.improvement.proposals import Layer, bias_by_results, bias_by_weights, rounded_in_turn, solved
+from npuc.quantize.network.layers import LayerWeights
 
 
 def layer(

@@ -10,14 +10,14 @@ import pytest
 
 from npuc.export_onnx import to_onnx
 from npuc.ir import Graph
-from npuc.quantize import integer_onnx as _rules  # noqa: F401  the exporter's rules for integer operators
-from npuc.quantize.build import quantiser
-from npuc.quantize.improvement import Network, Recipe, best_network
-from npuc.quantize.ladder import LEVELS
+from npuc.quantize.arithmetic import onnx_forms as _rules  # noqa: F401  the exporter's rules for integer operators
+from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.search import Network, Recipe, best_network
+from npuc.quantize.network.build import quantiser
 from npuc.quantize.qdq import qdq_graph, qdq_model
-from npuc.quantize.ties import integer_nodes
+from npuc.quantize.scales.constraints import integer_nodes
 from npuc.reference import session
-from npuc.targets.easynpu.tables import best_table
+from npuc.targets.easynpu.layers.tables import best_table
 from tests.passes.networks import network, node
 from tests.quantize.test_improvement import PADS, residual, samples, weights
 

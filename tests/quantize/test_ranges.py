@@ -7,8 +7,8 @@ import pytest
 
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.integer import convolve
-from npuc.quantize.ranges import bound
+from npuc.quantize.arithmetic.operators import convolve
+from npuc.quantize.arithmetic.ranges import bound
 
 
 def _graph(node: Node, *inputs: str, **constants: Array) -> Graph:

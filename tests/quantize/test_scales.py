@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npuc.quantize.calibration import EMPTY, Spread
-from npuc.quantize.clipping import METHODS
-from npuc.quantize.scales import FRACTIONS, Ratio, Ties, choose_scales
+from npuc.quantize.calibration.clipping import METHODS
+from npuc.quantize.calibration.histograms import EMPTY, Spread
+from npuc.quantize.scales.assignment import FRACTIONS, Ratio, Ties, choose_scales
 
 
 def _spread(seed: int, size: float) -> Spread:

@@ -7,10 +7,10 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.quantize.build import quantise
-from npuc.quantize.calibration import spreads
-from npuc.quantize.splitting import split
-from npuc.quantize.ties import integer_nodes, tensors_of
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.improvement.splitting import split
+from npuc.quantize.network.build import quantise
+from npuc.quantize.scales.constraints import integer_nodes, tensors_of
 from tests.passes.networks import network, node
 
 CHANNELS = 16

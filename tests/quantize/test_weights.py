@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.ir import Array
-from npuc.quantize.weights import average_taps, quantise_weights
+from npuc.quantize.arithmetic.weights import average_taps, quantise_weights
 
 SEEDS = st.integers(0, 2**32 - 1)
 SCALES = st.floats(2.0**-12, 2.0**12)

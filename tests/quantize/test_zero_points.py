@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from npuc.interpreter import run
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.integer_onnx import integer_model
-from npuc.quantize.weights import average_taps, quantise_weights, sum_factors
-from npuc.targets.easynpu.borders import border_weights
+from npuc.quantize.arithmetic.onnx_forms import integer_model
+from npuc.quantize.arithmetic.weights import average_taps, quantise_weights, sum_factors
+from npuc.targets.easynpu.layers.borders import border_weights
 from tests.passes.networks import node
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]

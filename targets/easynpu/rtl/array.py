@@ -8,8 +8,8 @@ from amaranth.hdl import Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS, Pe
 from npuc.targets.easynpu.rtl.quantiser import BYTE

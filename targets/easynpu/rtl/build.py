@@ -15,8 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from npuc.errors import ArtefactError
-from npuc.files import cache_folder
-from npuc.targets.easynpu.machine import Machine
+from npuc.storage.files import cache_folder
+from npuc.targets.easynpu.machine.parameters import Machine
 
 FOLDER = Path(__file__).parent
 HARNESS = FOLDER / "harness.cpp"

@@ -13,16 +13,16 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
-from npuc.targets.easynpu.rearrangement import SETUP
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import SETUP
+from npuc.targets.easynpu.machine.timing import DRAIN
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.decoder import Block, Decoder, Kind, given, roles
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.sizes import index_bits, tables
 from npuc.targets.easynpu.rtl.words import Fields
-from npuc.targets.easynpu.timing import DRAIN
 
 CYCLES = 32
 """Bits of the cycle counter."""

@@ -8,9 +8,9 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller

@@ -12,10 +12,10 @@ from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, enum, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.isa import BY_MNEMONIC, Layer
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine.memory import BS_WORDS, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, WORD
 from npuc.targets.easynpu.rtl.pe import Addend, Factor, Scale

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from npuc.data import Samples
 from npuc.ir import Array
 from npuc.program import Program, canonical_json
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.artefact import Segment
-from npuc.targets.easynpu.isa import WORD_BYTES
-from npuc.targets.easynpu.loading import load_images
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES, Map, pack_feature
+from npuc.storage.data import Samples
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.isa import WORD_BYTES
+from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.rtl import build, port
-from npuc.targets.easynpu.running import Runner
-from npuc.targets.easynpu.simulator import Observer as WordObserver
-from npuc.targets.easynpu.simulator import Simulator, State
+from npuc.targets.easynpu.simulate.loading import load_images
+from npuc.targets.easynpu.simulate.running import Runner
+from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
+from npuc.targets.easynpu.simulate.simulator import Simulator, State
 
 FOLDER = Path(__file__).parent
 SOURCES = ("board.h", "testbench.cpp")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from amaranth.lib import data
 
 from npuc.bits import places
-from npuc.targets.easynpu.isa import Layer
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.pe import LEAVING, Addend, Factor
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 from npuc.targets.easynpu.rtl.sizes import address_bits, index_bits, tables

@@ -9,8 +9,8 @@ from amaranth.hdl import Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import BS_WORDS, LANES, TABLE_WORDS
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, TABLE_WORDS
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE

@@ -13,10 +13,10 @@ from amaranth.hdl import Array, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, enum, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.quantiser import BYTE, PSUM, Quantiser
 from npuc.targets.easynpu.rtl.sizes import index_bits
-from npuc.targets.easynpu.streams import MAXPOOL_START
+from npuc.targets.easynpu.simulate.streams import MAXPOOL_START
 
 
 class Factor(enum.Enum, shape=2):

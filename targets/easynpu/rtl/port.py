@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from npuc.targets.easynpu import isa
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.sizes import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")

@@ -11,10 +11,10 @@ from amaranth.hdl import Array, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.isa import Reshape
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
-from npuc.targets.easynpu.rearrangement import DIMENSIONS, ORDER, PERMUTATIONS, C, runs_most
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import DIMENSIONS, ORDER, PERMUTATIONS, C, runs_most
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
 from npuc.targets.easynpu.rtl.sizes import address_bits

@@ -8,7 +8,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Observer
 from npuc.targets.easynpu.rtl.simulation import Simulation
-from npuc.targets.easynpu.running import Runner, one_by_one
+from npuc.targets.easynpu.simulate.running import Runner, one_by_one
 
 
 class RtlRunner:

@@ -12,8 +12,8 @@ from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, held, stored
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend

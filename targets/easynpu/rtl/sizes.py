@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from npuc.targets.easynpu.machine import Machine
-from npuc.targets.easynpu.memory import LANES
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def index_bits(entries: int) -> int:

@@ -11,7 +11,7 @@ from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, WORD
 from npuc.targets.easynpu.rtl.loader import next_tile

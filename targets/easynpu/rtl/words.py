@@ -7,7 +7,7 @@ from typing import Any
 from amaranth.hdl import Value
 
 from npuc.bits import places
-from npuc.targets.easynpu.machine import Machine
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.sizes import address_bits
 
 

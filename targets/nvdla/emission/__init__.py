@@ -11,16 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from npuc.targets.nvdla.commands import Command, Poll
 from npuc.targets.nvdla.emission.contraction import write_contraction
 from npuc.targets.nvdla.emission.convolution import write_convolution
-from npuc.targets.nvdla.emission.flights import CONVOLUTION, Admission, Flights, blocks_of
 from npuc.targets.nvdla.emission.normalisation import write_normalisation
 from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Contraction, Convolution, Elementwise, Normalisation, Operation, Pooling
+from npuc.targets.nvdla.machine.commands import Command, Poll
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations.operation import (
+    Contraction,
+    Convolution,
+    Elementwise,
+    Normalisation,
+    Operation,
+    Pooling,
+)
+from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Flights, blocks_of
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
 """Sources of interrupts that only say how far a convolution has come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.operations import Contraction
+from npuc.targets.nvdla.operations.operation import Contraction
 
 
 def write_contraction(writer: Writer, operation: Contraction) -> None:

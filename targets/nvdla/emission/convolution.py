@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.operations import Convolution, Kernels, Surface
+from npuc.targets.nvdla.operations.operation import Convolution, Kernels, Surface
 
 
 def write_convolution(writer: Writer, operation: Convolution) -> None:

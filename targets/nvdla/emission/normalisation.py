@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.operations import Normalisation, Tables
+from npuc.targets.nvdla.operations.operation import Normalisation, Tables
 
 
 def write_normalisation(writer: Writer, operation: Normalisation) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.operations import Pooling, Surface, Window
+from npuc.targets.nvdla.operations.operation import Pooling, Surface, Window
 
 PAD_VALUE_BITS = (1 << 19) - 1
 """PDP's padding values, of so many padded columns in a row, are signed and have 19 bits."""

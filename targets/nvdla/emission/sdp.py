@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from npuc.targets.nvdla.arithmetic.integer import ALU
 from npuc.targets.nvdla.emission.writer import Writer
-from npuc.targets.nvdla.integer import ALU
-from npuc.targets.nvdla.operations import Fetch, Ramp, Sdp, Surface, Tables, Unit
+from npuc.targets.nvdla.operations.operation import Fetch, Ramp, Sdp, Surface, Tables, Unit
 
 
 def write_sdp(

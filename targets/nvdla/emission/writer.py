@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from npuc.targets.nvdla.commands import Command, Write
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Window
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.commands import Command, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
+from npuc.targets.nvdla.operations.operation import Window
 
 
 class Writer:

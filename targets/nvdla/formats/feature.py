@@ -14,7 +14,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import expect_aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 
 
 @dataclass(frozen=True)

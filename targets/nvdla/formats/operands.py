@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 
 
 @dataclass(frozen=True)

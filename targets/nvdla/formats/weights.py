@@ -19,7 +19,7 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 
 OPTIONS = {
     "direct": (True, False),

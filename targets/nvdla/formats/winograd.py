@@ -13,7 +13,7 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine import BYTES
+from npuc.targets.nvdla.machine.parameters import BYTES
 
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 KERNEL = 3

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from npuc.targets.nvdla.commands import Command, Wait, Write
 from npuc.targets.nvdla.loadable import flatbuffer, schema
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.firmware import RegisterWrite
 from npuc.targets.nvdla.loadable.scheduling import Runner
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.commands import Command, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
 
 
 def read(data: bytes) -> schema.Loadable:

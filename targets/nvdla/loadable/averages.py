@@ -13,16 +13,15 @@ from math import prod
 import numpy as np
 
 from npuc.errors import ArtefactError
+from npuc.targets.nvdla.arithmetic.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.formats import weights as weight_format
 from npuc.targets.nvdla.formats.precision import half_away
-from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.capture import Captured, captured
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import Banks, Convolution, Kernels, Sdp, Surface, Unit, Window
-from npuc.targets.nvdla.selection import Constants
-from npuc.targets.nvdla.tiling import (
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, Sdp, Surface, Unit, Window
+from npuc.targets.nvdla.operations.tiling import (
     Geometry,
     RowTile,
     data_banks,
@@ -33,6 +32,7 @@ from npuc.targets.nvdla.tiling import (
     row_tiles,
     weight_banks,
 )
+from npuc.targets.nvdla.selection import Constants
 
 MOST_MULTIPLIER, MOST_SHIFT = (1 << 15) - 1, 31
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from npuc.targets.nvdla.commands import Command, Write
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.firmware.contraction import rubik_of
 from npuc.targets.nvdla.loadable.firmware.convolution import BLOCKS, convolution_of
@@ -17,9 +16,10 @@ from npuc.targets.nvdla.loadable.firmware.lines import ReadBack
 from npuc.targets.nvdla.loadable.firmware.look_up import lut_of
 from npuc.targets.nvdla.loadable.firmware.planar import cdp_of, own_reciprocals, pdp_of
 from npuc.targets.nvdla.loadable.firmware.sdp import sdp_of
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.commands import Command, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model.register_file import Group, RegisterFile
-from npuc.targets.nvdla.registers import register_map
 
 RDMAS = {"SDP": "SDP_RDMA", "PDP": "PDP_RDMA", "CDP": "CDP_RDMA"}
 

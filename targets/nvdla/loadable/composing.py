@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from npuc.errors import ArtefactError
 from npuc.program import Program
-from npuc.targets.nvdla.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
@@ -22,8 +21,9 @@ from npuc.targets.nvdla.loadable.memories import Memories
 from npuc.targets.nvdla.loadable.places import MAPS, WEIGHTS, Layout, Use, placed
 from npuc.targets.nvdla.loadable.ports import SOFTMAX_SCALE, Port, Ports
 from npuc.targets.nvdla.loadable.structures import pack
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.memory import Pattern
+from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.selection import Constants
 
 PAGE = schema.ALIGNMENT

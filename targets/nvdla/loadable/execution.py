@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.commands import Wait, Write
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
 from npuc.targets.nvdla.loadable.scheduling import Runner
 from npuc.targets.nvdla.loadable.structures import size, unpack
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.commands import Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory, Nvdla
-from npuc.targets.nvdla.registers import register_map
 
 BASE = 0x8000_0000
 DTYPES = {emulation.INT8: np.int8, emulation.INT8_SMALL: np.int8, emulation.FP16: np.float16}

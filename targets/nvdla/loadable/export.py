@@ -11,21 +11,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from npuc.data import synthetic
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
+from npuc.storage.data import synthetic
 from npuc.targets.nvdla import loadable as loadables
-from npuc.targets.nvdla.artefact import Contents, Segment
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.execution import Executed, run
 from npuc.targets.nvdla.loadable.places import MAPS
 from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import Nvdla
-from npuc.targets.nvdla.running import Runner
+from npuc.targets.nvdla.program.artefact import Contents, Segment
+from npuc.targets.nvdla.program.running import Runner
 
 FILE = "network.nvdla"
 SEED = 0

@@ -12,8 +12,8 @@ from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.rules import broken
-from npuc.targets.nvdla.machine import FULL, SMALL, Machine
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
+from npuc.targets.nvdla.machine.registers import register_map
 
 SMALL_FEATURE = 37
 """The pixel format of a feature tensor in atoms of 8 bytes."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.places import FIRST_BOUND
 from npuc.targets.nvdla.loadable.ports import Ports
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 
 PAGE = schema.ALIGNMENT
 VERSIONS = {schema.DLA: schema.DLA_VERSION, schema.EMU: schema.EMU_VERSION}

@@ -13,11 +13,11 @@ from typing import Any
 from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.program import Program
-from npuc.targets.nvdla.artefact import Contents, Segment, TensorMove
 from npuc.targets.nvdla.formats.pixels import NAMES
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.places import FIRST_BOUND, Bound
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 
 FEATURE_NCXHWX, FEATURE_CATEGORY = 3, 2
 IMAGE_NHWC, IMAGE_CATEGORY = 2, 0

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.commands import Wait
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.firmware import Firmware, RegisterWrite, has_rdma, programmed
 from npuc.targets.nvdla.loadable.task import Task
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.registers import register_map
+from npuc.targets.nvdla.machine.commands import Wait
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import register_map
 
 BLOCKS: Mapping[int, tuple[str, ...]] = {
     of.CONV: ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA"),

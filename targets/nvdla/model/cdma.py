@@ -13,7 +13,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import fp16, pixels
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.memory import Pattern, Port

@@ -11,7 +11,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.memory import Pattern, Port

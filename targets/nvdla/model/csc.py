@@ -15,7 +15,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right
 from npuc.targets.nvdla.model.cdma import Buffered, Weights, pad_value, precision

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import fp16
 from npuc.targets.nvdla.model.memory import Pattern, Port
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 
-from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import Register, register_map
 from npuc.targets.nvdla.model import bdma
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
 from npuc.targets.nvdla.model.operations import Operation, Operations
 from npuc.targets.nvdla.model.register_file import RegisterFile
 from npuc.targets.nvdla.model.traps import trap
-from npuc.targets.nvdla.registers import Register, register_map
 
 REMEDY = "enable every block of the layer"
 REMEDY_OF_RACES = "wait for its interrupt first"

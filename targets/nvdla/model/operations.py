@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from npuc.ir import Array
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cacc, cdma, cdp, csc, pdp, rubik, sdp
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group, RegisterFile

@@ -16,7 +16,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_right, signed
 from npuc.targets.nvdla.model.memory import Pattern, Port

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats import pixels as formats
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap

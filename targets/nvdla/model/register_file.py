@@ -13,9 +13,9 @@ from functools import cache
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.nvdla.machine.registers import Field, Register, RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.traps import trap
-from npuc.targets.nvdla.registers import Field, Register, RegisterMap
 
 LE_ENTRIES, LO_ENTRIES = 65, 257
 GROUPS = 2

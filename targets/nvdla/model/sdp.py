@@ -15,7 +15,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16, lut, sdp_rdma
 from npuc.targets.nvdla.model.arithmetic import saturate, shift_left, shift_right, signed
 from npuc.targets.nvdla.model.memory import Pattern, Port

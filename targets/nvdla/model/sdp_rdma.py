@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import cubes
 from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration import Spread
-from npuc.quantize.draft import Quantised
-from npuc.quantize.given import NOTHING_GIVEN, Steps
-from npuc.quantize.scales import Ties, choose_scales, components, in_powers_of_two, next_power
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.scales.assignment import Ties, choose_scales, components, in_powers_of_two, next_power
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.quantize.draft import Draft, Quantised
-from npuc.quantize.given import Steps
-from npuc.quantize.tables import CONVERSIONS
-from npuc.quantize.ties import MOVEMENT, SELECTION, average_kernel
-from npuc.targets.nvdla.integer import IDLE
+from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.quantize.network.construction import Draft, Quantised
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic.integer import IDLE
 from npuc.targets.nvdla.quantisation.form import Form, relu
 from npuc.targets.nvdla.quantisation.groups import Group, groups
 

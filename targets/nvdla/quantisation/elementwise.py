@@ -13,10 +13,10 @@ from math import inf
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.quantize.given import Steps
-from npuc.quantize.tables import CONVERSIONS, is_relu
-from npuc.targets.nvdla.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
-from npuc.targets.nvdla.integer import Stage
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
+from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import Builder
 from npuc.targets.nvdla.quantisation.form import (
     COMPARISONS,

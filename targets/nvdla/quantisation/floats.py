@@ -13,12 +13,12 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.given import Steps
-from npuc.quantize.tables import is_relu
-from npuc.quantize.ties import average_kernel, tensors_of
-from npuc.targets.nvdla import transformed
+from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.scales.constraints import average_kernel, tensors_of
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic import transformed
+from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
-from npuc.targets.nvdla.integer import Stage
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
 from npuc.targets.nvdla.quantisation.form import (
     COMPARISONS,

@@ -8,11 +8,11 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.fixed_point import (
+from npuc.targets.nvdla.arithmetic.fixed_point import (
     MOST_CONVERTER_SHIFT,
     factor,
 )
-from npuc.targets.nvdla.integer import ALU, IDENTITY, IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import ALU, IDENTITY, IDLE, Stage
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}

@@ -10,20 +10,20 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.equalisation import SUFFIX
-from npuc.quantize.given import Steps
-from npuc.quantize.tables import is_relu
-from npuc.quantize.ties import average_kernel
-from npuc.targets.nvdla import transformed
-from npuc.targets.nvdla.fixed_point import Weights, addends, factor, quantise_weights, share
-from npuc.targets.nvdla.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.improvement.equalisation import SUFFIX
+from npuc.quantize.scales.constraints import average_kernel
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic import transformed
+from npuc.targets.nvdla.arithmetic.fixed_point import Weights, addends, factor, quantise_weights, share
+from npuc.targets.nvdla.arithmetic.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.arithmetic.transformed import strides
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
 from npuc.targets.nvdla.quantisation.ties import upper_limit
-from npuc.targets.nvdla.transformed import strides
 
 CLOSE = 2.0**-20
 """By how much of itself the ratio of two given scales may be missed: onnxruntime's floats miss it by 2^-24."""

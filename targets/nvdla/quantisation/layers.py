@@ -8,10 +8,10 @@ from math import inf
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.quantize.draft import Quantised
-from npuc.quantize.layers import IntegerLayer, LayerWeights, source_of
-from npuc.targets.nvdla.fixed_point import FRACTION, MOST_MULTIPLIER
-from npuc.targets.nvdla.integer import operands, stages
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.network.layers import IntegerLayer, LayerWeights, source_of
+from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, MOST_MULTIPLIER
+from npuc.targets.nvdla.arithmetic.integer import operands, stages
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Graph
-from npuc.quantize.calibration import computed
+from npuc.quantize.calibration.histograms import computed
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
-from npuc.quantize.given import Steps
-from npuc.targets.nvdla.fixed_point import MOST_CONVERTER_SHIFT, factor
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
+from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table, interpolated
+from npuc.targets.nvdla.arithmetic.normalisation import (
+    LOOKED_AT,
+    MOST_ENTRY,
+    START,
+    ResponseTables,
+    tables_of,
+    worst,
+)
 from npuc.targets.nvdla.formats.precision import FP16_MOST
-from npuc.targets.nvdla.integer import LE_ENTRIES, LO_ENTRIES, Table, interpolated
-from npuc.targets.nvdla.normalisation import LOOKED_AT, MOST_ENTRY, START, ResponseTables, tables_of, worst
 from npuc.targets.nvdla.quantisation.rounding import half
 
 

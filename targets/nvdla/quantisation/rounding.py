@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Array
-from npuc.targets.nvdla.fixed_point import blocks_of_rows
+from npuc.targets.nvdla.arithmetic.fixed_point import blocks_of_rows
 from npuc.targets.nvdla.formats.precision import FP16_MOST
 
 TURNED = 256

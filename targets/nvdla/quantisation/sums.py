@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.quantize.given import integers_of
-from npuc.quantize.integer import accumulator_bound
-from npuc.targets.nvdla.fixed_point import (
+from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.quantize.scales.model_scales import integers_of
+from npuc.targets.nvdla.arithmetic.fixed_point import (
     MOST_MULTIPLIER,
     MOST_PRODUCT_SHIFT,
     addends,
@@ -18,7 +18,7 @@ from npuc.targets.nvdla.fixed_point import (
     factors,
     largest_magnitudes,
 )
-from npuc.targets.nvdla.integer import IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.quantisation.form import SUM
 
 TOLERANCE = 2.0**-16

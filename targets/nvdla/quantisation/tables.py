@@ -13,10 +13,10 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops import OPS
-from npuc.quantize.given import Steps
-from npuc.quantize.tables import wanted_values
-from npuc.targets.nvdla.fixed_point import factor
-from npuc.targets.nvdla.integer import LE_ENTRIES, LO_ENTRIES, Table
+from npuc.quantize.arithmetic.tables import wanted_values
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.nvdla.arithmetic.fixed_point import factor
+from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table
 from npuc.targets.nvdla.quantisation.form import Form
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration import Spread
-from npuc.quantize.scales import Ties
-from npuc.quantize.tables import CONVERSIONS
-from npuc.quantize.ties import MOVEMENT, SELECTION, floors, visible
+from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.scales.assignment import Ties
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, floors, visible
 
 
 def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:

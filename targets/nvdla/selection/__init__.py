@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from npuc.targets.nvdla import timing
-from npuc.targets.nvdla.operations import Elementwise, Operation
+from npuc.targets.nvdla.operations import timing
+from npuc.targets.nvdla.operations.operation import Elementwise, Operation
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed

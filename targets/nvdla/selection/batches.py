@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from npuc.ir import Node
-from npuc.targets.nvdla.machine import MOST_STRIDE, Machine
-from npuc.targets.nvdla.operations import Surface
-from npuc.targets.nvdla.tiling import Geometry, RowTile
+from npuc.targets.nvdla.machine.parameters import MOST_STRIDE, Machine
+from npuc.targets.nvdla.operations.operation import Surface
+from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
 
 
 def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface) -> Iterator[tuple[RowTile, int]]:

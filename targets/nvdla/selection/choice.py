@@ -13,18 +13,18 @@ from math import ceil
 
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.ties import MOVEMENT
-from npuc.targets.nvdla import pingpong, timing
+from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.targets.nvdla.arithmetic.integer import operands
+from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.weights import POST_EXTENSIONS
-from npuc.targets.nvdla.integer import operands
+from npuc.targets.nvdla.operations import pingpong, timing
+from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
+from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer
 from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
-from npuc.targets.nvdla.surfaces import map_shape, tensor_precision
-from npuc.targets.nvdla.transformed import kernel_extents
-from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
 
 PIXELS: Mapping[str, tuple[str, str]] = {
     "int8": ("T_R8", "T_A8B8G8R8"),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from npuc.ir import Graph, Node
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations.operation import (
     Kernels,
     Surface,
 )
-from npuc.targets.nvdla.surfaces import View
-from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
+from npuc.targets.nvdla.operations.surfaces import View
+from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 if TYPE_CHECKING:
     from npuc.targets.nvdla.selection.parts import Part

@@ -8,24 +8,18 @@ from functools import partial
 from itertools import pairwise
 
 from npuc.ir import Node
-from npuc.targets.nvdla import timing
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import TILE
-from npuc.targets.nvdla.machine import MOST_STRIDE
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.machine.parameters import MOST_STRIDE
+from npuc.targets.nvdla.operations import timing
+from npuc.targets.nvdla.operations.operation import (
     Banks,
     Convolution,
     Kernels,
     Surface,
 )
-from npuc.targets.nvdla.selection.batches import in_batches
-from npuc.targets.nvdla.selection.context import Context, Layer, Placed
-from npuc.targets.nvdla.selection.kernels import select_kernels
-from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
-from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
-from npuc.targets.nvdla.selection.sdp import select_sdp
-from npuc.targets.nvdla.tiling import (
+from npuc.targets.nvdla.operations.tiling import (
     Geometry,
     RowTile,
     divided_banks,
@@ -38,7 +32,13 @@ from npuc.targets.nvdla.tiling import (
     row_tiles,
     weight_banks,
 )
-from npuc.targets.nvdla.weight_form import DIRECT, WeightForm
+from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
+from npuc.targets.nvdla.selection.batches import in_batches
+from npuc.targets.nvdla.selection.context import Context, Layer, Placed
+from npuc.targets.nvdla.selection.kernels import select_kernels
+from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
+from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
+from npuc.targets.nvdla.selection.sdp import select_sdp
 
 
 def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = ()) -> Iterator[Convolution]:

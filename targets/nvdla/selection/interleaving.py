@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from npuc.ir import Node
-from npuc.targets.nvdla import pingpong
-from npuc.targets.nvdla.integer import IDLE
-from npuc.targets.nvdla.machine import MOST_EXTENT, Machine
-from npuc.targets.nvdla.operations import Contraction, Elementwise, Sdp, Surface, Unit
+from npuc.targets.nvdla.arithmetic.integer import IDLE
+from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
+from npuc.targets.nvdla.operations import pingpong
+from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Sdp, Surface, Unit
 from npuc.targets.nvdla.selection.context import Context
 
 MOST_STEP = 32

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla import transformed
+from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.formats import weights as formats
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.compression import SURFACE, compress
 from npuc.targets.nvdla.formats.precision import DTYPES
-from npuc.targets.nvdla.machine import BYTES, Machine
-from npuc.targets.nvdla.operations import Kernels, Mask
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.operations.operation import Kernels, Mask
+from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.selection.context import Context
-from npuc.targets.nvdla.tiling import Geometry
 
 
 def select_kernels(context: Context, shape: Geometry, dense: Callable[[], Array]) -> Kernels:

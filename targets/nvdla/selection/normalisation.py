@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from npuc.ir import Node
-from npuc.targets.nvdla.integer import converter, tables
-from npuc.targets.nvdla.operations import Normalisation, Tables
+from npuc.targets.nvdla.arithmetic.integer import converter, tables
+from npuc.targets.nvdla.operations.operation import Normalisation, Tables
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.selection.sdp import ramp
 

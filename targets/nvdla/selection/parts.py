@@ -9,21 +9,21 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.integer import operands
-from npuc.targets.nvdla.machine import Machine
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.arithmetic.integer import operands
+from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations.operation import (
     Surface,
     Window,
 )
-from npuc.targets.nvdla.selection.context import Placed
-from npuc.targets.nvdla.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
-from npuc.targets.nvdla.tiling import (
+from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
+from npuc.targets.nvdla.operations.tiling import (
     Geometry,
     RowTile,
     expect_kernels,
     kernels_together,
 )
-from npuc.targets.nvdla.transformed import kernel_extents
+from npuc.targets.nvdla.selection.context import Placed
 
 
 def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:

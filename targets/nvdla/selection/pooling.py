@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from npuc.ir import Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.integer import RECIPROCAL_BITS
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.arithmetic.integer import RECIPROCAL_BITS
+from npuc.targets.nvdla.operations.operation import (
     Pooling,
     Surface,
 )
+from npuc.targets.nvdla.operations.tiling import RowTile
 from npuc.targets.nvdla.selection.context import Context
 from npuc.targets.nvdla.selection.parts import Part, hardware_window
-from npuc.targets.nvdla.tiling import RowTile
 
 
 def select_pooling(context: Context, node: Node) -> Pooling:

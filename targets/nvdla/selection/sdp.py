@@ -6,9 +6,7 @@ import numpy as np
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Node
-from npuc.targets.nvdla.formats import operands as operand_format
-from npuc.targets.nvdla.formats.operands import Operand
-from npuc.targets.nvdla.integer import (
+from npuc.targets.nvdla.arithmetic.integer import (
     LE_ENTRIES,
     LO_ENTRIES,
     Stage,
@@ -18,19 +16,21 @@ from npuc.targets.nvdla.integer import (
     stages,
     tables,
 )
-from npuc.targets.nvdla.machine import BYTES
-from npuc.targets.nvdla.operations import (
+from npuc.targets.nvdla.formats import operands as operand_format
+from npuc.targets.nvdla.formats.operands import Operand
+from npuc.targets.nvdla.machine.parameters import BYTES
+from npuc.targets.nvdla.operations.operation import (
     Fetch,
     Ramp,
     Sdp,
     Tables,
     Unit,
 )
-from npuc.targets.nvdla.selection.context import Context, Placed
-from npuc.targets.nvdla.surfaces import View
-from npuc.targets.nvdla.tiling import (
+from npuc.targets.nvdla.operations.surfaces import View
+from npuc.targets.nvdla.operations.tiling import (
     RowTile,
 )
+from npuc.targets.nvdla.selection.context import Context, Placed
 
 
 def select_sdp(

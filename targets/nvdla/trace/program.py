@@ -5,8 +5,8 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 
-from npuc.targets.nvdla.commands import Command
-from npuc.targets.nvdla.machine import FULL, LARGE, SMALL, Machine
+from npuc.targets.nvdla.machine.commands import Command
+from npuc.targets.nvdla.machine.parameters import FULL, LARGE, SMALL, Machine
 from npuc.targets.nvdla.model.memory import Memory
 
 MACHINES = {"nv_small": replace(SMALL, elementwise=True, sdp_lut=True), "nv_large": LARGE, "nv_full": FULL}

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.commands import Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import STATUS
-from npuc.targets.nvdla.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.trace.dat import dump, packets, text_of
 from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace
 

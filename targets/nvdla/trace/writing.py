@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.commands import SEQUENCERS, SEQUENTIAL, Command, Poll, Wait, Write
-from npuc.targets.nvdla.registers import Register, RegisterMap, register_map
+from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.trace.dat import packed
 from npuc.targets.nvdla.trace.program import Trace
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.loadable.descriptors import NONE, Cube
+from npuc.targets.nvdla.machine.registers import RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.register_file import Group
-from npuc.targets.nvdla.registers import RegisterMap
 
 RegisterWrite = tuple[str, int]
 """A register's block and name, and its value."""

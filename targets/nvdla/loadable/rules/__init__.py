@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.rules import lists, operations
 from npuc.targets.nvdla.loadable.task import engine_tasks, read
-from npuc.targets.nvdla.machine import Machine
+from npuc.targets.nvdla.machine.parameters import Machine
 
 
 def broken(loadable: schema.Loadable, machine: Machine) -> Iterator[tuple[str, str]]:

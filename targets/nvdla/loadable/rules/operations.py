@@ -14,7 +14,7 @@ from npuc.targets.nvdla.loadable import schema
 from npuc.targets.nvdla.loadable.accesses import APART, RESULT, Accesses, before, by_memory, cubes, ends
 from npuc.targets.nvdla.loadable.structures import size
 from npuc.targets.nvdla.loadable.task import Task, content
-from npuc.targets.nvdla.machine import MOST_EXTENT, Machine
+from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, Machine
 from npuc.targets.nvdla.model.memory import Pattern
 
 Where = Iterator[str]

@@ -1,0 +1,50 @@
+"""The largest accumulator that a node of the integer graph can reach, whatever its int8 inputs: a proof per layer.
+
+It is below 2^31 for every node of a program, so no sum wraps; the rounding constant of the requantisation is part
+of it. What leaves int8 behind the shift saturates, by design: scales are chosen for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.quantize.arithmetic.operators import accumulator_bound
+
+LARGEST = 128
+"""Of the magnitudes of an int8."""
+
+
+def bound(graph: Graph, node: Node) -> int | None:
+    """The bound of a node's accumulator, rounding included; None for a node without arithmetic.
+
+    A map surrounded by a zero point has a second sum over the weights within the accumulator.
+    """
+    match node.op:
+        case "IntConv":
+            w, bias, shift = (graph.constants[name] for name in node.inputs[1:4])
+            sums = accumulator_bound(w, bias)
+            if node.integer("padding"):
+                sums = sums + accumulator_bound(w, np.zeros_like(bias))
+            return int((sums + (1 << np.maximum(shift.astype(np.int64) - 1, 0))).max())
+        case "IntAdd":
+            return 2 * LARGEST + _rounding(node)
+        case "IntSum":
+            factors, bias = (graph.constants[name].astype(np.int64) for name in node.inputs[2:])
+            return int(LARGEST * np.abs(factors).sum() + np.abs(bias)) + _rounding(node)
+        case "IntMul":
+            return LARGEST * LARGEST + _rounding(node)
+        case "IntPRelu":
+            sides = [[graph.constants[name].astype(np.int64) for name in node.inputs[k : k + 2]] for k in (1, 3)]
+            return max(int((LARGEST * np.abs(w) + ((1 << shift) >> 1)).max()) for w, shift in sides)
+        case "IntTable":
+            starts, a, b = (graph.constants[name].astype(np.int64) for name in node.inputs[1:4])
+            ends = np.append(starts[1:] - 1, 127)
+            reached = [np.abs(a * edge + b).max(initial=0) for edge in (starts, ends)]
+            return int(max(reached)) + _rounding(node)
+        case _:
+            return None
+
+
+def _rounding(node: Node) -> int:
+    return (1 << node.integer("shift")) >> 1

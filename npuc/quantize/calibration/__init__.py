@@ -1,0 +1,1 @@
+"""What values occur: histograms over calibration samples, clipping, and their cache."""

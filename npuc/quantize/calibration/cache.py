@@ -1,0 +1,146 @@
+"""Calibration results kept in a file: histograms by what they are of, so that a hit gives the same bytes.
+
+A file belongs to one model, one set of calibration data and one version of this format; of another it is told and
+made anew, as is a damaged one. In a folder each of those has a file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from npuc import __version__
+from npuc.errors import ArtefactError
+from npuc.ir import Array, Graph
+from npuc.quantize.calibration.histograms import BINS, Spread, spreads
+from npuc.storage.data import save
+from npuc.storage.streams import DAMAGED
+from npuc.target import Options
+
+VERSION = f"npuc {__version__}, calibration 1"
+"""Of the format, and of what `spreads` finds for the same data."""
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Cache:
+    """Histograms by the digest of a graph and what was asked of it."""
+
+    key: str
+    known: dict[str, dict[str, Spread]] = field(default_factory=dict[str, dict[str, Spread]])
+    hits: int = 0
+    misses: int = 0
+
+    def spreads(
+        self,
+        graph: Graph,
+        samples: Iterable[Mapping[str, Array]],
+        tensors: Sequence[str],
+        domains: Mapping[str, tuple[float, float]] | None = None,
+        gains: Mapping[str, Array] | None = None,
+    ) -> dict[str, Spread]:
+        """`calibration.spreads` of the samples that the cache's key stands for, as found before if they were."""
+        asked = _digest_of(graph, tensors, domains or {}, gains or {})
+        if asked in self.known:
+            self.hits += 1
+        else:
+            self.misses += 1
+            self.known[asked] = spreads(graph, samples, tensors, domains, gains)
+        return dict(self.known[asked])
+
+
+@contextmanager
+def remembering(options: Options, path: Path | None, files: Sequence[Path], tell: Tell) -> Generator[Options]:
+    """The options with which calibration goes through the cache at a path, which is written when all went well.
+
+    path: a file or a folder; None: no cache. files: the model and its calibration data, of whose bytes it is.
+    tell: told what was found. Raises ArtefactError (E506) where the cache cannot be written.
+    """
+    if path is None:
+        yield options
+        return
+    key = _key(files)
+    file = path / f"{files[0].stem}-{key[:16]}.calibration.npz" if path.is_dir() else path
+    cache = _opened(file, key, tell)
+    yield replace(options, spreads=cache.spreads)
+    tell(f"calibration cache '{file}': {cache.hits} of {cache.hits + cache.misses} calibrations found")
+    if cache.misses:
+        save(file, _arrays(cache))
+
+
+def _key(files: Sequence[Path]) -> str:
+    """A digest of the files' bytes; one that cannot be read is reported by whoever needs it."""
+    found = hashlib.sha256(VERSION.encode())
+    for path in files:
+        one = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    one.update(block)
+        except OSError:
+            continue
+        found.update(one.digest())
+    return found.hexdigest()
+
+
+def _digest_of(
+    graph: Graph,
+    tensors: Sequence[str],
+    domains: Mapping[str, tuple[float, float]],
+    gains: Mapping[str, Array],
+) -> str:
+    from npuc.export_onnx import to_onnx
+
+    found = hashlib.sha256(to_onnx(graph, [*graph.outputs]).SerializeToString(deterministic=True))
+    found.update(repr((list(tensors), sorted(domains.items()))).encode())
+    for name, values in sorted(gains.items()):
+        found.update(repr((name, values.shape, str(values.dtype))).encode())
+        found.update(np.ascontiguousarray(values).tobytes())
+    return found.hexdigest()
+
+
+def _arrays(cache: Cache) -> dict[str, Array]:
+    """The cache as named arrays: names and widths of each calibration, and a row of counts for each tensor."""
+    found: dict[str, Array] = {"key": np.array(cache.key)}
+    for asked, known in cache.known.items():
+        found[f"{asked}/names"] = np.array(list(known), np.str_)
+        found[f"{asked}/widths"] = np.array([each.width for each in known.values()], np.float64)
+        found |= {f"{asked}/{position}": each.counts for position, each in enumerate(known.values())}
+    return found
+
+
+def _opened(file: Path, key: str, tell: Tell) -> Cache:
+    """The cache in a file, if it is of this key; else an empty one."""
+    if not file.exists():
+        return Cache(key)
+    try:
+        with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
+            if str(archive["key"]) != key:
+                tell(f"calibration cache '{file}' is of another model, other data or another npuc: not used")
+                return Cache(key)
+            asked = [name.removesuffix("/names") for name in archive.files if name.endswith("/names")]
+            return Cache(key, {each: _read(archive, each) for each in asked})
+    except OSError as error:
+        raise ArtefactError("E506", f"'{file}' cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError, AttributeError, *DAMAGED):
+        tell(f"calibration cache '{file}' is damaged: not used")
+        return Cache(key)
+
+
+def _read(archive: Mapping[str, Array], asked: str) -> dict[str, Spread]:
+    """The histograms of one calibration. Raises ValueError for what is none."""
+    names, widths = archive[f"{asked}/names"], archive[f"{asked}/widths"]
+    if widths.shape != names.shape or not np.isfinite(widths).all() or (widths <= 0).any():
+        raise ValueError("widths")
+    found: dict[str, Spread] = {}
+    for position, (name, width) in enumerate(zip(names.tolist(), widths.tolist(), strict=True)):
+        counts = archive[f"{asked}/{position}"]
+        if counts.shape != (BINS,) or counts.dtype.kind not in "if" or not (counts >= 0).all():
+            raise ValueError("counts")
+        found[name] = Spread(counts, width)
+    return found

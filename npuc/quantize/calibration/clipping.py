@@ -1,0 +1,80 @@
+"""How far a tensor's range reaches: the calibration methods, as costs of candidate scales.
+
+minmax      no value saturates
+percentile  all but one value of ten thousand are within the range
+entropy     the range whose 128 levels lose the least information   (Kullback-Leibler divergence)
+mse         the least expected squared error of the tensor, rounding and saturation together
+output      the same, every channel weighed by the gain of the layers that read it: the error at their outputs
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.quantize.calibration.histograms import BINS, Spread
+
+METHODS = ("mse", "output", "minmax", "percentile", "entropy")
+SHARE = 1 - 1e-4
+"""Of the values, those within the range that percentile gives."""
+LEVELS = 128
+"""Magnitudes of an int8."""
+BEYOND = 1e6
+"""The cost of a scale per octave that its range stays below what a method asks for."""
+
+
+def range_cost(spread: Spread, scales: Array, method: str, most: float = inf) -> Array:
+    """What each of these scales costs a tensor: its error relative to its energy, and its range where that is set.
+
+    spread: with some value other than 0. most: no value is beyond it, whatever the edges of the histogram's bins.
+    """
+    if method in ("mse", "output"):
+        return spread.error(scales) / spread.energy
+    limit = min(range_limit(spread, method), most)
+    kept = spread.within(limit)
+    return kept.error(scales) / kept.energy + BEYOND * octaves_above(limit / 127, scales)
+
+
+def range_limit(spread: Spread, method: str) -> float:
+    """The magnitude that the range must reach. method: minmax, percentile or entropy."""
+    match method:
+        case "percentile":
+            inside = np.cumsum(spread.counts) >= SHARE * spread.counts.sum()
+            return float((np.argmax(inside) + 1) * spread.width)
+        case "entropy":
+            return _least_divergence(spread)
+        case _:
+            return spread.largest
+
+
+def octaves_above(value: Array | float, limit: Array | float) -> Array:
+    """By how many octaves the value exceeds the limit, beyond the accuracy of a 32-bit float."""
+    return np.maximum(np.log2(value / limit) - 1e-6, 0.0)
+
+
+def _least_divergence(spread: Spread) -> float:
+    """The range whose quantised histogram is nearest to the histogram with its tail gathered in the last bin.
+
+    Source: Migacz, "8-bit Inference with TensorRT", 2017.
+    """
+    filled = int(np.flatnonzero(spread.counts)[-1]) + 1
+    candidates = range(min(LEVELS, filled), filled + 1, max((filled - LEVELS) // 64, 1))
+    divergences = [_divergence(spread.counts[:filled].astype(np.float64), bins) for bins in candidates]
+    return candidates[int(np.argmin(divergences))] * spread.width
+
+
+def _divergence(counts: Array, bins: int) -> float:
+    """Kullback-Leibler divergence between the first bins, tail included, and their form in LEVELS levels."""
+    gathered = counts[:bins].copy()
+    gathered[-1] += counts[bins:].sum()
+    level = np.arange(bins) * LEVELS // bins
+    filled = counts[:bins] > 0
+    total = np.bincount(level, counts[:bins], LEVELS)
+    share = np.bincount(level, filled, LEVELS)
+    spread_out = np.where(filled, total[level] / np.maximum(share[level], 1), 0)
+    p, q = gathered / gathered.sum(), spread_out / max(spread_out.sum(), 1e-30)
+    both = (p > 0) & (q > 0)
+    lost = p[(p > 0) & (q == 0)].sum()
+    return float((p[both] * np.log(p[both] / q[both])).sum() + lost * np.log(BINS))

@@ -1,0 +1,218 @@
+"""Cross-layer equalisation: channels of one tensor brought to similar sizes, so that one scale suits them all.
+
+A factor per channel moves through what is homogeneous of degree one (ReLU, PReLU, sums, pooling, a gate's product)
+from the convolutions that write the channel, whose outputs it divides, to those that read it, whose weights it
+multiplies. Weights have a scale per output channel, so dividing costs nothing; multiplying costs resolution only
+where a reader sums over channels. Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and
+Bias Correction", 2019, with the sizes of activations in place of the writers' weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.network.renaming import renamed
+from npuc.quantize.scales.assignment import components
+
+HOMOGENEOUS = (
+    "Relu",
+    "PRelu",
+    "LeakyRelu",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+    "Identity",
+)
+"""Operators on each channel alone with f(a x) = a f(x) for every a > 0."""
+
+REACH = 8.0
+"""No channel is made larger or smaller by more than this: one that is nearly still on a few samples may move on
+others."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors whose channels are scaled together; convolutions that write and that read them."""
+
+    tensors: tuple[str, ...]
+    writers: tuple[Node, ...]
+    readers: tuple[Node, ...]
+
+
+def groups(graph: Graph) -> tuple[Group, ...]:
+    """The groups of tensors through which a factor per channel can move."""
+    images = [name for name, each in graph.tensors.items() if len(each.shape) == 4 and name not in graph.constants]
+    class_of = components(images, _links(graph))
+    members: dict[str, list[str]] = {}
+    for name, leader in class_of.items():
+        members.setdefault(leader, []).append(name)
+    found = (_group(graph, tensors) for tensors in members.values())
+    return tuple(each for each in found if each is not None)
+
+
+def _links(graph: Graph) -> list[tuple[str, str]]:
+    """Pairs of tensors whose channels have the same factors if they have any."""
+    found: list[tuple[str, str]] = []
+    for node in graph.nodes:
+        if node.op in HOMOGENEOUS and len(graph.shape(node.output)) == 4:
+            found.append((node.inputs[0], node.output))
+        elif node.op == "Add" and _same_channels(graph, node):
+            found += [(node.inputs[0], node.inputs[1]), (node.inputs[0], node.output)]
+        elif node.op == "Mul" and _same_channels(graph, node):
+            found.append((node.inputs[_scaled(graph, node)], node.output))
+    return found
+
+
+def _same_channels(graph: Graph, node: Node) -> bool:
+    shapes = [graph.shape(name) for name in node.inputs]
+    variable = not any(name in graph.constants for name in node.inputs)
+    return variable and all(len(shape) == 4 for shape in shapes) and shapes[0][1] == shapes[1][1]
+
+
+def _scaled(graph: Graph, node: Node) -> int:
+    """The operand of a product that carries the factor: the larger, as the smaller is a gate."""
+    sizes = [graph.tensors[name].size for name in node.inputs]
+    return int(sizes[1] > sizes[0])
+
+
+def _group(graph: Graph, tensors: Sequence[str]) -> Group | None:
+    """The group of these tensors; None where something writes or reads them that no factor passes."""
+    inside, writers, readers = set(tensors), dict[int, Node](), dict[int, Node]()
+    if inside.intersection((*graph.inputs, *graph.outputs)):
+        return None
+    for name in tensors:
+        producer = graph.producers[name]
+        if producer.op == "Conv":
+            writers[id(producer)] = producer
+        elif not _passes(graph, producer, inside):
+            return None
+        for reader in graph.readers[name]:
+            if reader.op == "Conv" and reader.inputs[0] == name:
+                readers[id(reader)] = reader
+            elif not _passes(graph, reader, inside):
+                return None
+    if not writers or not readers:
+        return None
+    if any(_closed(node) for node in writers.values()) or any(
+        node.integer("selects") for node in readers.values()
+    ):
+        return None
+    return Group(tuple(tensors), tuple(writers.values()), tuple(readers.values()))
+
+
+def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
+    """Whether the factor goes through this node from and to members of the group."""
+    if node.op in HOMOGENEOUS:
+        return node.output in inside
+    if node.op == "Add":
+        return node.text("activation") in ("", "Relu") and {*node.inputs, node.output} <= inside
+    return (
+        node.op == "Mul"
+        and {node.inputs[_scaled(graph, node)], node.output} <= inside
+        and len({*node.inputs} & inside) == 1
+    )
+
+
+def _closed(node: Node) -> bool:
+    """Whether no factor can be taken out of the convolution: a limit, or elements as they are."""
+    return node.text("activation") not in ("", "Relu") or bool(node.integer("selects"))
+
+
+def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The largest magnitude of every channel of each group's tensors over the samples: tensor -> (C,)."""
+    from npuc.reference import graph_session
+
+    names = [name for group in found for name in group.tensors]
+    if not names:
+        return {}
+    run = graph_session(graph, names)
+    largest = {name: np.zeros(graph.shape(name)[1]) for name in names}
+    for feed in feeds:
+        for name, value in zip(names, run.run(names, dict(feed)), strict=True):
+            largest[name] = np.maximum(largest[name], np.abs(value).max(axis=(0, 2, 3)))
+    return largest
+
+
+@dataclass(frozen=True)
+class Equalised:
+    """The graph; the tensors whose channels were divided, under names of their own, and by what (C,)."""
+
+    graph: Graph
+    factors: Mapping[str, Array]
+
+
+def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array], share: float) -> Equalised:
+    """The graph with a factor per channel moved through each group.
+
+    share: how far the channels of activations are brought together where readers sum over channels: 1 all the way,
+    0 as far as the readers' weights are. Depthwise readers have a scale per channel and take any factor.
+    """
+    constants = dict(graph.constants)
+    nodes = {id(node): node for node in graph.nodes}
+    factors: dict[str, Array] = {}
+    for group in found:
+        chosen = _factors(constants, nodes, group, largest, share)
+        factors |= dict.fromkeys(group.tensors, chosen)
+        for node in group.writers:
+            _rescale(nodes, constants, node, 1 / chosen, axis=0)
+        for node in group.readers:
+            _rescale(nodes, constants, node, chosen, axis=1)
+    names = {name: f"{name}{SUFFIX}" for name in factors}
+    built = renamed(graph, nodes.values(), names, constants)
+    return Equalised(built, {names[name]: each for name, each in factors.items()})
+
+
+SUFFIX = "/equalised"
+"""An equalised tensor is no longer that of the ONNX model, whose name it therefore leaves."""
+
+
+def _factors(
+    constants: Mapping[str, Array],
+    nodes: Mapping[int, Node],
+    group: Group,
+    largest: Mapping[str, Array],
+    share: float,
+) -> Array:
+    """The factor of each channel (C,), their geometric mean 1."""
+    activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
+    columns = [
+        _columns(constants[nodes[id(node)].inputs[1]]) for node in group.readers if node.integer("group", 1) == 1
+    ]
+    exponent = share if columns else 1.0
+    weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
+    alive = activation > 0
+    factors = np.where(
+        alive, np.maximum(activation, 1e-9) ** exponent / np.maximum(weights, 1e-9) ** (1 - exponent), 1.0
+    )
+    logs = np.log2(factors)
+    centre = logs[alive].mean() if alive.any() else 0.0
+    return np.where(alive, np.exp2(np.clip(logs - centre, -np.log2(REACH), np.log2(REACH))), 1.0).astype(
+        np.float32
+    )
+
+
+def _columns(w: Array) -> Array:
+    """The largest weight of every input channel of a dense convolution."""
+    return np.abs(w).max(axis=(0, 2, 3)).astype(np.float64)
+
+
+def _rescale(nodes: dict[int, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
+    """Multiplies the weights of a convolution per output (axis 0, with the bias) or input channel (axis 1)."""
+    current = nodes[id(node)]
+    x, weights, *rest = current.inputs
+    w = constants[weights]
+    depthwise = axis == 1 and node.integer("group", 1) > 1
+    shaped = np.repeat(factors, len(w) // len(factors)) if depthwise else factors
+    along = 0 if depthwise else axis
+    column = shaped.reshape([-1 if each == along else 1 for each in range(w.ndim)])
+    stem = f"{node.output}/equalised"
+    constants[f"{stem}_w"] = (w * column).astype(np.float32)
+    if axis == 0 and rest and rest[0]:
+        constants[f"{stem}_b"] = (constants[rest[0]] * factors).astype(np.float32)
+        rest = [f"{stem}_b", *rest[1:]]
+    nodes[id(node)] = replace(current, inputs=(x, f"{stem}_w", *rest))

@@ -1,0 +1,120 @@
+"""Layer by layer through the integer network over a few samples, each convolution improved on what reaches it.
+
+What a layer gets as inputs is what the layers before it, already improved, give; so errors are made good where
+they can be seen. A layer keeps the proposal with the least error on the samples held out, or stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
+from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
+from npuc.quantize.improvement.proposals import Layer, Proposal, rounded_in_turn
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.network.layers import IntegerLayer, Layers, LayerWeights
+
+
+def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The float convolutions whose weights are rounded: not those that take elements as they are."""
+    return tuple(node for node in nodes if node.op == "Conv" and not node.integer("selects"))
+
+
+def improved(
+    graph: Graph,
+    quantised: Quantised,
+    layers: Layers,
+    sampled: Sampled,
+    proposals: Sequence[Proposal],
+    depth: int,
+) -> Quantised:
+    """The integer network with the weights and biases that the proposals give, each layer on its own.
+
+    graph: the float graph that was quantised; layers: how its convolutions are read; sampled: of the graph's
+    `weighted` nodes. depth: a layer with more inputs to
+    an output channel keeps its weights: rounding them in turn takes time with the cube of their number.
+    """
+    integer = quantised.graph
+    constants = dict(integer.constants)
+    values = {name: np.stack([feed[name] for feed in sampled.feeds]) for name in integer.inputs}
+    last = {name: position for position, node in enumerate(integer.nodes) for name in node.inputs}
+    for position, node in enumerate(integer.nodes):
+        found = layers.layer(quantised, node)
+        if found is not None and found.source in sampled.witnesses:
+            allowed = [each for each in proposals if each is not rounded_in_turn or _depth(integer, node) <= depth]
+            layer = _layer(graph, quantised, sampled, node, found, values[node.inputs[0]])
+            constants.update(layers.constants(quantised, node, _improved(layer, found.weights, allowed)))
+        values.update(_run(integer, node, constants, values))
+        for name in set(node.inputs) & values.keys():
+            if last[name] == position:
+                del values[name]
+    types = {name: integer.tensors[name] for name in integer.inputs}
+    return replace(quantised, graph=build_graph(integer.name, integer.nodes, types, integer.outputs, constants))
+
+
+def _depth(integer: Graph, node: Node) -> int:
+    return prod(integer.shape(node.inputs[1])[1:])
+
+
+def _data(node: Node, constants: Mapping[str, Array]) -> list[str]:
+    return [name for name in node.inputs if name and name not in constants]
+
+
+def _improved(layer: Layer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
+    """The best of a layer's weights and those proposed for it, each proposal made from the best so far."""
+    least = layer.error(best)
+    for proposal in proposals:
+        candidate = proposal(layer, best)
+        error = layer.error(candidate)
+        if error < least and accumulator_bound(candidate.w, candidate.bias).max() < ACCUMULATOR_LIMIT:
+            best, least = candidate, error
+    return best
+
+
+def _layer(
+    graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, found: IntegerLayer, x: Array
+) -> Layer:
+    """What the layer is judged by, in steps of its scales."""
+    source = graph.producers[found.source]
+    witness = sampled.witnesses[found.source]
+    x_scale, y_scale = quantised.scales[node.inputs[0]], found.scale
+    w = graph.constants[source.inputs[1]]
+    x_zero = quantised.zeros.get(node.inputs[0], 0)
+    maps = x.reshape(len(x), *x.shape[2:]).astype(np.int16) - x_zero
+    return Layer(
+        exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
+        bias=float_bias(graph, source).astype(np.float64) / y_scale,
+        found=taps_under(maps, node, w.shape, witness.places, node.integer("group", 1)).astype(np.float32),
+        results=witness.results / np.float32(y_scale),
+        mean=witness.mean / x_scale,
+        sample=witness.places.sample,
+        training=sampled.training[witness.places.sample],
+        x_zero=x_zero,
+        y_zero=found.zero,
+        lowest=found.lowest,
+        largest=found.largest,
+        limited=bool(source.text("activation")),
+    )
+
+
+def _run(
+    integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The node's outputs for all samples, by onnxruntime."""
+    from npuc.quantize.arithmetic.onnx_forms import integer_model
+    from npuc.reference import session
+
+    data = dict.fromkeys(_data(node, constants))
+    types = {name: integer.tensors[name] for name in data}
+    held = {name: constants[name] for name in node.inputs if name in constants}
+    run = session(integer_model(build_graph("layer", [node], types, node.outputs, held), node.outputs))
+    count = len(next(iter(values.values())))
+    found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
+    return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}

@@ -1,0 +1,110 @@
+"""Which few convolutions the host computes in float instead (`--mixed auto`): those whose int8 costs the most.
+
+Sensitivity: each candidate alone leaves the integer network, and what that takes off the noise where int8 ends is
+measured on samples held out. Candidates join in that order while the noise falls and the host has room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from time import process_time
+
+from npuc.ir import Graph, Node
+from npuc.quantize.improvement.acceptance import Guard, decibels, ends, guard
+from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Step, divided
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.storage.data import Samples
+from npuc.text import short
+
+MOST_MACS = 0.1
+"""Share of the convolutions' multiply-accumulates that the host may take."""
+FEWER = 10**-0.01
+"""A layer joins if the noise falls by 0.1 dB."""
+WORTH = 10**-0.05
+"""The host is used at all if the noise of the improved network falls by half a dB."""
+MOST_SAMPLES = 16
+REASON = "int8 would cost accuracy here (--mixed auto)"
+"""Why the host computes such a layer."""
+
+Host = frozenset[str]
+"""Names of the nodes that the host computes."""
+Result = tuple[Network, tuple[Step, ...]]
+
+
+def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
+    """The nodes that the host does not compute."""
+    return tuple(node for node in nodes if node.name not in host)
+
+
+def mixed(
+    graph: Graph,
+    drawn: Callable[[Host], Quantised],
+    best: Callable[[Host], Result],
+    samples: Samples,
+    layers: Layers = SHIFTED,
+) -> Result:
+    """The best network with these samples, a few layers of it on the host if that is worth it.
+
+    drawn: the integer network of the float graph without these nodes, best: the same improved. layers: how its
+    convolutions are read. Nothing is chosen by fewer than FEWEST_SAMPLES samples, or by made-up ones.
+    """
+    nowhere: Host = frozenset()
+    array, plain = best(nowhere), drawn(nowhere)
+    if samples.synthetic or len(samples) < FEWEST_SAMPLES or not ends(plain.graph):
+        return array
+    started = process_time()
+    judge = guard(graph, plain, divided(samples, MOST_SAMPLES)[1])
+    shares = candidates(graph, plain, layers)
+    host = _chosen(judge, drawn, shares)
+    if not host:
+        return array
+    other = best(host)
+    before, after = (judge.noise(each[0].quantised) for each in (array, other))
+    kept = after < before * WORTH
+    names = ", ".join(f"'{short(name)}'" for name in sorted(host))
+    title = f"on the host: {names}, {100 * sum(shares[name] for name in host):.2g} % of the MACs"
+    step = Step(title, kept, decibels(before), decibels(after), process_time() - started)
+    network, steps = other if kept else array
+    return network, (*steps, step)
+
+
+def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict[str, float]:
+    """The convolutions that have a name of their own and room on the host: their share of all MACs."""
+    read = (layers.layer(plain, node) for node in plain.graph.nodes)
+    integer = {layer.source for layer in read if layer is not None}
+    macs = {id(node): _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
+    names = Counter(node.name for node in graph.nodes)
+    whole = sum(macs.values())
+    return {
+        node.name: macs[id(node)] / whole
+        for node in graph.nodes
+        if node.op == "Conv"
+        and node.output in integer
+        and names[node.name] == 1
+        and not node.integer("selects")
+        and macs[id(node)] <= MOST_MACS * whole
+    }
+
+
+def _macs(graph: Graph, node: Node) -> int:
+    return prod(graph.shape(node.inputs[1])[1:]) * graph.tensors[node.output].size
+
+
+def _chosen(judge: Guard, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
+    """The candidates that together take most off the noise: the most sensitive first."""
+    least = judge.noise(drawn(frozenset()))
+    alone = {name: judge.noise(drawn(frozenset((name,)))) for name in shares}
+    host: Host = frozenset()
+    for name in sorted(shares, key=alone.__getitem__):
+        if alone[name] >= least and not host:
+            break
+        together = host | {name}
+        if sum(shares[each] for each in together) > MOST_MACS:
+            continue
+        noise = judge.noise(drawn(together))
+        if noise < least * FEWER:
+            host, least = together, noise
+    return host

@@ -1,0 +1,145 @@
+"""Other weights and biases for a quantised layer, made from what its windows see.
+
+bias_by_weights   the bias takes back what the rounding of the weights adds on average   (analytic)
+bias_by_results   the bias takes back the mean difference from the float results         (empirical)
+rounded_in_turn   weights rounded one after the other, each error made good by the rest
+A proposal is only that: whoever asks for it measures it on samples that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.quantize.improvement.evidence import sums
+from npuc.quantize.network.layers import LayerWeights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A quantised convolution and what it is judged by, in steps of its input's and its output's scales.
+
+    exact, bias: (Co, K) and (Co,), the float weights as they act on steps: results = inputs @ exact.T + bias.
+    found: (windows, groups, K), what the integer network gives under the windows, less its zero point, float32.
+    results: (windows, Co) of the float network before the activation. mean: (groups, K) of the float network's
+    inputs. sample: (windows,), training: (windows,) bool. lowest, largest: the limits of what can result; limited:
+    whether an activation keeps results from falling below 0.
+    """
+
+    exact: Array
+    bias: Array
+    found: Array
+    results: Array
+    mean: Array
+    sample: Array
+    training: Array
+    x_zero: int
+    y_zero: int
+    lowest: float
+    largest: float
+    limited: bool
+
+    def error(self, weights: LayerWeights) -> float:
+        """The squared error of the int8 results under the windows that are held out."""
+        held = ~self.training
+        power = weights.power.astype(np.float32)
+        bias = (weights.bias + self.x_zero * weights.total).astype(np.float32)
+        acc = sums(self.found[held], weights.w.reshape(len(weights.w), -1)) + bias
+        found = np.clip(np.floor(acc / power + np.float32(0.5)), self.lowest, self.largest) - self.y_zero
+        lowest = max(self.lowest - self.y_zero, 0) if self.limited else self.lowest - self.y_zero
+        exact = np.clip(self.results[held], lowest, self.largest - self.y_zero)
+        return float(np.square(found - exact).sum())
+
+    def with_bias(self, weights: LayerWeights, bias: Array) -> LayerWeights:
+        """The weights with this bias, (Co,) in steps, which takes up the zero points."""
+        rounded = np.rint((bias + self.y_zero) * weights.power)
+        return replace(weights, bias=weights.rounded(rounded - self.x_zero * weights.total))
+
+
+Proposal = Callable[[Layer, LayerWeights], LayerWeights]
+"""Other weights for the layer, from those it has."""
+
+
+def bias_by_weights(layer: Layer, weights: LayerWeights) -> LayerWeights:
+    """The bias less the mean of what the rounding of the weights adds: (W' - W) E[x]."""
+    flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
+    added = sums(layer.mean[None], flat - layer.exact)[0]
+    return layer.with_bias(weights, layer.bias - added)
+
+
+def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
+    """The bias less the mean difference from the float results, as far as the samples agree on it.
+
+    Windows of one sample resemble each other, so the samples' means count as the observations. A mean difference m
+    whose standard error is e is shrunk by max(0, 1 - e^2 / m^2), the positive part of James and Stein's rule.
+    """
+    learned = layer.training
+    found = sums(layer.found[learned], weights.w.reshape(len(weights.w), -1)) / weights.power
+    sample = layer.sample[learned]
+    missing = (layer.results[learned] - layer.bias) - found
+    means = np.stack([missing[sample == each].mean(axis=0) for each in np.unique(sample)]).astype(np.float64)
+    mean = means.mean(axis=0)
+    variance = means.var(axis=0, ddof=1) / len(means) if len(means) > 1 else np.full(len(mean), np.inf)
+    shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
+    return layer.with_bias(weights, layer.bias + mean * shrunk)
+
+
+def rounded_in_turn(layer: Layer, weights: LayerWeights) -> LayerWeights:
+    """`solved` weights with the bias that the results ask for."""
+    return bias_by_results(layer, solved(layer, weights))
+
+
+def solved(layer: Layer, weights: LayerWeights) -> LayerWeights:
+    """Weights rounded one after the other, the rest taking up each error as the inputs' correlations allow.
+
+    Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias takes: the most active inputs first,
+    the inverse of the damped Hessian by Cholesky. Source: Frantar et al., "GPTQ: Accurate Post-Training
+    Quantization for Generative Pre-trained Transformers", 2022.
+    """
+    groups, depth = layer.found.shape[1:]
+    x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64)
+    x -= x.mean(axis=1, keepdims=True)
+    hessian = x.transpose(0, 2, 1) @ x
+    wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)
+    order = np.argsort(-np.diagonal(hessian, axis1=1, axis2=2), axis=1, kind="stable")
+    hessian = np.take_along_axis(np.take_along_axis(hessian, order[:, :, None], 1), order[:, None, :], 2)
+    rounded = _in_order(np.take_along_axis(wanted, order[:, None, :], 2), hessian)
+    found = np.empty_like(rounded)
+    np.put_along_axis(found, np.broadcast_to(order[:, None, :], rounded.shape), rounded, 2)
+    return layer.with_bias(replace(weights, w=found.astype(np.int8).reshape(weights.w.shape)), layer.bias)
+
+
+BLOCK = 32
+DAMPING = 0.01
+"""Share of the mean squared input that is added to every input's, so that the Hessian can be inverted."""
+
+
+def _in_order(wanted: Array, hessian: Array) -> Array:
+    """int8 weights (groups, Co, K) for the Hessians (groups, K, K), column after column.
+
+    Columns behind a block take its errors up at once.
+    """
+    depth = hessian.shape[-1]
+    damping = DAMPING * np.trace(hessian, axis1=1, axis2=2) / depth + 1e-6
+    damped = hessian + damping[:, None, None] * np.eye(depth)
+    spread = np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
+    left, rounded, errors = wanted.copy(), np.empty_like(wanted), np.empty_like(wanted)
+    for start in range(0, depth, BLOCK):
+        end = min(start + BLOCK, depth)
+        for column in range(start, end):
+            rounded[..., column] = np.clip(np.rint(left[..., column]), -128, 127)
+            error = (left[..., column] - rounded[..., column]) / spread[:, None, column, column]
+            errors[..., column] = error
+            left[..., column + 1 : end] -= error[..., None] * spread[:, None, column, column + 1 : end]
+        left[..., end:] -= errors[..., start:end] @ spread[:, start:end, end:]
+    return rounded
+
+
+PROPOSALS: Mapping[str, Proposal] = {
+    "bias by weights": bias_by_weights,
+    "bias by results": bias_by_results,
+    "rounding in turn": rounded_in_turn,
+}

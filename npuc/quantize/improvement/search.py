@@ -1,0 +1,333 @@
+"""From a float graph and calibration samples to the best integer network within a level's cost.
+
+Every step makes another network, which is kept only where it has less noise on calibration samples held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from hashlib import blake2b
+from time import process_time
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize.arithmetic.tables import domains
+from npuc.quantize.calibration.histograms import Spread, Spreads, output_gains, spreads
+from npuc.quantize.improvement import equalisation, proposals
+from npuc.quantize.improvement.acceptance import decibels, ends, guard
+from npuc.quantize.improvement.evidence import Sampled, sampled
+from npuc.quantize.improvement.levels import Level, Variant
+from npuc.quantize.improvement.lockstep import improved, weighted
+from npuc.quantize.improvement.splitting import split
+from npuc.quantize.network.construction import Quantise, Quantised, int8_name
+from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.quantize.scales.constraints import tensors_of
+from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
+from npuc.storage.data import Samples
+
+FEWEST_SAMPLES = 4
+"""With fewer, none can be held out."""
+MOST_JUDGES = 32
+"""Of the samples held out, as many judge: the same at every level."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the ladder: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
+
+    name: str
+    kept: bool
+    before_db: float | None
+    after_db: float | None
+    seconds: float
+
+
+def as_json(steps: Sequence[Step]) -> list[dict[str, str | bool | float | None]]:
+    """The steps for a report, without their times, which differ from run to run."""
+    return [
+        {
+            "name": step.name,
+            "kept": step.kept,
+            "before_db": _rounded(step.before_db),
+            "after_db": _rounded(step.after_db),
+        }
+        for step in steps
+    ]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a target quantises: which nodes of a float graph, and into what.
+
+    layers: how the convolutions of the integer graph are read. zero_points: None where there are none.
+    splits: whether outlier channels may be split, as limits at any value cost nothing.
+    """
+
+    select: Callable[[Graph], tuple[Node, ...]]
+    quantise: Quantise
+    layers: Layers = SHIFTED
+    zero_points: ZeroPoints | None = IN_BIASES
+    splits: bool = False
+    spreads: Spreads = spreads
+
+
+@dataclass(frozen=True)
+class Network:
+    """A float graph, the spreads of its tensors, the factors of its channels, and its integer form once made.
+
+    layers: how the convolutions of the integer form are read.
+    """
+
+    graph: Graph
+    nodes: tuple[Node, ...]
+    spreads: Mapping[str, Spread]
+    factors: Mapping[str, Array]
+    integer: Quantised | None = None
+    layers: Layers = SHIFTED
+
+    @property
+    def quantised(self) -> Quantised:
+        """The integer form."""
+        assert self.integer is not None
+        return self.integer
+
+
+def best_network(
+    graph: Graph,
+    recipe: Recipe,
+    samples: Samples,
+    level: Level,
+    method: str | None = None,
+    known: Mapping[str, Spread] | None = None,
+) -> tuple[Network, tuple[Step, ...]]:
+    """The best integer network of a float graph within the level, and what was tried.
+
+    method: of calibration, instead of the level's. known: the spreads of the graph's tensors, if they have been
+    found before. Made-up samples only give scales: nothing is learned from them.
+    """
+    maker = _Maker(recipe, samples)
+    plain = maker.drawn(graph, method or level.method, known=known)
+    judged = bool(ends(plain.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    if not level.variants or not judged:
+        return plain, ()
+    network, steps = _Ladder(maker, level, method, plain).climbed()
+    return replace(network, integer=_under_old_names(network.quantised)), steps
+
+
+def best_weights(
+    network: Network, recipe: Recipe, samples: Samples, level: Level
+) -> tuple[Network, tuple[Step, ...]]:
+    """A network whose scales are given, with the weights and biases that suit them best, and what was tried."""
+    judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
+    if not level.proposals or not judged:
+        return network, ()
+    more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
+    top = reduce(lambda below, each: replace(each, below=below), more)
+    return _Ladder(_Maker(recipe, samples), top, None, network).improved()
+
+
+WEIGHT_SAMPLES = 64
+"""Where scales are given there is but one network to improve, which leaves time for more samples."""
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes networks with the same recipe and samples."""
+
+    recipe: Recipe
+    samples: Samples
+
+    def drawn(
+        self,
+        graph: Graph,
+        method: str,
+        factors: Mapping[str, Array] | None = None,
+        known: Mapping[str, Spread] | None = None,
+    ) -> Network:
+        """The integer network of a float graph, calibrated on the samples.
+
+        known: the spreads of some of its tensors.
+        """
+        nodes = self.recipe.select(graph)
+        tensors = tensors_of(nodes)
+        gains = output_gains(graph, nodes) if method == "output" else None
+        found = dict(known or {}) if gains is None else {}
+        missing = [name for name in tensors if name not in found]
+        if missing:
+            found |= self.recipe.spreads(graph, self.samples.feeds(), missing, domains(graph, nodes), gains)
+        ordered = {name: found[name] for name in tensors}
+        return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
+
+    def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
+        """The network with scales by a method and these steps."""
+        made = self.recipe.quantise(network.graph, network.nodes, network.spreads, method, given)
+        return replace(network, integer=_named(made, network.factors))
+
+
+def _named(quantised: Quantised, factors: Mapping[str, Array]) -> Quantised:
+    """The network with the factors of its equalised tensors."""
+    named = {int8_name(name): each for name, each in factors.items() if int8_name(name) in quantised.scales}
+    return replace(quantised, factors=named)
+
+
+def _under_old_names(quantised: Quantised) -> Quantised:
+    """The network in which integers are named after the tensor of the model, whatever channels were divided by."""
+    graph = quantised.graph
+
+    def old(name: str) -> str:
+        return name.replace(f"{equalisation.SUFFIX}/", "/").removesuffix(equalisation.SUFFIX)
+
+    nodes = [
+        replace(
+            node, inputs=tuple(map(old, node.inputs)), outputs=tuple(map(old, node.outputs)), name=old(node.name)
+        )
+        for node in graph.nodes
+    ]
+    types = {name: graph.tensors[name] for name in graph.inputs}
+    constants = {old(name): value for name, value in graph.constants.items()}
+    return Quantised(
+        build_graph(graph.name, nodes, types, graph.outputs, constants),
+        {old(name): scale for name, scale in quantised.scales.items()},
+        {old(name): old(tensor) for name, tensor in quantised.floats.items()},
+        {old(name): zero for name, zero in quantised.zeros.items()},
+        {old(name): factors for name, factors in quantised.factors.items()},
+    )
+
+
+class _Ladder:
+    """Climbs the levels up to one: every variant of the network, and each improved in lockstep.
+
+    All levels judge by the same samples, so that a higher one is never worse by them.
+    """
+
+    def __init__(self, maker: _Maker, top: Level, method: str | None, plain: Network) -> None:
+        self.maker = maker
+        self.top = self.level = top
+        self.method = method
+        self.learned, self.held_out = divided(maker.samples, top.samples)
+        self.training = self.learned
+        self.plain = self.best = plain
+        self.guard = guard(plain.graph, plain.quantised, self.held_out)
+        self.noise = self.guard.noise(plain.quantised)
+        self.steps: list[Step] = []
+
+    def climbed(self) -> tuple[Network, tuple[Step, ...]]:
+        """The best network and the steps."""
+        for level in self.top.rungs:
+            self._enter(level)
+            if self._method(level.method) != self._method(self.top.method):
+                self._try(level.method, lambda level=level: self._plain(level.method))
+            for variant in level.variants:
+                network = self._try(str(variant), lambda variant=variant: self._variant(variant))
+                if network is not None:
+                    self._improve(network)
+        return self.best, tuple(self.steps)
+
+    def improved(self) -> tuple[Network, tuple[Step, ...]]:
+        """The plain network with better weights and biases, and the steps."""
+        for level in self.top.rungs:
+            self._enter(level)
+            self._improve(self.plain)
+        return self.best, tuple(self.steps)
+
+    def _enter(self, level: Level) -> None:
+        self.level = level
+        self.training = self.learned[: level.samples]
+
+    def _method(self, of_level: str) -> str:
+        """The method of calibration: the one asked for, else the level's."""
+        return self.method or of_level
+
+    def _plain(self, method: str) -> Network:
+        """The plain network with scales by another method."""
+        return self.maker.drawn(self.plain.graph, method, known=self.plain.spreads)
+
+    def _improve(self, network: Network) -> None:
+        """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
+
+        @cache
+        def evidence() -> Sampled:
+            feeds = [*self.training, *self.held_out[: len(self.training) // 3 + 1]]
+            held_out = np.arange(len(feeds)) >= len(self.training)
+            return sampled(network.graph, weighted(network.nodes), feeds, held_out)
+
+        for names in self.level.proposals:
+            before = self.best
+            self._try(", ".join(names), lambda names=names: self._in_lockstep(network, evidence(), names))
+            if self.best is not before and not self.level.thorough:
+                return
+
+    def _try(self, name: str, make: Callable[[], Network]) -> Network | None:
+        """Makes another network, if it can be, and keeps it if it has less noise than the best so far."""
+        started = process_time()
+        try:
+            candidate = make()
+        except UnsupportedOperator:  # weights that these scales do not allow, say: a variant is only an offer
+            return None
+        noise = self.guard.noise(candidate.quantised)
+        kept = noise < self.noise
+        before, after = decibels(self.noise), decibels(noise)
+        self.steps.append(Step(name, kept, before, after, process_time() - started))
+        if kept:
+            self.best, self.noise = candidate, noise
+        return candidate
+
+    def _variant(self, variant: Variant) -> Network:
+        method, graph = self._method(variant.method), self.plain.graph
+        if variant.split:
+            graph = split(graph, self.maker.samples.feeds()) if self.maker.recipe.splits else graph
+            if graph is self.plain.graph:
+                raise UnsupportedOperator("E205", "there is no outlier channel to split")
+        network = self._equalised(graph, method, variant.share)
+        given: dict[str, Steps] = {}
+        taken = self.maker.recipe.zero_points
+        if taken is not None and variant.offsets:
+            given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=self.level.thorough)
+            given |= offset_results(network.graph, network.nodes, network.spreads, taken)
+        if given:
+            return self.maker.quantised(network, method, given)
+        return network
+
+    def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
+        """The network of this graph by another method, equalised if there is anything to equalise."""
+        found = equalisation.groups(graph) if share is not None else ()
+        groups = tuple(each for each in found if not self.guard.exact.keys() & set(each.tensors))
+        known = self.plain.spreads if graph is self.plain.graph else None
+        if not groups:
+            same = graph is self.plain.graph and method == self._method(self.top.method)
+            return self.plain if same else self.maker.drawn(graph, method, known=known)
+        sizes = equalisation.sizes(graph, groups, self.training)
+        equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
+        return self.maker.drawn(equal.graph, method, equal.factors, known)
+
+    def _in_lockstep(self, network: Network, evidence: Sampled, names: Sequence[str]) -> Network:
+        wanted = [proposals.PROPOSALS[name] for name in names]
+        layers = network.layers
+        better = improved(network.graph, network.quantised, layers, evidence, wanted, self.level.depth)
+        return replace(network, integer=better)
+
+
+def divided(samples: Samples, most: int) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]]:
+    """Samples to learn from, at most so many, and of a third of all some to judge by: in an order like chance."""
+    digests = [_digest(feed) for feed in samples.feeds()]
+    order = sorted(range(len(digests)), key=digests.__getitem__)
+    third = max(len(order) // 3, 1)
+    held_out, training = order[:third][:MOST_JUDGES], order[third:][:most]
+    wanted = {*held_out, *training}
+    found = {index: feed for index, feed in enumerate(samples.feeds()) if index in wanted}
+    return [found[index] for index in training], [found[index] for index in held_out]
+
+
+def _digest(feed: Mapping[str, Array]) -> bytes:
+    """A sample's place in the order, which depends on its values alone: files may be given in any order."""
+    return b"".join(blake2b(np.ascontiguousarray(value).data, digest_size=8).digest() for value in feed.values())

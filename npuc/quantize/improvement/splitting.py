@@ -1,0 +1,97 @@
+"""Outlier channels in two: a channel that reaches twice as far as the others need not make all of them coarse.
+
+Of a ReLU's channel v above a limit T, min(v, T) and min(max(v - T, 0), T) are two channels whose sum is v up to
+2 T, and which are read with the same weights. Both keep to the limit, so the tensor's steps are half as large,
+also for the split channel over its whole range. Every split costs a channel more to write and to read.
+After Zhao et al., "Improving Neural Network Quantization without Retraining using Outlier Channel Splitting",
+2019, where channels are halved instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.network.renaming import renamed
+
+SUFFIX = "/split"
+"""A tensor with more channels is no longer that of the ONNX model, whose name it therefore leaves."""
+MOST = 0.125
+"""Share of a tensor's channels that may be split."""
+ROOM = 0.8
+"""A channel that reaches this share of the limit on the samples may exceed it on others: it is split too."""
+
+
+def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
+    """The graph with the outlier channels of ReLUs between dense convolutions in two; itself where there are none.
+
+    feeds: samples that say how far every channel reaches.
+    """
+    writers = [node for node in graph.nodes if _splits(graph, node)]
+    reach = _reach(graph, [node.output for node in writers], feeds)
+    constants, nodes = dict(graph.constants), {id(node): node for node in graph.nodes}
+    names: dict[str, str] = {}
+    for writer in writers:
+        limit = float(reach[writer.output].max()) / 2
+        outliers = np.flatnonzero(reach[writer.output] > ROOM * limit)
+        if 0 < len(outliers) <= MOST * len(reach[writer.output]):
+            names[writer.output] = f"{writer.output}{SUFFIX}"
+            nodes[id(writer)] = _written(constants, nodes[id(writer)], outliers, limit)
+            for reader in graph.readers[writer.output]:
+                nodes[id(reader)] = _read(constants, nodes[id(reader)], outliers)
+    if not names:
+        return graph
+    return renamed(graph, nodes.values(), names, constants)
+
+
+def _splits(graph: Graph, node: Node) -> bool:
+    """Whether it is a dense convolution with a ReLU that only dense convolutions read."""
+    readers = graph.readers[node.output]
+    return (
+        _dense(node)
+        and node.text("activation") == "Relu"
+        and node.output not in graph.outputs
+        and bool(readers)
+        and all(_dense(reader) and reader.inputs[0] == node.output for reader in readers)
+    )
+
+
+def _dense(node: Node) -> bool:
+    return node.op == "Conv" and node.integer("group", 1) == 1 and not node.integer("selects")
+
+
+def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]]) -> dict[str, Array]:
+    """The largest value of every channel of each tensor over the samples: tensor -> (C,)."""
+    from npuc.reference import graph_session
+
+    if not names:
+        return {}
+    found = {name: np.zeros(graph.shape(name)[1]) for name in names}
+    run = graph_session(graph, names)
+    for feed in feeds:
+        for name, value in zip(names, run.run(names, dict(feed)), strict=True):
+            found[name] = np.maximum(found[name], value.max(axis=(0, 2, 3)))
+    return found
+
+
+def _written(constants: dict[str, Array], node: Node, outliers: Array, limit: float) -> Node:
+    """The convolution that also writes what is above the limit."""
+    x, weights, *rest = node.inputs
+    w = constants[weights]
+    bias = constants[rest[0]] if rest and rest[0] else np.zeros(len(w), np.float32)
+    stem = f"{node.output}{SUFFIX}"
+    constants[f"{stem}_w"] = np.concatenate([w, w[outliers]])
+    constants[f"{stem}_b"] = np.concatenate([bias, bias[outliers] - np.float32(limit)])
+    limits = {"activation": "Clip", "min": 0.0, "max": limit}
+    return replace(node, inputs=(x, f"{stem}_w", f"{stem}_b"), attrs={**node.attrs, **limits})
+
+
+def _read(constants: dict[str, Array], node: Node, outliers: Array) -> Node:
+    """The convolution that reads both channels with the same weights."""
+    x, weights, *rest = node.inputs
+    name = f"{node.output}{SUFFIX}_v"
+    constants[name] = np.concatenate([constants[weights], constants[weights][:, outliers]], axis=1)
+    return replace(node, inputs=(x, name, *rest))

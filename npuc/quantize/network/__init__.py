@@ -1,0 +1,1 @@
+"""The integer graph and its layers."""

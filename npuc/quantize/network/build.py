@@ -1,0 +1,326 @@
+"""The integer graph: which tensors become int8, at which scale, and the integer operators between them.
+
+A node is integer where the target runs it so; data movement is integer between integer nodes. QuantizeLinear
+and DequantizeLinear stand where the two worlds meet. The int8 form of tensor `t` is named `t/int8`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
+from npuc.quantize.arithmetic.weights import (
+    ACCUMULATOR_LIMIT,
+    LARGEST_WEIGHT,
+    MOST_SHIFT,
+    average_taps,
+    quantise_weights,
+    sum_factors,
+)
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.network.construction import Draft, Quantise, Quantised, int8_name
+from npuc.quantize.scales.assignment import Ties, choose_scales, in_powers_of_two
+from npuc.quantize.scales.constraints import MOVEMENT, average_kernel, data_inputs, floors, tensors_of, ties_of
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
+
+
+def quantise(
+    graph: Graph,
+    nodes: Sequence[Node],
+    spreads: Mapping[str, Spread],
+    method: str = "mse",
+    tabulate: Tabulate | None = None,
+    given: Mapping[str, Steps] = NOTHING_GIVEN,
+    *,
+    power_of_two: bool = False,
+) -> Quantised:
+    """The integer graph of a float graph, these of whose nodes become integer.
+
+    spreads: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
+    tables. power_of_two: what every scale that is not given must be. Raises UnsupportedOperator (E205) for a node
+    without an integer form.
+    """
+    free = {name: spreads[name] for name in tensors_of(nodes) if name not in given}
+    ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    ties = in_powers_of_two(ties, free) if power_of_two else ties
+    chosen = _free_steps(graph, nodes, free, ties, method, given)
+    return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
+
+
+def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
+    """`quantise` with a search for tables that remembers what it found."""
+    tables: dict[bytes, Table] = {}
+
+    def remembered(values: Array) -> Table:
+        assert tabulate is not None
+        key = values.tobytes()
+        if key not in tables:
+            tables[key] = tabulate(values)
+        return tables[key]
+
+    def made(
+        graph: Graph,
+        nodes: Sequence[Node],
+        spreads: Mapping[str, Spread],
+        method: str,
+        given: Mapping[str, Steps],
+    ) -> Quantised:
+        found = remembered if tabulate else None
+        return quantise(graph, nodes, spreads, method, found, given, power_of_two=power_of_two)
+
+    return made
+
+
+MOST_ROUNDS = 4
+"""How often scales are chosen while weights do not fit: a coarser result may be the input of another layer."""
+
+
+def _free_steps(
+    graph: Graph,
+    nodes: Sequence[Node],
+    free: Mapping[str, Spread],
+    ties: Ties,
+    method: str,
+    given: Mapping[str, Steps],
+    rounds: int = MOST_ROUNDS,
+) -> dict[str, Steps]:
+    """The chosen scales; chosen again with coarser results where weights would not fit."""
+    steps = {name: Steps(scale) for name, scale in choose_scales(free, ties, method).items()}
+    finest = _weight_floors(graph, nodes, {**steps, **given})
+    too_fine = {name: floor for name, floor in finest.items() if name in free}
+    if not too_fine or rounds == 1:
+        return steps
+    coarser = replace(ties, floors={**ties.floors, **too_fine})
+    return _free_steps(graph, nodes, free, coarser, method, given, rounds - 1)
+
+
+def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps]) -> dict[str, float]:
+    """For results so fine that weights would exceed 8 bits at shift 0: the finest scale with which they fit."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        if node.op == "Conv":
+            largest = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
+            finest = steps[node.inputs[0]].scale * largest / LARGEST_WEIGHT
+            if not finest < steps[node.output].scale:
+                found[node.output] = finest * (1 + 1e-3)
+    return found
+
+
+class _Builder(Draft):
+    """Walks the float graph once and collects the nodes and constants of the integer graph."""
+
+    def __init__(
+        self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], tabulate: Tabulate | None
+    ) -> None:
+        super().__init__(
+            graph,
+            {name: each.scale for name, each in steps.items()},
+            {name: each.zero for name, each in steps.items()},
+        )
+        self.tabulate = tabulate
+        self.integer = {id(node) for node in nodes}
+
+    def built(self) -> Quantised:
+        """The integer graph of all nodes."""
+        for node in self.float.nodes:
+            if id(node) not in self.integer:
+                self.keep(node)
+            elif node.op in CONVERSIONS and self._same_steps(node):
+                self.share(node.output, self.as_int8(node.inputs[0]))
+            else:
+                self._convert(node)
+        return self.result()
+
+    def _convert(self, node: Node) -> None:
+        inputs = tuple(self.as_int8(name) for name in data_inputs(node))
+        op, attrs, extra = self._form(node)
+        outputs = tuple(int8_name(name) for name in node.outputs)
+        name = node.name or node.output
+        limits = self._limits(node)
+        if limits is None:
+            self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
+            return
+        free = f"{outputs[0]}/unlimited"
+        self.stand(free, node.output)
+        self.add(Node(op, (*inputs, *extra), (free,), attrs, name, node.sources))
+        attrs, extra = self._table(f"{outputs[0]}/limits", np.clip(INPUTS, *limits).astype(np.float64))
+        self.add(Node("IntTable", (free, *extra), outputs, attrs, f"{name}/limits", node.sources))
+
+    def _same_steps(self, node: Node) -> bool:
+        return self.steps(node.inputs[0]) == self.steps(node.output)
+
+    def _limits(self, node: Node) -> tuple[int, int] | None:
+        """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
+        if node.text("activation") not in ("Relu", "Clip"):
+            return None
+        zero, high = self.zeros[node.output], self._highest(node)
+        return None if zero in (0, -128) and high == 127 else (zero, high)
+
+    def _highest(self, node: Node) -> int:
+        """The integer at the upper limit of a node's result."""
+        top = node.number("max", np.inf) / self.scales[node.output] + self.zeros[node.output]
+        return 127 if top >= 126.5 else round(top)
+
+    def _saturates(self, node: Node) -> bool:
+        """Whether 0 and saturation are the limits of a node's result."""
+        return not self.zeros[node.output] and self._highest(node) == 127
+
+    def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """The integer operator, its attributes and its constant inputs."""
+        relu = int(node.text("activation") in ("Relu", "Clip") and not self.zeros[node.output])
+        match node.op:
+            case "Conv":
+                return "IntConv", {**self._window(node), "relu": relu}, self._weights(node)
+            case "AveragePool" | "GlobalAveragePool":
+                channels = self.float.shape(node.inputs[0])[1]
+                window = {} if node.op.startswith("Global") else self._window(node)
+                return "IntConv", {**window, "group": channels, "average": 1}, self._average(node)
+            case "GlobalMaxPool":
+                return "MaxPool", {"kernel_shape": average_kernel(self.float, node)}, ()
+            case "Add":
+                return self._sum(node, relu)
+            case "Mul":
+                return "IntMul", {"shift": self._product_shift(node)}, ()
+            case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and self._saturates(node):
+                return "IntRelu", {}, ()
+            case op if op in MOVEMENT or op == "MaxPool":
+                return op, dict(node.attrs), ()
+            case _:
+                return self._activation(node)
+
+    def _window(self, node: Node) -> dict[str, Attr]:
+        """The attributes of a window that an integer operator shares with its float one, and what surrounds x."""
+        keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
+        found = {key: node.attrs[key] for key in keys if key in node.attrs}
+        zero = self.zeros[node.inputs[0]]
+        return {**found, "padding": zero} if zero and any(node.integers("pads", ())) else found
+
+    def _sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """A plain addition where the scales allow it, else one that multiplies its operands."""
+        ratios = [self.scales[name] / self.scales[node.output] for name in node.inputs]
+        zeros = [self.zeros[name] for name in (*node.inputs, node.output)]
+        shift = -np.log2(ratios[0])
+        if ratios[0] == ratios[1] and not any(zeros) and shift in range(MOST_SHIFT + 1):
+            attrs: dict[str, Attr] = {"shift": int(shift), "relu": relu}
+            if "fused_input" in node.attrs:
+                attrs["fused_input"] = node.integer("fused_input")
+            return "IntAdd", attrs, ()
+        _expect_weights(node, np.ones(1), max(ratios))
+        first, second, exponent = sum_factors(*ratios)
+        bias = np.array((zeros[2] << exponent) - first * zeros[0] - second * zeros[1], np.int32)
+        named = {"w": np.array([first, second], np.int8), "bias": bias}
+        return "IntSum", {"shift": exponent, "relu": relu}, self._named(node, named)
+
+    def _activation(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """A table, or two slopes per channel."""
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        function = node if is_relu(node) else as_unary(self.float, node)
+        if function is not None and self.tabulate is not None:
+            values = wanted_values(function, x.scale, y.scale, x.zero, y.zero)
+            return "IntTable", *self._table(int8_name(node.output), values)
+        if node.op == "PRelu":
+            return "IntPRelu", {}, self._slopes(node, x.scale, y.scale)
+        raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+
+    def _table(self, stem: str, values: Array) -> tuple[dict[str, Attr], tuple[str, ...]]:
+        """Attributes and constants of the table that gives these values."""
+        if self.tabulate is None:
+            raise UnsupportedOperator("E205", "the target has no activation tables", tensor=stem)
+        table = self.tabulate(values)
+        named = {"starts": table.starts, "a": table.a, "b": table.b}
+        constants = tuple(self.constant(f"{stem}/{key}", value) for key, value in named.items())
+        return {"shift": table.shift, "error_lsb": table.error}, constants
+
+    def _slopes(self, node: Node, x_scale: float, y_scale: float) -> tuple[str, ...]:
+        """Factors and shifts of a PRelu, quantised as the weights of one tap."""
+        slope = self.float.constants[node.inputs[1]].reshape(-1, 1)
+        channels = self.float.shape(node.inputs[0])[1]
+        sides = {"positive": np.ones((channels, 1)), "negative": np.broadcast_to(slope, (channels, 1))}
+        named: dict[str, Array] = {}
+        for side, value in sides.items():
+            found = quantise_weights(value, None, x_scale, y_scale)
+            named |= {side: found.w.ravel(), f"{side}_shift": found.shift}
+        return self._named(node, named)
+
+    def _product_shift(self, node: Node) -> int:
+        """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
+        first, second = (self.scales[name] for name in node.inputs)
+        shift = round(np.log2(self.scales[node.output] / first / second))
+        if not 0 <= shift <= MOST_SHIFT:
+            raise UnsupportedOperator(
+                "E205",
+                f"the product needs a right shift by {shift}",
+                node=node.name,
+                op=node.op,
+                limit=f"0..{MOST_SHIFT}",
+                remedy="a factor of at most about 1 in magnitude, as a gate is",
+            )
+        return shift
+
+    def _weights(self, node: Node) -> tuple[str, ...]:
+        _, weights, *rest = node.inputs
+        bias = self.float.constants[rest[0]] if rest and rest[0] else None
+        w = self.float.constants[weights]
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        _expect_weights(node, w, x.scale / y.scale)
+        found = quantise_weights(w, bias, x.scale, y.scale, x.zero, y.zero)
+        _expect_accumulators(node, found.w, found.bias)
+        return self._layer(node, found.w, found.bias, found.shift)
+
+    def _average(self, node: Node) -> tuple[str, ...]:
+        """Taps whose sum takes up the ratio of the scales; where that is a power of two, the shift does."""
+        channels = self.float.shape(node.inputs[0])[1]
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        power, kernel = np.log2(x.scale / y.scale), average_kernel(self.float, node)
+        taps, exponent = average_taps(kernel, 1.0 if power == round(power) else x.scale / y.scale)
+        shift = exponent - (round(power) if power == round(power) else 0)
+        bias = (y.zero << shift) - x.zero * int(taps.sum())
+        w = np.tile(taps, (channels, 1, 1, 1))
+        return self._layer(node, w, np.full(channels, bias, np.int32), np.full(channels, shift, np.int8))
+
+    def _layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
+        return self._named(node, {"w": w, "bias": bias, "shift": shift})
+
+    def _named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
+        """The names of a node's new constants."""
+        stem = int8_name(node.output)
+        return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())
+
+
+def _expect_weights(node: Node, w: Array, ratio: float) -> None:
+    """The weights fit 8 bits without a left shift. Raises UnsupportedOperator (E205), also for NaN.
+
+    ratio: scale of the input / scale of the result. Finer results than inputs bring are never chosen, but a limit
+    of the result (Clip) may demand them.
+    """
+    largest = float(np.abs(w).max(initial=0)) * ratio
+    if not largest < LARGEST_WEIGHT:
+        raise UnsupportedOperator(
+            "E205",
+            f"one step of the input may be {largest:.6g} steps of the result",
+            node=node.name,
+            op=node.op,
+            tensor=node.output,
+            limit="127: an 8-bit weight and a right shift",
+            remedy="calibrate with data that reach the layer's range, or widen the limits of its activation",
+        )
+
+
+def _expect_accumulators(node: Node, w: Array, bias: Array) -> None:
+    """No accumulator can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
+    bound = int(accumulator_bound(w, bias).max())
+    if bound >= ACCUMULATOR_LIMIT:
+        raise DoesNotFit(
+            "E304",
+            f"an accumulator could reach {bound}",
+            node=node.name,
+            op=node.op,
+            limit="below 2^31",
+            remedy="split the layer's input channels",
+        )

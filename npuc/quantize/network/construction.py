@@ -1,0 +1,168 @@
+"""An integer graph under construction: what any target's integer form of a network shares.
+
+A target adds its integer operators one after the other; everything else of the float graph is kept. Where the two
+worlds meet, QuantizeLinear and DequantizeLinear arise. The int8 form of tensor `t` is named `t/int8`. A machine
+may compute in other numbers: in int16, whose forms are named `t/int16`, or in floating point, where a tensor is
+its own form and nothing arises in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.scales.model_scales import Steps, steps_of
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """The integer graph, the scale of every int8 tensor, and the float tensor each one stands for.
+
+    zeros: the integer that stands for 0, of the tensors where it is another than 0. factors: what the scale of
+    each channel (axis 1) is multiplied by, of the tensors whose channels were equalised.
+    """
+
+    graph: Graph
+    scales: Mapping[str, float]
+    floats: Mapping[str, str]
+    zeros: Mapping[str, int] = field(default_factory=dict[str, int])
+    factors: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+
+class Quantise(Protocol):
+    """How a target makes its integer graph."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        spreads: Mapping[str, Spread],
+        method: str,
+        given: Mapping[str, Steps],
+        /,
+    ) -> Quantised:
+        """The integer graph of a float graph, these of whose nodes become integer.
+
+        spreads: of every tensor that becomes int8 and has no given steps. method: of calibration.
+        """
+        ...
+
+
+def int8_name(tensor: str) -> str:
+    """The name of the int8 form of a float tensor."""
+    return f"{tensor}/int8"
+
+
+def float_name(tensor: str) -> str:
+    """The name of the float tensor of which this is the int8 form."""
+    return tensor.removesuffix("/int8")
+
+
+class Draft:
+    """Collects the nodes and constants of the integer graph of a float graph, in its order."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        scales: Mapping[str, float],
+        zeros: Mapping[str, int] | None = None,
+        dtype: str = "int8",
+    ) -> None:
+        self.float = graph
+        self.dtype = dtype
+        self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
+        self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = dict(graph.constants)
+        self.have: set[str] = {*graph.inputs, *graph.constants}
+        self._shared: dict[str, str] = {}
+        self._stands: dict[str, str] = {}
+
+    def steps(self, tensor: str) -> Steps:
+        """The scale and zero point of a float tensor's int8 form."""
+        return Steps(self.scales[tensor], self.zeros[tensor])
+
+    def int8(self, tensor: str) -> str:
+        """The name of a float tensor's form in the machine's numbers: its own, or one that it shares."""
+        return self._shared.get(tensor, self._own(tensor))
+
+    def _own(self, tensor: str) -> str:
+        return tensor if self.dtype == "float32" else f"{tensor}/{self.dtype}"
+
+    def share(self, tensor: str, integers: str) -> None:
+        """Lets these integers be the int8 form of a tensor as well."""
+        self._shared[tensor] = integers
+        self._stands.setdefault(integers, tensor)
+
+    def stand(self, integers: str, tensor: str) -> None:
+        """Says that integers have the steps of a float tensor, whose int8 form they need not be."""
+        self._stands[integers] = tensor
+
+    def add(self, node: Node) -> None:
+        """Appends an integer node, whose tensors have their names in the integer graph."""
+        self.nodes.append(node)
+        self.have.update(node.outputs)
+
+    def keep(self, node: Node) -> None:
+        """Appends a node of the float graph as it is; integers that are there are copied."""
+        x = node.inputs[0]
+        if node.op == "QuantizeLinear" and x in self.scales and self.int8(x) in self.have and self._gives(node, x):
+            self.add(replace(node, op="Identity", inputs=(self.int8(x),), attrs={}))
+            return
+        for tensor in filter(None, node.inputs):
+            self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
+        self.add(node)
+
+    def as_int8(self, tensor: str) -> str:
+        """The form in the machine's numbers of a float tensor that exists in either form."""
+        producer = self.float.producers.get(tensor)
+        if producer is not None and producer.op == "DequantizeLinear" and self._gives(producer, tensor):
+            self.share(tensor, producer.inputs[0])
+        self._border(tensor, self.int8(tensor), "QuantizeLinear", tensor)
+        return self.int8(tensor)
+
+    def _gives(self, node: Node, tensor: str) -> bool:
+        """Whether the integers that the model itself converts are those of a tensor's int8 form."""
+        steps = steps_of(self.float, node)
+        integers = node.output if node.op == "QuantizeLinear" else node.inputs[0]
+        return steps == self.steps(tensor) and self.float.tensors[integers].dtype == self.dtype
+
+    def constant(self, name: str, value: Array) -> str:
+        """The name of a new constant."""
+        self.constants[name] = value
+        return name
+
+    def result(self) -> Quantised:
+        """The graph, with the outputs of the float graph."""
+        for tensor in self.float.outputs:
+            self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
+        types = {name: self.float.tensors[name] for name in self.float.inputs}
+        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
+        stands = {self._own(name): name for name in self.scales} | self._stands
+        present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
+        floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}
+        floats |= {name: self._onnx_tensor(tensor) for tensor, name in self._shared.items() if name in present}
+        zeros = {name: self.zeros[tensor] for name, tensor in present.items() if self.zeros[tensor]}
+        return Quantised(graph, {name: self.scales[tensor] for name, tensor in present.items()}, floats, zeros)
+
+    def _onnx_tensor(self, tensor: str) -> str:
+        """The tensor of the ONNX model with the same elements: behind a reshape that a pass put after a node."""
+        producer = self.float.producers.get(tensor)
+        for reader in self.float.readers.get(tensor, ()):
+            if producer is not None and reader.op == "Reshape" and reader.sources == producer.sources:
+                return reader.output
+        return tensor
+
+    def _border(self, source: str, result: str, op: str, tensor: str) -> None:
+        """Quantises or dequantises a tensor, unless its other form is there already."""
+        if result in self.have:
+            return
+        scale = self.constant(f"{tensor}/scale", np.array(self.scales[tensor], np.float32))
+        zero = self.constant(f"{tensor}/zero", np.array(self.zeros[tensor], self.dtype))
+        self.add(Node(op, (source, scale, zero), (result,), name=f"{result}/{op}"))

@@ -1,0 +1,94 @@
+"""The weights of integer convolutions as any machine has them, for whoever changes them.
+
+A convolution's sums are whole numbers; the bias is added in steps of the sums; then a real factor per channel
+makes steps of the result. How a target's node says that, and how it takes other weights, is the target's affair
+(Layers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
+from npuc.quantize.network.construction import Quantised, float_name
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """w: (Co, ...) int8; bias: (Co,) int64, multiples of `grain` up to `most`; power: (Co,), sums in a step."""
+
+    w: Array
+    bias: Array
+    power: Array
+    grain: int = 1
+    most: int = ACCUMULATOR_LIMIT - 1
+
+    @property
+    def total(self) -> Array:
+        """The sum of each output channel's weights, (Co,) int64."""
+        return self.w.astype(np.int64).reshape(len(self.w), -1).sum(axis=1)
+
+    def rounded(self, bias: Array) -> Array:
+        """The nearest bias that the layer can have."""
+        wanted = np.rint(bias / self.grain).clip(-(self.most // self.grain), self.most // self.grain)
+        return wanted.astype(np.int64) * self.grain
+
+
+@dataclass(frozen=True)
+class IntegerLayer:
+    """A float convolution as integers: its result's scale, and the zero point that the bias holds.
+
+    source: the result of the float convolution. lowest, largest: what the steps of the result are limited to.
+    """
+
+    source: str
+    weights: LayerWeights
+    scale: float
+    zero: int
+    lowest: float
+    largest: float
+
+
+class Layers(Protocol):
+    """How a target's nodes say which convolution they are."""
+
+    def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
+        """The convolution that a node of the integer graph computes; None for other nodes."""
+        ...
+
+    def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
+        """The constants by which the node has other weights and another bias."""
+        ...
+
+
+def source_of(node: Node) -> str:
+    """The float convolution whose weights a node of the integer graph has."""
+    return float_name(node.inputs[1].removesuffix("/w"))
+
+
+class Shifted:
+    """IntConv: every channel is requantised by a right shift; the bias holds the zero point of the result."""
+
+    def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
+        """The convolution of an IntConv."""
+        if node.op != "IntConv":
+            return None
+        w, bias, shift = (quantised.graph.constants[name] for name in node.inputs[1:4])
+        weights = LayerWeights(w, bias.astype(np.int64), np.exp2(shift.astype(np.float64)))
+        zero = quantised.zeros.get(node.output, 0)
+        lowest = 0 if node.integer("relu") else -128
+        return IntegerLayer(source_of(node), weights, quantised.scales[node.output], zero, lowest, 127)
+
+    def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:
+        """Weights and bias."""
+        del quantised
+        return {node.inputs[1]: weights.w, node.inputs[2]: weights.bias.astype(np.int32)}
+
+
+SHIFTED = Shifted()
+"""The layers of machines that requantise by shifts only."""

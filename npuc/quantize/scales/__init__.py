@@ -1,0 +1,1 @@
+"""One scale per tensor, chosen jointly under the constraints of the operators."""

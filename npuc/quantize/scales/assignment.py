@@ -1,0 +1,159 @@
+"""One scale per tensor, chosen jointly where operators tie tensors together.
+
+On a machine that requantises by shifts only, an operator with weights leaves its input and output scales free
+(the weights absorb their ratio), but pooling, addition and data movement tie them: equal, or a power of two
+apart. Tensors with equal scales form a class; classes that are a power of two apart form a group with one free
+real base. Each group's base and exponents minimise the sum, over its tensors, of the quantisation error
+relative to the tensor's energy: for every base the best exponents there are (module elimination).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from npuc.quantize.calibration.clipping import BEYOND, octaves_above, range_cost
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.scales.elimination import Bounds, least_cost
+
+FRACTIONS = 16
+"""Candidate bases per octave."""
+EXPONENTS = np.arange(-40, 41)
+
+POWER_OF_TWO = "power-of-two"
+DEMANDS = ("free", POWER_OF_TWO)
+"""What a machine may ask of all scales of activations."""
+LIMIT = 1e-4
+"""The cost of a scale above the ceiling: the Clip takes an operation of its own."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """log2(scale of `coarse` / scale of `fine`) must be an integer between least and most."""
+
+    coarse: str
+    fine: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Ties:
+    """What the operators demand of the scales."""
+
+    equal: tuple[tuple[str, str], ...] = ()
+    ratios: tuple[Ratio, ...] = ()
+    ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The largest scale of a tensor with which saturation does the work of a Clip: beyond it are no values."""
+    powers: tuple[str, ...] = ()
+    """Tensors whose scale must be a power of two (factors of a product)."""
+    given: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Scales fixed from outside."""
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scale of a tensor below which its steps hold nothing but the error that its inputs bring; a ceiling
+    comes first."""
+    unsaturated: frozenset[str] = frozenset()
+    """Tensors of which no calibration value may saturate, whatever the method."""
+
+
+def in_powers_of_two(ties: Ties, tensors: Iterable[str]) -> Ties:
+    """The same ties, with a power of two as the scale of each of these tensors."""
+    return replace(ties, powers=tuple(tensors))
+
+
+def next_power(scale: float) -> float:
+    """The least power of two that is not below a scale."""
+    return 2.0 ** math.ceil(math.log2(scale))
+
+
+def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:
+    """A scale for every tensor that satisfies the ties with the least relative error.
+
+    method: of calibration, one of clipping.METHODS.
+    """
+    class_of = components(spreads, ties.equal)
+    group_of = components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
+    scales: dict[str, float] = {}
+    for group in dict.fromkeys(group_of.values()):
+        members = {c: [t for t in spreads if class_of[t] == c] for c in group_of if group_of[c] == group}
+        ratios = tuple(
+            (class_of[each.coarse], class_of[each.fine], each.least, each.most)
+            for each in ties.ratios
+            if class_of[each.coarse] in members
+        )
+        chosen = _solve_group(members, ratios, spreads, ties, method)
+        scales.update({tensor: chosen[name] for name in members for tensor in members[name]})
+    return {tensor: scales[tensor] for tensor in spreads}
+
+
+def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each name the first name of its connected component."""
+    leader = {name: name for name in names}
+    order = {name: position for position, name in enumerate(leader)}
+
+    def find(name: str) -> str:
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for left, right in links:
+        first, second = sorted((find(left), find(right)), key=order.__getitem__)
+        leader[second] = first
+    return {name: find(name) for name in leader}
+
+
+def _solve_group(
+    members: Mapping[str, list[str]],
+    ratios: Bounds,
+    spreads: Mapping[str, Spread],
+    ties: Ties,
+    method: str,
+) -> dict[str, float]:
+    """The scale of each class of a group: the best base of an octave with the best exponents for it."""
+    bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
+    if any(tensor in ties.powers for tensors in members.values() for tensor in tensors):
+        bases = [1.0]
+    for tensors in members.values():
+        for tensor in tensors:
+            if tensor in ties.given:
+                bases = [ties.given[tensor]]
+            elif tensor in ties.ceilings and len(bases) > 1:
+                bases.append(ties.ceilings[tensor])
+    costs = {name: _class_cost(tensors, bases, spreads, ties, method) for name, tensors in members.items()}
+    best: tuple[float, dict[str, float]] | None = None
+    for position, base in enumerate(bases):
+        cost = {name: values[position] for name, values in costs.items()}
+        exponents = least_cost(cost, ratios)
+        total = sum(float(cost[name][exponents[name]]) for name in members)
+        if best is None or total < best[0]:
+            best = total, {name: base * 2.0 ** int(EXPONENTS[exponents[name]]) for name in members}
+    assert best is not None
+    return best[1]
+
+
+def _class_cost(
+    tensors: Iterable[str], bases: Sequence[float], spreads: Mapping[str, Spread], ties: Ties, method: str
+) -> np.ndarray:
+    """Relative error of a class of tensors for every base and exponent: (bases, exponents)."""
+    scales = np.multiply.outer(np.array(bases), 2.0 ** EXPONENTS.astype(np.float64))
+    cost = np.zeros(scales.shape)
+    for tensor in tensors:
+        spread = spreads[tensor]
+        energy = spread.energy
+        ceiling = ties.ceilings.get(tensor, math.inf)
+        if energy > 0:
+            cost += range_cost(spread, scales, method, 127 * ceiling)
+            if tensor in ties.unsaturated:
+                cost += BEYOND * octaves_above(min(spread.largest / 127, ceiling), scales)
+        if tensor in ties.floors:
+            cost += 1e3 * octaves_above(min(ties.floors[tensor], ceiling), scales)
+        if tensor in ties.ceilings:
+            cost += np.where(octaves_above(scales, ceiling) > 0, LIMIT, 0.0)
+        if tensor in ties.given:
+            cost += 1e12 * np.abs(np.log2(scales / ties.given[tensor]))
+    if not cost.any():
+        cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
+    return cost

@@ -1,0 +1,168 @@
+"""Which nodes of a float graph become integer, and what they demand of the scales of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.scales.assignment import Ratio, Ties
+from npuc.quantize.scales.model_scales import steps_of
+
+ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
+"""Those operators of ONNX that only move elements."""
+
+MOVEMENT = (*ONNX_MOVEMENT, "Interleave")
+"""Operators that only move elements: the same on int8, if all their tensors share one scale."""
+
+SELECTION = ("MaxPool", "GlobalMaxPool")
+"""Operators whose every result is one of their elements."""
+
+
+def integer_nodes(graph: Graph, accepts: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """The nodes that run on int8: those the target accepts, and data movement from such to such.
+
+    A concatenation is such movement if any of its operands is: the others become int8 for it. A conversion runs
+    on int8 behind or before any of these, and so does movement that the target accepts, as it has an operation for
+    it. What the model itself dequantises is int8 already.
+    """
+    after: set[str] = set()
+    forward: list[Node] = []
+    for node in graph.nodes:
+        if node.op == "DequantizeLinear" and steps_of(graph, node) is not None:
+            after.update(node.outputs)
+        computed = [name for name in node.inputs if name not in graph.constants]
+        moves = node.op in (*MOVEMENT, *CONVERSIONS) and any(name in after for name in computed)
+        accepted = accepts(node)
+        if moves or (accepted and node.op not in MOVEMENT):
+            after.update(node.outputs)
+        if moves or accepted or node.op in CONVERSIONS:
+            forward.append(node)
+    before: set[str] = set()
+    kept: list[Node] = []
+    for node in reversed(forward):
+        done = node.op in MOVEMENT and accepts(node)
+        ends = (node.op in CONVERSIONS or done) and any(name in after for name in node.inputs)
+        computes = node.op not in (*MOVEMENT, *CONVERSIONS)
+        if computes or ends or before.intersection(node.outputs):
+            before.update(data_inputs(node))
+            kept.append(node)
+    return tuple(reversed(kept))
+
+
+def data_inputs(node: Node) -> tuple[str, ...]:
+    """The inputs that carry activations."""
+    return node.inputs[:1] if node.op in ("Conv", "PRelu") else node.inputs
+
+
+def tensors_of(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The float tensors that get an int8 form, in order of appearance."""
+    found = dict.fromkeys(name for node in nodes for name in (*data_inputs(node), *node.outputs))
+    return tuple(found)
+
+
+def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
+    """The window of an average or global pooling node."""
+    if node.op.startswith("Global"):
+        height, width = graph.shape(node.inputs[0])[2:]
+        return height, width
+    height, width = node.integers("kernel_shape")
+    return height, width
+
+
+def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """Tensors that share scale and zero point, as the integer operator between them has no arithmetic."""
+    found: list[tuple[str, str]] = []
+    for node in nodes:
+        limits = is_relu(node) and not _between_conversions(graph, node)
+        if node.op in (*MOVEMENT, *SELECTION) or limits:
+            found += [(node.inputs[0], other) for other in (*node.inputs[1:], *node.outputs)]
+    return tuple(found)
+
+
+def _between_conversions(graph: Graph, node: Node) -> bool:
+    """Whether the node's input or result is rounded to given steps of its own."""
+    producer = graph.producers.get(node.inputs[0])
+    around = (*graph.readers[node.output], *([producer] if producer else ()))
+    return any(each.op in CONVERSIONS for each in around)
+
+
+def ties_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) -> Ties:
+    """What the operators demand of the scales of their tensors.
+
+    given: tensors whose scales are known. An operator with arithmetic of its own takes them as they are, so it
+    ties nothing to them.
+    """
+    equal = [pair for pair in equal_ties(graph, nodes) if pair[0] not in given]
+    ratios: list[Ratio] = []
+    ceilings: dict[str, float] = {}
+    powers: list[str] = []
+    for node in nodes:
+        x, y = node.inputs[0], node.output
+        if y not in given and ((node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip"):
+            ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
+        if any(name in given for name in (*data_inputs(node), y)):
+            continue
+        if node.op in ("Neg", "FakeQuantize") or selects(graph, node):
+            equal.append((x, y))
+        elif node.op in ("AveragePool", "GlobalAveragePool"):
+            exponent = average_taps(average_kernel(graph, node))[1]
+            ratios.append(Ratio(y, x, -exponent, MOST_SHIFT - exponent))
+        elif node.op == "Add":
+            equal.append((x, node.inputs[1]))
+            ratios.append(Ratio(y, x, 0, MOST_SHIFT))
+        elif node.op == "Mul":
+            powers.append(node.inputs[factor_of(graph, node)])
+            ratios.append(Ratio(y, node.inputs[1 - factor_of(graph, node)], -MOST_GAIN, MOST_SHIFT))
+    finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
+    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
+
+
+def visible(graph: Graph) -> frozenset[str]:
+    """The graph's outputs, and what is only moved or averaged on its way to one: a user sees each of their values.
+
+    The values that saturate are the largest of all, which then cannot be told apart.
+    """
+    found = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        moves = node.op in (*MOVEMENT, *SELECTION, "AveragePool") or selects(graph, node)
+        if moves and found.intersection(node.outputs):
+            found.update(data_inputs(node))
+    return frozenset(found)
+
+
+def selects(graph: Graph, node: Node) -> bool:
+    """Whether a Conv gives elements of its input as they are: with equal scales it is exact."""
+    taps = graph.constant(node.inputs[1]) if node.op == "Conv" and len(node.inputs) == 2 else None
+    if taps is None or not np.isin(taps, (0, 1)).all():
+        return False
+    return bool((np.count_nonzero(taps.reshape(len(taps), -1), axis=1) == 1).all())
+
+
+MOST_GAIN = 5
+"""A product's scale is at most 2^5 times finer than its larger operand's: a gate needs no more."""
+
+
+def factor_of(graph: Graph, node: Node) -> int:
+    """Which operand of a product gets a scale that is a power of two: the smaller one, else the second."""
+    sizes = [graph.tensors[name].size for name in node.inputs]
+    return 0 if sizes[0] < sizes[1] else 1
+
+
+def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> dict[str, float]:
+    """For the result of each convolution the deviation of the error that quantising its input alone brings.
+
+    Finer steps would be spent on noise; the range that they cost is worth more, above all where few calibration
+    samples happen to cancel.
+    """
+    found: dict[str, float] = {}
+    for node in nodes:
+        if node.op == "Conv" and node.inputs[0] in spreads and node.output in spreads:
+            w = graph.constants[node.inputs[1]]
+            gain = np.sqrt(np.mean([np.square(kernel, dtype=np.float64).sum() for kernel in w]))
+            found[node.output] = float(spreads[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
+    return {name: floor for name, floor in found.items() if floor > 0}

@@ -1,0 +1,137 @@
+"""Zero points for tensors without negative values: with 0 at -128 they have twice the resolution.
+
+A bias takes the offset up exactly where every reader is a convolution. Windows that reach into the padding need
+the padding at -128 too, which costs an instruction of its own (2.5 % of a ResNet-8): left to the highest level,
+and to the network's inputs, as nothing behind them is better than they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.scales.assignment import next_power
+from npuc.quantize.scales.model_scales import Steps
+
+LEVELS = 255
+"""Steps from -128 to 127."""
+PER_OCTAVE = 16
+SCALES = np.exp2(np.arange(-40 * PER_OCTAVE, 40 * PER_OCTAVE) / PER_OCTAVE)
+"""Candidate scales: the same for every tensor, so that a choice hardly depends on where its histogram's bins
+lie."""
+
+
+@dataclass(frozen=True)
+class ZeroPoints:
+    """Where a target takes zero points at no cost, or at one that is worth it.
+
+    reads: whether a node takes such an input; its second argument: whatever it costs. writes: the operators that
+    give such results where a ReLU ends them. power_of_two: what every scale must be.
+    """
+
+    reads: Callable[[Node, bool], bool]
+    writes: tuple[str, ...] = ("Conv",)
+    power_of_two: bool = False
+
+    def scale(self, wanted: float) -> float:
+        """The finest scale allowed that is not below the one wanted."""
+        return next_power(wanted) if self.power_of_two else wanted
+
+    @property
+    def candidates(self) -> Array:
+        """The scales to choose from."""
+        return SCALES[::PER_OCTAVE] if self.power_of_two else SCALES
+
+
+def by_convolutions(node: Node, anyway: bool) -> bool:
+    """Whether a machine whose windows are surrounded by zeros takes a zero point: the bias does, padding costs."""
+    return node.op == "Conv" and not node.integer("selects") and (anyway or not any(node.integers("pads")))
+
+
+IN_BIASES = ZeroPoints(by_convolutions)
+"""Of a machine without zero points: biases take them."""
+
+
+def offset_inputs(
+    graph: Graph,
+    nodes: Sequence[Node],
+    feeds: Sequence[Mapping[str, Array]],
+    zero_points: ZeroPoints = IN_BIASES,
+    *,
+    anyway: bool,
+) -> dict[str, Steps]:
+    """Steps for the quantised inputs without negative values whose readers take a zero point.
+
+    anyway: whatever it costs. Whole numbers up to 255, as images are, keep their values.
+    """
+    integer = {id(node) for node in nodes}
+    sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
+    found: dict[str, Steps] = {}
+    for name, source in sources.items():
+        if source is None or not _taken(graph, name, integer, zero_points, anyway=anyway):
+            continue
+        values = [feed[source] for feed in feeds]
+        least, largest = min(float(each.min()) for each in values), max(float(each.max()) for each in values)
+        if 0 <= least < largest:
+            whole = largest <= LEVELS and all((each == np.rint(each)).all() for each in values)
+            found[name] = Steps(
+                1.0 if whole and largest > LEVELS / 2 else zero_points.scale(largest / LEVELS), -128
+            )
+    return found
+
+
+def _source(graph: Graph, name: str) -> str | None:
+    """The network input that a tensor has the elements of, moved at most; None for others."""
+    while name in graph.producers:
+        producer = graph.producers[name]
+        if producer.op not in ("Transpose", "Reshape"):
+            return None
+        name = producer.inputs[0]
+    return name if name in graph.inputs else None
+
+
+def offset_results(
+    graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spread], zero_points: ZeroPoints = IN_BIASES
+) -> dict[str, Steps]:
+    """Steps for the results of ReLUs whose readers take a zero point at no cost."""
+    integer = {id(node) for node in nodes}
+    found: dict[str, Steps] = {}
+    for node in nodes:
+        name = node.output
+        limited = node.op in zero_points.writes and node.text("activation") in ("Relu", "Clip")
+        if (
+            limited
+            and name in known
+            and _taken(graph, name, integer, zero_points, anyway=False)
+            and known[name].largest
+        ):
+            limit = node.number("max", np.inf) / LEVELS
+            top = [zero_points.scale(limit)] if np.isfinite(limit) else []
+            candidates = np.append(zero_points.candidates[limit > zero_points.candidates], top)
+            coarse = candidates[candidates >= _finest(graph, node, known)]
+            if len(coarse):
+                found[name] = Steps(float(coarse[np.argmin(known[name].error(coarse, LEVELS))]), -128)
+    return found
+
+
+def _finest(graph: Graph, node: Node, known: Mapping[str, Spread]) -> float:
+    """The scale with which a step of a convolution's input is up to FINEST steps of its result; 0 for others."""
+    if node.op != "Conv" or node.inputs[0] not in known:
+        return 0.0
+    w = float(np.abs(graph.constants[node.inputs[1]]).max(initial=0))
+    return w * known[node.inputs[0]].largest / 127 / FINEST
+
+
+FINEST = 64
+"""Weights are 8 bits, and finer steps would hold nothing but the error of the input."""
+
+
+def _taken(graph: Graph, name: str, integer: set[int], zero_points: ZeroPoints, *, anyway: bool) -> bool:
+    """Whether all readers of a tensor are integer nodes that take a zero point."""
+    readers = graph.readers[name]
+    fits = all(id(node) in integer and zero_points.reads(node, anyway) for node in readers)
+    return bool(readers) and name not in graph.outputs and fits

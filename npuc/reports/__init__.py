@@ -1,0 +1,1 @@
+"""What commands report: summaries, tables, explanations, comparisons, sweeps."""

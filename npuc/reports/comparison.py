@@ -1,0 +1,126 @@
+"""One model on several machines: what each program costs, and how accurate it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from npuc import driver
+from npuc.errors import DataError, ModelError, NpucError
+from npuc.ir import Array
+from npuc.program import Program, as_loaded
+from npuc.storage.data import Samples
+from npuc.storage.data import load as load_samples
+from npuc.target import Options, target
+from npuc.verification import metrics
+
+Report = Mapping[str, Any]
+FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions")
+"""What a row has of the compile report as it is; null where another package's target does not say."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A target and one of its machines: a shipped one by name, or a TOML file."""
+
+    target: str
+    machine: str | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compiled: a model, what binds its dimensions, what calibrates it, what it is run on."""
+
+    model: Path
+    shapes: driver.Shapes
+    calibration: tuple[Path, ...] = ()
+    data: tuple[Path, ...] = ()
+
+
+def compare(
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    options: Options,
+    advance: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """The report of `npuc compare`: a row per candidate, in their order; one that refuses has its problems.
+
+    advance: called with 1 after each. Raises ModelError and DataError, which are no target's fault.
+    """
+    rows: list[dict[str, Any]] = []
+    exact: dict[str, Array] | None = None
+    samples: Samples | None = None
+    for each in candidates:
+        program, row = compiled(subject, each, options)
+        if program is not None and subject.data:
+            samples = samples or load_samples(subject.data, driver.program_inputs(program))
+            exact = exact or metrics.expected(subject.model, samples)
+            row |= _scores(program, samples, exact)
+        rows.append(row)
+        if advance is not None:
+            advance(1)
+    refused = all(row["status"] == "refused" for row in rows)
+    return {
+        "status": "error" if refused else "ok",
+        "model": subject.model.name,
+        "samples": None if samples is None else len(samples),
+        "fp32_top1": None
+        if samples is None or exact is None
+        else metrics.task(next(iter(exact.values())), samples.labels)["top1"],
+        "rows": rows,
+        "errors": [problem for row in rows for problem in row["errors"]] if refused else [],
+    }
+
+
+def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Program | None, dict[str, Any]]:
+    """The program of a candidate and its row, without accuracy; no program where the target refuses.
+
+    Raises ModelError and DataError.
+    """
+    machine = target(each.target)
+    options = replace(options, machine=each.machine, precision=machine.precisions[0])
+    try:
+        program, _ = driver.compile_model(subject.model, machine, options, subject.shapes, subject.calibration)
+    except (ModelError, DataError):
+        raise
+    except NpucError as error:
+        return None, _refused(each, error)
+    program = as_loaded(program)
+    return program, _row(program, program.manifest["report"])
+
+
+def _row(program: Program, report: Report) -> dict[str, Any]:
+    """What a program costs. Bytes: the sum of its peaks in all memories."""
+    clock = report.get("clock_mhz")
+    return {
+        "target": report["target"],
+        "machine": report["machine"],
+        "status": "ok",
+        "precision": program.precision,
+        **{key: report.get(key) for key in FIGURES},
+        "clock_mhz": clock,
+        "milliseconds": None if clock is None else report["cycles"] / clock / 1e3,
+        "peak_bytes": sum(use["peak_bytes"] for use in report["memory"].values()),
+        "memory": report["memory"],
+        "host_steps": len(report["host_steps"]),
+        **metrics.UNKNOWN,
+        "errors": [],
+    }
+
+
+def _refused(each: Candidate, error: NpucError) -> dict[str, Any]:
+    known = ("precision", *FIGURES, "clock_mhz", "milliseconds", "peak_bytes", "memory", "host_steps")
+    problems = [problem.as_json() for problem in error.problems]
+    place = {"target": each.target, "machine": each.machine or "default", "status": "refused"}
+    return {**place, **dict.fromkeys(known), **metrics.UNKNOWN, "errors": problems}
+
+
+def _scores(program: Program, samples: Samples, exact: Mapping[str, Array]) -> dict[str, Any]:
+    """Of the simulated outputs; the problem where the program cannot be simulated here."""
+    try:
+        outputs = driver.run_program(program, target(program.target), samples)
+    except NpucError as error:
+        return {"errors": [problem.as_json() for problem in error.problems]}
+    return metrics.scores(exact, outputs, samples.labels)

@@ -1,0 +1,320 @@
+"""What the command line prints: summaries and tables as text, JSON or CSV. Reports are plain dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from npuc.text import costs, count, short, table
+
+if TYPE_CHECKING:
+    from npuc.verification.metrics import Tolerance
+
+Report = Mapping[str, Any]
+
+
+def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
+    """What `npuc compile` did."""
+    lines = [
+        f"{directory}: {report['target']}, machine {report['machine']}",
+        f"  {_plural(report['instructions'], 'instruction')} in {_plural(report['segments'], 'segment')}, "
+        f"{count(report['macs'])} MACs",
+        f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
+        f"(ideal {report['ideal_cycles']:,.0f})",
+    ]
+    if "bound_cycles" in report:
+        engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
+        lines.append(f"  bound {count(report['bound_cycles'])} cycles: the busier engine alone ({engines})")
+    lines += [
+        f"  {name:<7}{count(use['peak_bytes']):>10}{_capacity(use)} bytes "
+        f"(lower bound {count(use['lower_bound_bytes'])})"
+        for name, use in report["memory"].items()
+    ]
+    traffic = report.get("host_traffic")
+    if traffic:
+        bounds = f"raw {count(traffic['raw_bytes'])}, lower bound {count(traffic['lower_bound_bytes'])}"
+        if traffic["optimum_bytes"] is not None:
+            bounds += f", best plan {count(traffic['optimum_bytes'])}"
+        lines.append(f"  {count(report['traffic_bytes'])} bytes moved by the host ({bounds})")
+        lines += _plans(traffic["plans"]) if verbose else []
+    if report.get("padding_cycles"):
+        lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
+    lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
+    if verbose:
+        done = [each["text"] for each in report.get("rewrites", [])]
+        lines += ["", *done] if done else []
+        lines += _accuracy(report.get("quantisation"))
+        lines += ["", _layers(report["layers"])]
+    return "\n".join(lines)
+
+
+def _plans(plans: Sequence[Report]) -> list[str]:
+    """What each objective would move and compute twice; nothing where they are one plan."""
+    if len({(each["bytes"], each["halo_cycles"]) for each in plans}) < 2:
+        return []
+    return [
+        f"    least {plan['objective']}: {count(plan['bytes'])} bytes, {count(plan['halo_cycles'])} halo cycles"
+        for plan in plans
+    ]
+
+
+def _capacity(use: Report) -> str:
+    return "" if use["capacity_bytes"] is None else f" of {count(use['capacity_bytes'])}"
+
+
+def _accuracy(quantisation: Report | None) -> list[str]:
+    """What was tried for accuracy, a line each."""
+    if not quantisation or not quantisation["steps"]:
+        return []
+    header = ("tried for accuracy", "kept", "before dB", "with it dB", "CPU s")
+    rows = [
+        (step["name"], "yes" if step["kept"] else "no", step["before_db"], step["after_db"], step["seconds"])
+        for step in quantisation["steps"]
+    ]
+    return ["", table(header, rows)]
+
+
+def accuracies(report: Report) -> str:
+    """What `npuc accuracy` counted."""
+    header = ("computation", "top-1 %", "95 % interval", "top-5 %", "as fp32 %", "difference", "95 % interval")
+    rows = [
+        (
+            name,
+            100 * row["top1"],
+            _range(row["interval"]),
+            None if row["top5"] is None else 100 * row["top5"],
+            100 * row["agreement"],
+            100 * row["difference"],
+            _range(row["difference_interval"]),
+        )
+        for name in ("fp32", "qdq", "integer", "simulator")
+        if (row := report[name]) is not None
+    ]
+    return f"{table(header, rows)}\n{_plural(report['samples'], 'sample')}, {count(report['classes'])} classes"
+
+
+def _range(limits: Sequence[float]) -> str:
+    low, high = limits
+    return f"{100 * low:.2f} .. {100 * high:.2f}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _layers(layers: Sequence[Report]) -> str:
+    shown = [column for column in COLUMNS if all(column.key in layer for layer in layers)]
+    rows = [[column.value(layer) for column in shown] for layer in layers]
+    return table([column.header for column in shown], rows)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the layers' table: shown for targets whose layers have the key."""
+
+    header: str
+    key: str
+    show: Callable[[Report], Any] | None = None
+
+    def value(self, layer: Report) -> Any:
+        """What a layer has there."""
+        return self.show(layer) if self.show else layer[self.key]
+
+
+COLUMNS = (
+    Column("layer", "name", lambda layer: short(layer["name"])),
+    Column("op", "op"),
+    Column("tile", "tile", lambda layer: f"{layer['tile'][0]}x{layer['tile'][1]}"),
+    Column("candidates", "tile_candidates"),
+    Column("MACs", "macs"),
+    Column("cycles", "cycles"),
+    Column("BDC", "bdc_cycles"),
+    Column("GDMA", "gdma_cycles"),
+    Column(
+        "utilisation",
+        "ideal_cycles",
+        lambda layer: layer["ideal_cycles"] / layer["cycles"] if layer["macs"] and layer["cycles"] else None,
+    ),
+    Column("weight words", "weight_words"),
+    Column("weights as", "weight_form"),
+    Column("table LSB", "table_error_lsb"),
+)
+
+
+def stepped(report: Report) -> str:
+    """What each layer took on the stepping simulator; a column per count."""
+    counts = [key for key in report["layers"][0] if key != "nodes"] if report["layers"] else []
+    rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
+    header = ("nodes", *(key.replace("_", " ") for key in counts))
+    return f"{table(header, rows)}\n{count(report['cycles'])} cycles a sample"
+
+
+def verified(report: Report, tolerance: Tolerance) -> str:
+    """What `npuc verify` found."""
+    rows = [
+        (
+            short(layer["name"]),
+            layer["op"],
+            layer["bit_exact"],
+            *_errors(layer["entire"]),
+            *_errors(layer["single"]),
+        )
+        for layer in report["layers"]
+    ]
+    header = ("layer", "op", "bit exact", "entire dB", "cosine", "single dB", "cosine")
+    lines = [table(header, rows), ""]
+    lines += [
+        f"output {each['name']}: {_decibels(each['sqnr_db'])}, cosine {each['cosine']:.6f}, "
+        f"largest error {each['max_abs_error']:.6g}"
+        for each in report["outputs"]
+    ]
+    if report["argmax_agreement"] is not None:
+        lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {_plural(report['samples'], 'sample')}")
+    lines += _task(report["task"])
+    if report["bit_exact"] is not None:
+        exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
+        lines.append(f"simulator and integer reference {exact}")
+    if report.get("cycles") is not None:
+        lines.append(f"{count(report['cycles'])} cycles a sample on the {report['chip_model']} chip model")
+    limits = f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}"
+    lines += _bisected(report["bisect"]) if "bisect" in report else []
+    lines.append("verified" if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
+    return "\n".join(lines)
+
+
+def _task(counted: Report | None) -> list[str]:
+    """The shares of samples whose label is the first, or among the first five, a line per computation."""
+    if counted is None:
+        return []
+    lines: list[str] = []
+    for name, share in counted.items():
+        if share is not None:
+            top5 = "" if share["top5"] is None else f", top-5 {100 * share['top5']:.2f} %"
+            lines.append(f"{name:<9}  top-1 {100 * share['top1']:.2f} %{top5}")
+    return lines
+
+
+def _bisected(found: Report) -> list[str]:
+    """The first difference, or where the error jumps."""
+    match found["kind"]:
+        case "difference":
+            at = "[" + ", ".join(map(str, found["element"])) + "]"
+            lines = [
+                f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
+                f"sample {found['sample']}: {found['found']} where {found['expected']} is right "
+                f"({_plural(found['differing'], 'element')} of it differ)"
+            ]
+            origin = found["origin"]
+            if origin is not None:
+                tile = "" if origin["tile"] is None else f", tile {tuple(origin['tile'])}"
+                lines.append(f"  instruction {origin['instruction']}{tile}: {origin['text']}")
+        case "jump":
+            lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
+        case _:
+            return ["nothing differs, and no layer can be compared with fp32"]
+    return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
+
+
+def _errors(each: Report | None) -> tuple[str | None, float | None]:
+    return (None, None) if each is None else (_decibels(each["sqnr_db"]).removesuffix(" dB"), each["cosine"])
+
+
+def _decibels(sqnr: float | None) -> str:
+    return "exact" if sqnr is None else f"{sqnr:.1f} dB"
+
+
+def difference(report: Report, first: Path, second: Path) -> str:
+    """What `npuc diff` found."""
+    if report["same"] and "accuracy" not in report:
+        return f"{first} and {second} are the same program"
+    rows = [(key, *values) for key, values in report["totals"].items()]
+    lines = [table(("", str(first), str(second)), rows)] if rows else []
+    for group in report["layers"]:
+        before, after = (" + ".join(map(short, names)) or "nothing" for names in group["layers"])
+        lines += ["", before if before == after else f"{before} -> {after}"]
+        lines += [
+            f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
+        ]
+        lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
+    lines += ["", f"{_plural(report['unchanged_layers'], 'layer')} unchanged"]
+    lines += [
+        f"output {each['name']}, second against first: {_decibels(each['sqnr_db'])}, "
+        f"largest difference {each['max_abs_error']:.6g}"
+        for each in report.get("outputs", ())
+    ]
+    if "accuracy" in report:
+        rows = [(key.replace("_", " "), *values) for key, values in report["accuracy"].items()]
+        lines += ["", table(("against fp32", str(first), str(second)), rows)]
+    return "\n".join(lines).lstrip("\n")
+
+
+def explanation(report: Report) -> str:
+    """What `npuc explain` found."""
+    lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
+    lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
+    lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
+    for layer in report["layers"]:
+        lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
+    for each in report["tensors"]:
+        lines += [
+            "",
+            f"tensor {each['tensor']}",
+            f"  shape {_value(each['shape'])}, scale {_value(each['scale'])}",
+        ]
+        lines += [f"  error {_told(each['entire'])}, alone {_told(each['single'])}"] if each["entire"] else []
+        lines.append(f"  {each['kept']}")
+        lines += [
+            f"  {use['memory']} bytes {count(use['address'])} to {count(use['address'] + use['bytes'] - 1)}, "
+            f"cycles {count(use['from_cycle'])} to {count(use['to_cycle'])}"
+            for use in report["buffers"]
+            if use["tensor"] == each["tensor"]
+        ]
+    lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
+    return "\n".join(lines)
+
+
+def _told(error: Report | None) -> str:
+    if error is None:
+        return "not measured"
+    return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"
+
+
+def _costs(layer: Report) -> list[str]:
+    """What a layer costs and why it is laid out so, as far as its target says."""
+    known = {key: value for key, value in layer.items() if value is not None}
+    lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]
+    if known.get("ideal_cycles"):
+        lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
+    if "tile" in known:
+        tile = f"tile {_value(layer['tile'])}, the best of {count(known.get('tile_candidates', 1))} that are legal"
+        lines.append(tile)
+    if "tile_fewest_cycles" in known:
+        lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles")
+    if "tile_runner_up" in known:
+        *runner_up, cycles = layer["tile_runner_up"]
+        jobs = known.get("jobs", 1)
+        of = "" if jobs == 1 else f" in the first of {jobs} jobs"
+        lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles{of}")
+    told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
+    told += ("tile_fewest_cycles", "weight_form", "alternatives")
+    if "weight_form" in known:
+        lines.append(f"weights as {layer['weight_form']}; alone it would take")
+        lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]
+    return [
+        *lines,
+        *(f"{key.replace('_', ' ')} {_value(value)}" for key, value in known.items() if key not in told),
+    ]
+
+
+def _value(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case list() | tuple():
+            return "x".join(map(str, value))
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return f"{value:,}" if isinstance(value, int) else str(value)

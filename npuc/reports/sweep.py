@@ -1,0 +1,172 @@
+"""A model over a grid of machines: every point compiled, in processes side by side or on a Dask cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from npuc.errors import ArtefactError, NpucError
+from npuc.reports.comparison import Candidate, Subject, compiled
+from npuc.storage.machine_files import as_toml
+from npuc.target import Options, target
+
+Row = Mapping[str, Any]
+Advance = Callable[[int], None]
+COSTS = ("peak_bytes", "traffic_bytes", "instructions")
+"""What cycles can be weighed against, beside the grid's own numbers."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Machines that differ from one in the values of some parameters."""
+
+    target: str
+    machine: str | None
+    axes: Mapping[str, tuple[Any, ...]]
+    """The values of each parameter, in the order of the points."""
+
+    def points(self) -> list[dict[str, Any]]:
+        """The parameters of every machine; the last axis changes first."""
+        return [dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point of the grid, with all that a process needs to compile it."""
+
+    subject: Subject
+    target: str
+    machine: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    options: Options
+
+
+def sweep(
+    subject: Subject,
+    grid: Grid,
+    options: Options,
+    costs: Sequence[str],
+    jobs: int = 1,
+    scheduler: str | None = None,
+    advance: Advance = lambda _: None,
+) -> dict[str, Any]:
+    """The report of `npuc sweep`: a point per machine in the grid's order, whoever computed it.
+
+    costs: of COSTS or the grid's parameters; a point names those for which no other is better in it and in cycles.
+    Raises ModelError and DataError, ArtefactError (E507) where the cluster fails.
+    """
+    base = target(grid.target).machine_values(grid.machine)
+    tasks = [
+        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options)
+        for point in grid.points()
+    ]
+    rows = list(_on_cluster(tasks, scheduler, advance) if scheduler else _in_processes(tasks, jobs, advance))
+    fronts = {cost: front(rows, cost) for cost in costs}
+    refused = all(row["status"] == "refused" for row in rows)
+    points = [
+        {**row, "front": [cost for cost in costs if number in fronts[cost]]} for number, row in enumerate(rows)
+    ]
+    return {
+        "status": "error" if refused else "ok",
+        "model": subject.model.name,
+        "target": grid.target,
+        "machine": base["name"],
+        "grid": {name: list(values) for name, values in grid.axes.items()},
+        "costs": list(costs),
+        "points": points,
+        "errors": [problem for row in rows for problem in row["errors"]] if refused else [],
+    }
+
+
+def name_of(point: Mapping[str, Any]) -> str:
+    """The name of a point's machine.
+
+    >>> name_of({"psum_entries": 32, "pe_rows": 2})
+    'psum_entries=32 pe_rows=2'
+    """
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in point.items())
+
+
+def compiled_point(task: Task) -> dict[str, Any]:
+    """The row of a point; its machine goes through a file as any user's does."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.toml"
+        path.write_text(as_toml(task.machine), encoding="utf-8")
+        _, row = compiled(task.subject, Candidate(task.target, str(path)), task.options)
+    return {**row, "machine": task.machine["name"], "parameters": dict(task.parameters)}
+
+
+def front(rows: Sequence[Row], cost: str) -> set[int]:
+    """The numbers of the rows of which no other has fewer cycles at no higher cost, or as few at a lower one.
+
+    >>> points = [{"pe_rows": rows} for rows in (1, 2, 3, 4)]
+    >>> cycles = (10, 8, 9, 8)
+    >>> rows = [{"status": "ok", "cycles": c, "parameters": p} for c, p in zip(cycles, points)]
+    >>> sorted(front(rows, "pe_rows"))
+    [0, 1]
+    """
+    found: set[int] = set()
+    best = (float("inf"), 0.0)
+    priced = [(price(row, cost), row["cycles"], at) for at, row in enumerate(rows) if tells(row, cost)]
+    for paid, cycles, at in sorted(priced):
+        if cycles < best[0]:
+            best = (cycles, paid)
+        if (cycles, paid) == best:
+            found.add(at)
+    return found
+
+
+def tells(row: Row, cost: str) -> bool:
+    """Whether the machine ran the model, and its target says this cost."""
+    return row["status"] == "ok" and (cost in row["parameters"] or row.get(cost) is not None)
+
+
+def price(row: Row, cost: str) -> float:
+    """What a row pays: a figure, or a parameter of its machine."""
+    return row["parameters"][cost] if cost in row["parameters"] else row[cost]
+
+
+def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterator[dict[str, Any]]:
+    """The rows in order; one process is this one."""
+    if min(jobs, len(tasks)) == 1:
+        for task in tasks:
+            yield compiled_point(task)
+            advance(1)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    try:
+        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
+            for row in pool.map(compiled_point, tasks):
+                yield row
+                advance(1)
+    except BrokenProcessPool:
+        reason = "a process of the sweep was killed, perhaps for lack of memory"
+        raise ArtefactError("E507", reason, remedy="run fewer side by side with --jobs") from None
+
+
+def _on_cluster(tasks: Sequence[Task], scheduler: str, advance: Advance) -> Iterator[dict[str, Any]]:
+    """The same from a Dask cluster, whose workers have npuc and see the same files."""
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError:
+        reason = "--scheduler needs Dask, which is not installed"
+        raise ArtefactError("E507", reason, remedy="pip install 'npuc[dask]', or leave --scheduler out") from None
+    try:
+        with distributed.Client(scheduler, timeout=10, set_as_default=False) as client:
+            for future in client.map(compiled_point, tasks, pure=False):
+                yield future.result()
+                advance(1)
+    except NpucError:
+        raise
+    except Exception as error:  # whatever fails on a worker comes back as itself
+        reason = f"the Dask cluster at '{scheduler}' fails ({type(error).__name__}: {error})"
+        raise ArtefactError("E507", reason, remedy="check the address, and that its workers have npuc") from None

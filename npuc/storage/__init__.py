@@ -1,0 +1,1 @@
+"""What npuc reads from disk and writes to it: samples, machine files, typed records, waveforms."""

@@ -1,0 +1,211 @@
+"""Samples from .npz files, and made-up ones where there are none.
+
+Keys are input names; a single input may be called `x`. Axis 0 is samples; labels are `y` unless an input has that
+name; other keys are ignored; float16, float64 and integers are cast to the input's type.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import DataError
+from npuc.ir import Array, TensorType
+from npuc.storage.files import replacing
+from npuc.storage.streams import DAMAGED, Head, Held, Joined, Member, Rows, Streamed, member, rows_of
+
+SYNTHETIC_SAMPLES = 8
+FEEDS = 4
+"""Samples that are read from a file at once, to be fed one by one."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs by name, each (samples, *shape of one sample as the model takes it), and labels if there are any.
+
+    Inputs of large files are `Streamed`: whoever goes through feeds or batches never holds them all.
+    """
+
+    inputs: Mapping[str, Array]
+    labels: Array | None = None
+    synthetic: bool = False
+    left_out: str = ""
+    """Why labels that the files have are none; empty where they have none, or they are taken."""
+
+    def __len__(self) -> int:
+        return len(next(iter(rows_of(self.inputs).values())))
+
+    def feeds(self) -> Iterator[dict[str, Array]]:
+        """One feed per sample, in the model's own shapes."""
+        for block in self._blocks(FEEDS):
+            for index in range(len(next(iter(block.values())))):
+                yield {name: values[index, ...] for name, values in block.items()}
+
+    def _blocks(self, size: int) -> Iterator[dict[str, Array]]:
+        rows = rows_of(self.inputs)
+        for values in zip(*(each.blocks(size) for each in rows.values()), strict=True):
+            yield dict(zip(rows, values, strict=True))
+
+    def batches(self, size: int) -> Iterator[Samples]:
+        """The samples in order, this many at a time."""
+        for position, inputs in enumerate(self._blocks(size)):
+            part = slice(position * size, (position + 1) * size)
+            labels = None if self.labels is None else self.labels[part]
+            yield Samples(inputs, labels, self.synthetic, self.left_out)
+
+    def first(self, count: int | None) -> Samples:
+        """At most this many samples."""
+        labels = None if self.labels is None else self.labels[:count]
+        inputs: Mapping[str, Array] = self.inputs
+        if count is not None and isinstance(inputs, Streamed):
+            inputs = Streamed({name: Head(rows, count) for name, rows in inputs.rows.items()})
+        elif count is not None:
+            inputs = {name: values[:count] for name, values in inputs.items()}
+        return Samples(inputs, labels, self.synthetic, self.left_out)
+
+
+def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
+    """The samples of one or more .npz files, one after the other.
+
+    inputs: name and type of every input of the model. Raises DataError: E401 for a file that cannot be read or
+    lacks an input, E402 for a wrong shape, type or number of samples.
+    """
+    parts = [_load_one(path, inputs) for path in paths]
+    merged = _merged([part.inputs for part in parts], inputs)
+    labels = [part.labels for part in parts if part.labels is not None]
+    left_out = "; ".join(part.left_out for part in parts if part.left_out)
+    if len(labels) == len(parts):
+        return Samples(merged, np.concatenate(labels))
+    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""))
+
+
+def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
+    """One after the other; streamed if a part is."""
+    if any(isinstance(part, Streamed) for part in parts):
+        columns = {name: [rows_of(part)[name] for part in parts] for name in names}
+        return Streamed({name: Joined(each) if len(each) > 1 else each[0] for name, each in columns.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+
+def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
+    """Standard normal values (8-bit integers: all alike) from a fixed seed: they show that a program runs, not how
+    accurate it is."""
+    random = np.random.default_rng(seed)
+
+    def values(each: TensorType) -> Array:
+        shape = (count, *each.shape)
+        if each.dtype in ("int8", "uint8"):
+            limits = np.iinfo(each.dtype)
+            return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
+        return random.standard_normal(shape).astype(each.dtype)
+
+    return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
+
+
+def save(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
+    with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
+        for name, values in arrays.items():  # numpy.savez takes no array named `file`
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values)
+
+
+def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
+    large = {name: found for name in (*inputs, "x") if (found := member(path, name)) is not None}
+    held = _arrays(path, {*inputs, "x", "y"} - large.keys())
+    arrays = {**held, **large}
+    rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
+    small = {name: each.values for name, each in rows.items() if isinstance(each, Held)}
+    found = small if len(small) == len(rows) else Streamed(rows)
+    counts = {len(values) for values in rows.values()}
+    if len(counts) > 1:
+        raise DataError("E402", f"'{path}' has a different number of samples per input: {sorted(counts)}")
+    if counts == {0}:
+        raise DataError("E402", f"'{path}' has no samples")
+    if "y" not in held or "y" in inputs:
+        return Samples(found)
+    labels, reason = _labels(held["y"], *counts)
+    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
+
+
+def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
+    """The classes of so many samples as int64, or why the array is none of them."""
+    if values is None:
+        return None, "the labels 'y' are damaged or hold Python objects"
+    if values.shape not in ((count,), (count, 1)):
+        return None, f"the labels 'y' have the shape {list(values.shape)} for {count} samples"
+    if values.dtype.kind not in "fiub" or not np.isfinite(values).all() or (values != np.floor(values)).any():
+        return None, f"the labels 'y' are no class numbers, but {values.dtype}"
+    return values.ravel().astype(np.int64), ""
+
+
+def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:
+    """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
+
+    Raises DataError (E401) if the file cannot be read at all.
+    """
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.lib.npyio.NpzFile):
+                return {name: _array(archive, name) if name in wanted else None for name in archive.files}
+        reason = "it is a single array, not an .npz file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except DAMAGED:
+        reason = "it is not a NumPy .npz file"
+    raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy="save it with numpy.savez")
+
+
+def _array(archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+    try:
+        found: Any = archive[name]  # bytes, where the member is no array
+    except DAMAGED:
+        return None
+    return found if isinstance(found, np.ndarray) else None
+
+
+def _pick(
+    path: Path, name: str, arrays: Mapping[str, Array | Member | None], inputs: Mapping[str, TensorType]
+) -> Array | Member:
+    key = name if name in arrays or len(inputs) > 1 else "x"
+    found = arrays.get(key)
+    if found is not None:
+        return found
+    if key in arrays:
+        reason = f"'{path}' has an array '{key}' that is damaged or holds Python objects"
+        raise DataError("E401", reason, tensor=name, remedy="save plain numbers with numpy.savez")
+    raise DataError(
+        "E401",
+        f"'{path}' has no array '{name}'",
+        tensor=name,
+        limit=f"found: {', '.join(arrays) or 'nothing'}",
+        remedy="name the arrays as the model names its inputs" + (", or 'x'" if len(inputs) == 1 else ""),
+    )
+
+
+def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) -> Rows:
+    """(samples, *shape): the model's leading 1 may be left out of the data."""
+    shape = wanted.shape
+    per_sample = shape[1:] if shape[:1] == (1,) else shape
+    if values.shape[1:] not in (shape, per_sample) or not values.shape or values.dtype.kind not in "fiub":
+        raise DataError(
+            "E402",
+            f"'{path}' has {values.dtype} {list(values.shape)}",
+            tensor=name,
+            limit=f"[{', '.join(['samples', *map(str, per_sample)])}] of numbers",
+        )
+
+    def cast(block: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = block.astype(wanted.dtype).reshape(len(block), *shape)
+        if wanted.dtype == "float32" and not np.isfinite(found).all():
+            raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
+        return found
+
+    return replace(values, convert=cast) if isinstance(values, Member) else Held(cast(values))

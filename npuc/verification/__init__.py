@@ -1,0 +1,1 @@
+"""A program against onnxruntime: outputs, layers, the first difference, accuracy."""

@@ -1,0 +1,264 @@
+"""Where a program first goes wrong: layer, element, tile and instruction, with a small model that shows it.
+
+"Wrong" is a difference between the simulator and the integer network; in floating point, one between the simulator
+on this program and on the model compiled afresh, or one from onnxruntime that rounding does not explain. Where
+there is none, it is the layer at which the error against fp32 jumps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from npuc.driver import batch_of, recompiled
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.program import Program, save_files
+from npuc.reference import session, with_outputs
+from npuc.storage import data
+from npuc.target import FLOATING, Origin, Runner, Target
+from npuc.verification.isolation import Isolated
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first element, in the order of layers and samples, that the machine computes otherwise."""
+
+    layer: str
+    op: str
+    nodes: tuple[str, ...]
+    tensor: str
+    sample: int
+    element: tuple[int, ...]
+    expected: int | float
+    found: int | float
+    differing: int
+    """Elements of this tensor that differ in this sample."""
+    origin: Origin | None
+    """The instruction that computed the element, where one did."""
+
+
+class _Judged(NamedTuple):
+    """A layer of a sample: its right values, and which of those found are wrong."""
+
+    tensor: str
+    sample: int
+    right: Array
+    wrong: Array
+
+
+Shown = Mapping[str, Array]
+"""What the simulator shows: (samples, *shape) by tensor."""
+_Judge = Callable[[data.Samples, Shown], Iterator[_Judged]]
+
+
+def _by_reference(reference: bytes) -> _Judge:
+    """The integer network: every bit counts."""
+    run = session(reference)
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        names = [each.name for each in run.get_outputs() if each.name in shown]
+        for sample, feed in enumerate(batch.feeds()):
+            for name, right in zip(names, run.run(names, feed) if names else (), strict=True):
+                yield _Judged(name, sample, right, right != shown[name][sample])
+
+    return judge
+
+
+def _by_compiling(fresh: Program, target: Target) -> _Judge:
+    """The program as it should be, on the same simulator: every bit counts."""
+    run = target.runner(fresh)
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        for name, values in _simulated(run, batch, outputs=True).items():
+            for sample, (right, found) in enumerate(zip(values, shown[name], strict=True)):
+                yield _Judged(name, sample, right, ~((right == found) | (np.isnan(right) & np.isnan(found))))
+
+    return judge
+
+
+def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
+    """The float network, every layer alone: what rounding does not explain counts."""
+    shapes = {name: each["shape"] for name, each in graph["tensors"].items()}
+    prepared: list[Isolated] = []
+
+    def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
+        if not prepared:
+            prepared.append(Isolated(reference, shapes, shown.keys() & shapes.keys(), precision))
+        for sample, feed in enumerate(batch.feeds()):
+            found = {name: values[sample, ...] for name, values in shown.items()}
+            for name, alone in prepared[0]({**feed, **found}).items():
+                yield _Judged(name, sample, alone.exact, alone.wrong(found[name]))
+
+    return judge
+
+
+def _simulated(run: Runner, batch: data.Samples, *, outputs: bool) -> dict[str, Array]:
+    """What the simulator shows of a batch; of floating-point programs the outputs are layers too."""
+    shown: dict[str, Array] = {}
+    given = run(batch.inputs, shown.__setitem__)
+    return shown | given if outputs else shown
+
+
+def first_difference(
+    model: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: data.Samples
+) -> Difference | None:
+    """The first difference between the simulator and what its layers should be, or None.
+
+    evidence: reference.onnx and graph.json. Layers come first, then samples: what a wrong layer spoils behind
+    itself does not hide it. A floating-point program has no bits to agree with but those of the model compiled
+    afresh; what both have wrong is more than rounding away from onnxruntime.
+    """
+    graph, reference = json.loads(evidence["graph.json"]), evidence["reference.onnx"]
+    if program.precision not in FLOATING:
+        return _first(program, target, graph, samples, _by_reference(reference))
+    fresh = recompiled(model, program, target)
+    found = None if fresh is None else _first(program, target, graph, samples, _by_compiling(fresh, target))
+    return found or _first(program, target, graph, samples, _by_layer(reference, graph, program.precision))
+
+
+def _first(
+    program: Program, target: Target, graph: Report, samples: data.Samples, judge: _Judge
+) -> Difference | None:
+    """The first layer that the judge finds wrong, in its first sample."""
+    run = target.runner(program)
+    orders = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
+    best: tuple[int, int] = (len(orders), 0)
+    found: tuple[_Judged, Shown] | None = None
+    size = batch_of(program)
+    for number, batch in enumerate(samples.batches(size)):
+        shown = _simulated(run, batch, outputs=program.precision in FLOATING)
+        for each in judge(batch, shown):
+            place = orders.get(each.tensor, len(orders)), size * number + each.sample
+            if place < best and each.wrong.any():
+                best, found = place, (each, shown)
+    return None if found is None else _difference(program, target, graph, best, *found)
+
+
+def _difference(
+    program: Program, target: Target, graph: Report, place: tuple[int, int], judged: _Judged, shown: Shown
+) -> Difference:
+    layer, wrong = graph["layers"][place[0]], np.argwhere(judged.wrong)
+    element = tuple(int(index) for index in wrong[0])
+    return Difference(
+        layer["name"],
+        layer["op"],
+        _nodes(graph, layer, shown),
+        layer["tensor"],
+        place[1],
+        element,
+        judged.right[element].item(),
+        shown[judged.tensor][judged.sample][element].item(),
+        len(wrong),
+        target.origin(program, layer["tensor"], element),
+    )
+
+
+def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
+    """The ONNX nodes of a layer, and of those before it that were not shown: the fault may be theirs."""
+    producers = {each["tensor"]: each for each in graph["layers"]}
+    found, waiting = list[str](layer["nodes"]), list[str](layer["inputs"])
+    while waiting:
+        name = waiting.pop()
+        if name in producers and name not in shown:
+            found += producers[name]["nodes"]
+            waiting += producers[name]["inputs"]
+    return tuple(dict.fromkeys(found))
+
+
+def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
+    """The layer that loses the most decibels against the worst of what it reads; None where no layer is compared.
+
+    report: that of `npuc verify`.
+    """
+    errors = {layer["tensor"]: each for layer, each in zip(graph["layers"], report["layers"], strict=True)}
+    found: list[tuple[float, Report]] = []
+    for layer in graph["layers"]:
+        own = (errors[layer["tensor"]].get("entire") or {}).get("sqnr_db")
+        before = [(errors[name].get("entire") or {}).get("sqnr_db") for name in layer["inputs"] if name in errors]
+        known = [each for each in before if each is not None]
+        if own is not None and known:
+            found.append((min(known) - own, layer))
+    if not found:
+        return None
+    loss, layer = max(found, key=lambda each: each[0])
+    return {
+        "layer": layer["name"],
+        "op": layer["op"],
+        "nodes": layer["nodes"],
+        "tensor": layer["tensor"],
+        "loss_db": loss,
+    }
+
+
+def reproduction(model: Path, graph: Report, tensor: str, feed: Mapping[str, Array]) -> dict[str, bytes]:
+    """A minimal ONNX model of the layer that computes an int8 tensor, its input, and what to do with them.
+
+    feed: the sample, in the model's own shapes. The model is that part of the ONNX model between the float tensors
+    that the layer reads and the one that it computes; the whole model where the passes have left no such part.
+    """
+    fp32 = read_model(model)
+    part = _part(fp32, graph, tensor)
+    inputs = _inputs(fp32, [port.name for port in part.graph.input], feed)
+    with TemporaryDirectory() as folder:
+        data.save(Path(folder) / "input.npz", {name: values[None] for name, values in inputs.items()})
+        data.save(Path(folder) / "sample.npz", {name: values[None] for name, values in feed.items()})
+        files = {name: (Path(folder) / name).read_bytes() for name in ("input.npz", "sample.npz")}
+    return {"layer.onnx": part.SerializeToString(deterministic=True), **files}
+
+
+def commands(target: Target, model: Path, directory: Path) -> str:
+    """The commands that reproduce it: in the program, and in a program of the layer alone."""
+    return (
+        "#!/bin/sh\n"
+        f"npuc verify {quote(str(model.resolve()))} {quote(str(directory.resolve()))} "
+        "--data sample.npz --allow-modified\n"
+        f"npuc compile layer.onnx --target {target.name} --calibration input.npz -o layer.npu\n"
+        "npuc verify layer.onnx layer.npu --data input.npz\n"
+    )
+
+
+def save(files: Mapping[str, bytes], text: str, folder: Path) -> list[str]:
+    """Writes the reproduction; gives the names. Raises ArtefactError (E505) for a folder that has content."""
+    contents = {**files, "reproduce.sh": text.encode()}
+    save_files(contents, folder)
+    return sorted(contents)
+
+
+def _part(model: Any, graph: Report, tensor: str) -> Any:
+    from onnx import checker
+    from onnx.utils import Extractor
+
+    floats = {name: each["float"] for name, each in graph["tensors"].items()}
+    layer = next(each for each in graph["layers"] if each["tensor"] == tensor)
+    known = {port.name for port in model.graph.input} | {name for node in model.graph.node for name in node.output}
+    read = list(dict.fromkeys(floats[name] for name in layer["inputs"] if name in floats))
+    if not read or not {*read, floats[tensor]} <= known or floats[tensor] in read:
+        return model
+    try:
+        from onnx.shape_inference import infer_shapes
+
+        part = Extractor(infer_shapes(model)).extract_model(read, [floats[tensor]])
+        checker.check_model(part)
+    except Exception:  # what onnx cannot cut is given whole
+        return model
+    return part
+
+
+def _inputs(model: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, Array]:
+    """The values of these tensors of the fp32 model for a sample."""
+    missing = [name for name in names if name not in feed]
+    found = {name: feed[name] for name in names if name in feed}
+    if missing:
+        values = session(with_outputs(model, missing)).run(missing, feed)
+        found.update(zip(missing, values, strict=True))
+    return found

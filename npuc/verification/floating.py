@@ -1,0 +1,139 @@
+"""Verification of floating-point programs, batch after batch: onnxruntime, and the simulator.
+
+There is no integer reference, so `bit_exact` is null. Layers are compared where the target's simulator shows their
+results and the ONNX model has a tensor of that name ("entire"). "single" is a layer alone on the inputs that the
+machine computed; one whose inputs are not shown is taken together with those before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import ModelError
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.reference import present, session, with_outputs, without_weights
+from npuc.storage.data import Samples
+from npuc.storage.records import read
+from npuc.target import Counting, Target
+from npuc.verification.checking import Outputs, damaged
+from npuc.verification.isolation import Isolated
+from npuc.verification.metrics import Difference, Tolerance
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in graph.json."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer in graph.json."""
+
+    op: str
+    tensor: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """graph.json."""
+
+    tensors: Mapping[str, _Tensor]
+    layers: tuple[_Layer, ...]
+
+
+class FloatCheck:
+    """The two computations, ready to run batch after batch."""
+
+    def __init__(
+        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
+    ) -> None:
+        described = _described(evidence["graph.json"])
+        self.layers, self.reference = described.layers, evidence["reference.onnx"]
+        self.shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
+        self.run, self.chip_model, self.precision = (
+            target.runner(program, chip_model),
+            chip_model,
+            program.precision,
+        )
+        outputs = [port.name for port in program.outputs]
+        fp32 = read_model(model)
+        self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
+        self.fp32 = session(*without_weights(with_outputs(fp32, self.names)))
+        self.said = Outputs(outputs)
+        self.entire: dict[str, Difference] = {}
+        self.single: dict[str, Difference] = {}
+        self.isolated: Isolated | None = None
+
+    def batch(self, samples: Samples) -> None:
+        """Runs the batch both ways and adds what differs."""
+        shown: dict[str, Array] = {}
+        outputs = self.run(samples.inputs, shown.__setitem__)
+        shown |= outputs
+        self.said.label(samples)
+        for index, feed in enumerate(samples.feeds()):
+            exact = dict(zip(self.names, self.fp32.run(self.names, feed), strict=True))
+            found = {name: values[index, ...] for name, values in shown.items()}
+            self.said.add(exact, found, None)
+            self._compare(exact, feed, found)
+
+    def report(self, tolerance: Tolerance) -> dict[str, Any]:
+        """The contract's JSON; status is `mismatch` outside the tolerance."""
+        return {
+            **self.said.report(tolerance, sound=True),
+            "bit_exact": None,
+            "layers": [self._layer(layer) for layer in self.layers],
+            "chip_model": self.chip_model,
+            "cycles": self.run.cycles if isinstance(self.run, Counting) else None,
+        }
+
+    def _compare(self, exact: Mapping[str, Array], feed: Mapping[str, Array], found: Mapping[str, Array]) -> None:
+        """A sample's layers, against fp32 and alone."""
+        for layer in self.layers:
+            name = layer.tensor
+            if name in found and name in exact:
+                self.entire.setdefault(name, Difference()).add(exact[name], found[name])
+        for name, alone in self._isolated(found)({**feed, **found}).items():
+            self.single.setdefault(name, Difference()).add(alone.exact, found[name])
+
+    def _isolated(self, found: Mapping[str, Array]) -> Isolated:
+        """The layers alone, prepared for the tensors that the simulator turned out to show."""
+        if self.isolated is None:
+            try:
+                shown = self.shapes.keys() & found.keys()
+                self.isolated = Isolated(self.reference, self.shapes, shown, self.precision)
+            except ModelError as error:
+                raise damaged("reference.onnx", error.problems[0].reason) from None
+        return self.isolated
+
+    def _layer(self, layer: _Layer) -> dict[str, Any]:
+        entire, single = (
+            None if each is None else each.as_json()
+            for each in (self.entire.get(layer.tensor), self.single.get(layer.tensor))
+        )
+        return {
+            "name": layer.tensor,
+            "op": layer.op,
+            "nodes": layer.nodes,
+            "bit_exact": None,
+            **(entire or dict.fromkeys(("sqnr_db", "cosine", "max_abs_error", "exact"))),
+            "entire": entire,
+            "single": single,
+        }
+
+
+def _described(content: bytes) -> _Described:
+    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise damaged("graph.json", "it is not JSON") from None
+    return read(_Described, found, "graph", "graph.json")

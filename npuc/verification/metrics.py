@@ -1,0 +1,154 @@
+"""How far values are from exact ones, and how often a network names the labelled class: counted here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.reference import session, without_weights
+from npuc.storage.data import Samples
+from npuc.target import FLOATING
+
+UNKNOWN: Mapping[str, Any] = dict.fromkeys(("sqnr_db", "exact", "argmax_agreement", "top1"))
+"""The scores of what was not run."""
+CLASSES_FOR_TOP5 = 6
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def _inner(a: Array, b: Array) -> float:
+    """The inner product on one thread: the threads of a BLAS cost more than they save here."""
+    return float(np.einsum("i,i->", a, b))
+
+
+@dataclass
+class Difference:
+    """Running sums of a comparison; `add` takes the exact values and the values under test."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    energy: float = 0.0
+    product: float = 0.0
+    largest: float = 0.0
+
+    def add(self, exact: Array, found: Array) -> None:
+        """Includes values of equal size and element order; NaN and infinity count as the largest float32."""
+        a, b = exact.ravel().astype(np.float64), found.ravel().astype(np.float64)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            a, b = (np.nan_to_num(each, nan=LARGEST, posinf=LARGEST, neginf=-LARGEST) for each in (a, b))
+        error = b - a
+        self.signal += _inner(a, a)
+        self.noise += _inner(error, error)
+        self.energy += _inner(b, b)
+        self.product += _inner(a, b)
+        self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Signal to noise in dB; None where there is no noise."""
+        if self.noise == 0:
+            return None
+        return 10 * float(np.log10(max(self.signal, 1e-300) / self.noise))
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between both; 1 where both are zero."""
+        if self.signal == 0 or self.energy == 0:
+            return 1.0 if self.signal == self.energy else 0.0
+        return self.product / float(np.sqrt(self.signal * self.energy))
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the command line's contract."""
+        return {
+            "sqnr_db": self.sqnr_db,
+            "cosine": self.cosine,
+            "max_abs_error": self.largest,
+            "exact": self.noise == 0,
+        }
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What the outputs must reach against fp32."""
+
+    sqnr_db: float = 10.0
+    cosine: float = 0.95
+
+    @classmethod
+    def of(cls, precision: str) -> Tolerance:
+        """The usual one of a precision."""
+        return cls(60.0, 0.9999) if precision in FLOATING else cls()
+
+    def admits(self, difference: Difference) -> bool:
+        """Whether a comparison is within it."""
+        sqnr = difference.sqnr_db
+        return (sqnr is None or sqnr >= self.sqnr_db) and difference.cosine >= self.cosine
+
+
+def expected(model: Path, samples: Samples) -> dict[str, Array]:
+    """The model's outputs under onnxruntime: (samples, elements) by name.
+
+    Raises ModelError where onnxruntime or npuc cannot read it.
+    """
+    run = session(*without_weights(read_model(model)))
+    names = [each.name for each in run.get_outputs()]
+    parts = [run.run(names, feed) for feed in samples.feeds()]
+    return {name: np.stack([part[at].ravel() for part in parts]) for at, name in enumerate(names)}
+
+
+def scores(exact: Mapping[str, Array], found: Mapping[str, Array], labels: Array | None) -> dict[str, Any]:
+    """How far the outputs are from the exact ones, (samples, elements) each, and what that costs the task.
+
+    sqnr_db: of the worst output, null where all are exact. argmax_agreement: the share of samples whose largest
+    element of the first output is the same; top1: the share where it is the label. Both null without classes.
+    """
+    noise: list[float] = []
+    for name, values in exact.items():
+        apart = Difference()
+        apart.add(values, found[name].reshape(values.shape))
+        if apart.sqnr_db is not None:
+            noise.append(apart.sqnr_db)
+    first = next(iter(exact))
+    values, wanted = found[first].reshape(exact[first].shape), exact[first]
+    return {
+        "sqnr_db": min(noise, default=None),
+        "exact": not noise,
+        "argmax_agreement": agreement(wanted, values) if wanted[0].size > 1 else None,
+        "top1": task(values, labels)["top1"],
+    }
+
+
+def agreement(exact: Array, found: Array) -> float:
+    """The share of samples whose largest element is the same in both, (samples, elements) each."""
+    return float(np.mean(exact.argmax(axis=1) == found.argmax(axis=1)))
+
+
+def ranks(values: Array, labels: Array) -> Array:
+    """How many classes come before the label, by value and then by number; all of them if it is no class.
+
+    values: (samples, classes); labels: (samples,).
+
+    >>> ranks(np.array([[1.0, 3.0, 2.0], [0.0, 0.0, 0.0]]), np.array([2, 7])).tolist()
+    [1, 3]
+    """
+    order: Array = np.argsort(-values, axis=1, kind="stable")
+    found: Array = order == labels.reshape(-1, 1)
+    return np.where(found.any(axis=1), found.argmax(axis=1), values.shape[1])
+
+
+def task(values: Array, labels: Array | None) -> dict[str, float | None]:
+    """Shares of samples whose label is the first (`top1`) or among the first five classes (`top5`).
+
+    values: (samples, classes). None without labels or with a single class; `top5` also below 6 classes.
+    """
+    classes = int(values.shape[1])
+    if labels is None or classes < 2:
+        return {"top1": None, "top5": None}
+    before = ranks(values, labels)
+    top5 = float(np.mean(before < 5)) if classes >= CLASSES_FOR_TOP5 else None
+    return {"top1": float(np.mean(before == 0)), "top5": top5}

@@ -1,0 +1,1 @@
+"""Constants, duplicates, and nodes that only change the form of a tensor."""

@@ -1,0 +1,310 @@
+"""Layout changes inside the network go; at most those at its inputs and outputs stay.
+
+Models from TensorFlow compute in (N, H, W, C) and wrap every convolution in two Transposes. Between them stand
+regions of operators that compute in any layout. A region as a whole moves into the layout of one of its
+neighbours if that makes the Transposes around it cheaper; what then meets its inverse vanishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from npuc.ir import Graph, Node
+from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.rewriting.layout import compose, inverse, moved_inputs, moved_node, moves_nothing
+from npuc.passes.rewriting.rules import Draft, sweep
+
+Perm = tuple[int, ...]
+
+AT_THE_EDGE = 0.999
+"""Factor on the cost of a Transpose of a graph input or to a graph output: there it is welcome."""
+
+FREE_OF_MOVES = 0.5
+"""Elements. What a Transpose costs that leaves the elements in their order: it becomes a Reshape."""
+
+
+def eliminate_transposes(graph: Graph) -> Graph:
+    """Cancels Transposes, moves them to the edges of the network, and folds them into weights.
+
+    A Transpose before Reshape and Gemm is folded into the weight's columns; one before a reduction that drops
+    axes into the numbers of the axes; one that only moves axes of extent 1 becomes a Reshape.
+    """
+    if not any(node.op == "Transpose" for node in graph.nodes):
+        return graph
+    draft, names = Draft(graph), MovedNames()
+    moved = True
+    while moved:
+        while sweep(draft, _compose, _permute_weight, _renumber_axes, drop_no_op):
+            pass
+        moved = _move_regions(draft, names)
+    sweep(draft, _as_reshape, drop_no_op)
+    return draft.finish()
+
+
+# rules
+
+
+def _compose(draft: Draft, node: Node) -> bool:
+    """Transpose of Transpose: one, or another one that is there already."""
+    first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
+    if first is None or first.op != "Transpose":
+        return False
+    perm = compose(first.integers("perm"), node.integers("perm"))
+    there = _transposed(draft, first.inputs[0], perm)
+    if there is not None and node.output not in draft.outputs:
+        draft.drop(node, there)
+        return True
+    sources = draft.sources(first, node)
+    draft.replace(node, replace(node, inputs=first.inputs, attrs={"perm": perm}, sources=sources))
+    return True
+
+
+def _flattened(draft: Draft, reshape: Node) -> Node | None:
+    """The Gemm with a constant weight that alone reads the result, if whole samples become its rows."""
+    gemm = draft.only_reader(reshape.output) if reshape.op == "Reshape" else None
+    if gemm is None or gemm.op != "Gemm" or gemm.inputs[1] not in draft.constants:
+        return None
+    shape = draft.shape(reshape.inputs[0])
+    return gemm if shape[:1] == draft.shape(reshape.output)[:1] and gemm.inputs[0] == reshape.output else None
+
+
+def _permute_weight(draft: Draft, node: Node) -> bool:
+    """Gemm of Reshape of Transpose: the weight's columns in the order of the tensor before the Transpose."""
+    reshape = draft.producer(node.inputs[0]) if node.op == "Gemm" else None
+    transpose = draft.producer(reshape.inputs[0]) if reshape else None
+    if reshape is None or transpose is None or transpose.op != "Transpose":
+        return False
+    perm = transpose.integers("perm")
+    if perm[0] != 0 or _flattened(draft, reshape) is not node:
+        return False
+    w = draft.constants[node.inputs[1]]
+    columns = w.reshape(w.shape[0], *draft.shape(transpose.output)[1:]).transpose(inverse(perm))
+    weight = draft.constant(columns.reshape(w.shape), f"{node.output}/weight")
+    flat = draft.fresh(f"{reshape.output}@{_digits(inverse(perm))}")
+    sources = draft.sources(transpose, reshape)
+    flatten = replace(reshape, inputs=transpose.inputs, outputs=(flat,), sources=sources)
+    draft.replace(node, flatten, replace(node, inputs=(flat, weight, *node.inputs[2:])))
+    return True
+
+
+def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
+    """The axes of a reduction that drops them, before a Transpose; None if that reorders the other axes."""
+    if not node.op.startswith("Reduce") or node.integer("keepdims", 1):
+        return None
+    axes = node.integers("axes")
+    rest = [axis for at, axis in enumerate(perm) if at not in axes]
+    return tuple(sorted(perm[axis] for axis in axes)) if rest == sorted(rest) else None
+
+
+def _renumber_axes(draft: Draft, node: Node) -> bool:
+    """A reduction that drops axes, of a Transpose: the same of the tensor before."""
+    transpose = draft.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
+    if transpose is None or transpose.op != "Transpose":
+        return False
+    axes = _renumbered(node, transpose.integers("perm"))
+    if axes is None:
+        return False
+    sources = draft.sources(transpose, node)
+    draft.replace(node, replace(node.with_attrs(axes=axes), inputs=transpose.inputs, sources=sources))
+    return True
+
+
+def _as_reshape(draft: Draft, node: Node) -> bool:
+    """A Transpose that only moves axes of extent 1."""
+    if node.op != "Transpose" or not moves_nothing(draft.shape(node.inputs[0]), node.integers("perm")):
+        return False
+    draft.replace(node, replace(node, op="Reshape", attrs={"shape": draft.shape(node.output)}))
+    return True
+
+
+# regions
+
+
+@dataclass(frozen=True)
+class Region:
+    """Connected nodes that compute in any layout, by first output in graph order, and the tensors at the rim.
+
+    entering: computed elsewhere, read inside. leaving: computed inside, read elsewhere or a graph output.
+    """
+
+    nodes: tuple[str, ...]
+    entering: tuple[str, ...]
+    leaving: tuple[str, ...]
+
+
+class MovedNames:
+    """Names for tensors in other layouts: `x@0231`, or again `x` for what moves back."""
+
+    def __init__(self) -> None:
+        self._origins: dict[str, tuple[str, Perm]] = {}
+
+    def of(self, draft: Draft, name: str, perm: Perm) -> str:
+        """The name of the tensor transposed by perm."""
+        origin, first = self._origins.get(name, (name, tuple(range(len(perm)))))
+        whole = compose(first, perm)
+        if whole == tuple(sorted(whole)) and draft.revive(origin):
+            return origin
+        moved = draft.fresh(f"{origin}@{_digits(whole)}")
+        self._origins[moved] = (origin, whole)
+        return moved
+
+
+def _regions(draft: Draft) -> list[Region]:
+    inside: dict[str, int] = {}  # tensor -> group
+    groups: dict[int, list[tuple[Node, tuple[str, ...]]]] = {}
+    for count, key in enumerate(draft.order()):
+        node = draft.node(key)
+        moved = moved_inputs(draft, node) if node else None
+        if node is None or moved is None:
+            continue
+        group = [(node, moved)]
+        for old in sorted({inside[name] for name in moved if name in inside}):
+            group = groups.pop(old) + group
+        groups[count] = group
+        inside.update((name, count) for member, _ in group for name in member.outputs if name)
+    return [_region(draft, group) for group in groups.values()]
+
+
+def _region(draft: Draft, group: list[tuple[Node, tuple[str, ...]]]) -> Region:
+    group = sorted(group, key=lambda member: draft.place(member[0]))
+    written = dict.fromkeys(name for node, _ in group for name in node.outputs if name)
+    entering = dict.fromkeys(name for _, moved in group for name in moved if name not in written)
+    members = {node.outputs for node, _ in group}
+    leaving = [
+        name
+        for name in written
+        if name in draft.outputs or any(reader.outputs not in members for reader in draft.readers(name))
+    ]
+    return Region(tuple(node.output for node, _ in group), tuple(entering), tuple(leaving))
+
+
+def _cost(shape: tuple[int, ...], perm: Perm, at_the_edge: bool) -> float:
+    """Elements that a Transpose of a tensor with this shape moves."""
+    if perm == tuple(range(len(perm))):
+        return 0.0
+    moved = FREE_OF_MOVES if moves_nothing(shape, perm) else float(prod(shape))
+    return moved * AT_THE_EDGE if at_the_edge else moved
+
+
+def _candidates(draft: Draft, region: Region) -> list[Perm]:
+    """The layouts that would cancel a Transpose at the rim."""
+    found: set[Perm] = set()
+    for name in region.entering:
+        producer = draft.producer(name)
+        if producer is not None and producer.op == "Transpose":
+            found.add(inverse(producer.integers("perm")))
+    for name in region.leaving:
+        found.update(each.integers("perm") for each in draft.readers(name) if each.op == "Transpose")
+    return sorted(found)
+
+
+def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:
+    """By how much the Transposes before the region get dearer if it moves."""
+    producer = draft.producer(name)
+    if producer is None or producer.op != "Transpose":
+        there = _transposed(draft, name, perm)
+        return 0.0 if there else _cost(draft.shape(name), perm, name in draft.graph.inputs)
+    x, first = producer.inputs[0], producer.integers("perm")
+    at_the_edge = x in draft.graph.inputs
+    there = _transposed(draft, x, compose(first, perm))
+    after = 0.0 if there else _cost(draft.shape(x), compose(first, perm), at_the_edge)
+    vanishes = name not in draft.outputs and all(each.output in members for each in draft.readers(name))
+    return after - (_cost(draft.shape(x), first, at_the_edge) if vanishes else 0.0)
+
+
+def _transposed(draft: Draft, name: str, perm: Perm) -> str | None:
+    """The result of a Transpose of the tensor by perm that is there already."""
+    found = (each for each in draft.readers(name) if each.op == "Transpose" and each.integers("perm") == perm)
+    return next((each.output for each in found), None)
+
+
+def _leaving_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:
+    """By how much the Transposes behind the region get dearer if it moves."""
+    change, back, shape = 0.0, inverse(perm), draft.shape(name)
+    moved_shape = tuple(shape[axis] for axis in perm)
+    others = False
+    for reader in draft.readers(name):
+        if reader.op == "Transpose":
+            last, at_the_edge = reader.integers("perm"), reader.output in draft.outputs
+            change += _cost(moved_shape, compose(back, last), at_the_edge) - _cost(shape, last, at_the_edge)
+        elif reader.output not in members and not _absorbs(draft, reader, back):
+            others = True
+    if others or name in draft.outputs:
+        change += _cost(moved_shape, back, not others)
+    return change
+
+
+def _absorbs(draft: Draft, reader: Node, perm: Perm) -> bool:
+    """Whether a Transpose in front of the reader is folded into it by a rule of this pass."""
+    return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(draft, reader) is not None)
+
+
+def _move_regions(draft: Draft, names: MovedNames) -> bool:
+    """Moves regions; neighbours of a moved one wait, since the Transposes between them first have to cancel."""
+    touched: set[str] = set()
+    moved = False
+    for region in _regions(draft):
+        if touched.isdisjoint((*region.entering, *region.leaving)):
+            neighbours = _across_the_rim(draft, region)
+            if _move_region(draft, region, names):
+                touched.update(neighbours)
+                moved = True
+    return moved
+
+
+def _across_the_rim(draft: Draft, region: Region) -> list[str]:
+    """The tensors on both sides of the Transposes at the rim, and those that enter."""
+    producers = (draft.producer(name) for name in region.entering)
+    before = [name for node in producers if node is not None and node.op == "Transpose" for name in node.inputs]
+    readers = (reader for name in region.leaving for reader in draft.readers(name))
+    return [*region.entering, *before, *(node.output for node in readers if node.op == "Transpose")]
+
+
+def _move_region(draft: Draft, region: Region, names: MovedNames) -> bool:
+    """Moves the region into the layout that saves most, if one saves anything."""
+    members = set(region.nodes)
+
+    def change(perm: Perm) -> float:
+        before = sum(_entering_change(draft, name, perm, members) for name in region.entering)
+        return before + sum(_leaving_change(draft, name, perm, members) for name in region.leaving)
+
+    candidates = [(change(perm), perm) for perm in _candidates(draft, region)]
+    best, perm = min(candidates, default=(0.0, ()))
+    if best > -1e-6:
+        return False
+    moved: dict[str, str] = {}
+    for key in region.nodes:
+        node = draft.node(key)
+        if node is not None:
+            _move_node(draft, node, perm, region, names, moved)
+    return True
+
+
+def _move_node(
+    draft: Draft, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
+) -> None:
+    """Puts the moved node into the node's place, with Transposes for tensors that cross the rim.
+
+    moved: the names of what has moved so far, by old name.
+    """
+    before: list[Node] = []
+    for name in moved_inputs(draft, node) or ():
+        there = _transposed(draft, name, perm)
+        if name not in moved and there is not None:
+            moved[name] = there
+        elif name not in moved:
+            moved[name] = names.of(draft, name, perm)
+            before.append(_transpose(name, moved[name], perm))
+    results = {name: names.of(draft, name, perm) for name in node.outputs if name}
+    moved.update(results)
+    after = [_transpose(results[name], name, inverse(perm)) for name in results if name in region.leaving]
+    draft.replace(node, *before, moved_node(draft, node, perm, moved), *after)
+
+
+def _transpose(x: str, y: str, perm: Perm) -> Node:
+    return Node("Transpose", (x,), (y,), {"perm": perm}, y)
+
+
+def _digits(perm: Perm) -> str:
+    return "".join(map(str, perm))

@@ -1,0 +1,28 @@
+"""What is computed twice is computed once."""
+
+from __future__ import annotations
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.rewriting.rules import Draft
+
+Computation = tuple[str, tuple[str, ...], tuple[tuple[str, Attr], ...], tuple[bool, ...]]
+"""Operator, inputs, attributes, and which outputs are given."""
+
+
+def merge_duplicates(graph: Graph) -> Graph:
+    """One node where several have the same operator, inputs and attributes; graph outputs keep their own.
+
+    Models from TensorFlow transpose a tensor once for every reader.
+    """
+    draft = Draft(graph)
+    first: dict[Computation, Node] = {}
+    for key in draft.order():
+        node = draft.node(key)
+        if node is None:
+            continue
+        given = tuple(bool(name) for name in node.outputs)
+        computation = (node.op, node.inputs, tuple(sorted(node.attrs.items())), given)
+        same = first.setdefault(computation, node)
+        if same is not node and not draft.outputs.intersection(node.outputs):
+            first[computation] = draft.merge(node, same)
+    return draft.finish()

@@ -1,0 +1,107 @@
+"""Nodes that give back their input, and nodes that no output needs, go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from npuc.ir import Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.resize import scales_of
+from npuc.passes.rewriting.patterns import scalar
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+Test = Callable[[Draft, Node], bool]
+
+
+def remove_dead_code(graph: Graph) -> Graph:
+    """Without nodes that give back their input.
+
+    One stays between a graph input and a graph output, or between two graph outputs: both names must exist.
+    """
+    found = rewrite(graph, drop_no_op)
+    alive = {name for node in found.nodes for name in node.inputs} | set(found.outputs)
+    dead = any(not alive.intersection(node.outputs) for node in found.nodes)
+    return rebuild(found, found.nodes) if dead else found
+
+
+def drop_no_op(draft: Draft, node: Node) -> bool:
+    """Removes the node if its result is its first input, element by element."""
+    test = _NO_OPS.get(node.op)
+    if test is None or len(node.outputs) != 1 or draft.types[node.inputs[0]] != draft.types[node.output]:
+        return False
+    return test(draft, node) and draft.bypass(node)
+
+
+def _always(_draft: Draft, _node: Node) -> bool:
+    return True
+
+
+def _all_zero(key: str) -> Test:
+    return lambda _draft, node: not any(node.integers(key))
+
+
+def _identity_permutation(_draft: Draft, node: Node) -> bool:
+    perm = node.integers("perm")
+    return perm == tuple(range(len(perm)))
+
+
+def _whole_slice(_draft: Draft, node: Node) -> bool:
+    """Of the input's shape, so every element is taken once; a step below 0 would reverse them."""
+    return all(step > 0 for step in node.integers("steps"))
+
+
+def _unlimited(_draft: Draft, node: Node) -> bool:
+    return node.number("min", float("-inf")) == float("-inf") and node.number("max", float("inf")) == float("inf")
+
+
+def _one_tap(_draft: Draft, node: Node) -> bool:
+    return max(node.integers("kernel_shape")) == 1
+
+
+def _one_element(draft: Draft, node: Node) -> bool:
+    return all(extent == 1 for extent in draft.shape(node.inputs[0])[2:])
+
+
+def _same_size(_draft: Draft, node: Node) -> bool:
+    return all(scale == 1 for scale in scales_of(node))
+
+
+def _reduces_ones(draft: Draft, node: Node) -> bool:
+    return all(draft.shape(node.inputs[0])[axis] == 1 for axis in node.integers("axes"))
+
+
+def _neutral(number: float) -> Test:
+    """The second operand is this number, and nothing is computed behind it."""
+
+    def test(draft: Draft, node: Node) -> bool:
+        return scalar(draft, node.inputs[1]) == number and not node.text("activation")
+
+    return test
+
+
+_NO_OPS: Mapping[str, Test] = {
+    "Identity": _always,
+    "Reshape": _always,
+    "Expand": _always,
+    "Cast": _always,
+    "Concat": _always,
+    "Split": _always,
+    "Pad": _all_zero("pads"),
+    "Transpose": _identity_permutation,
+    "Slice": _whole_slice,
+    "Clip": _unlimited,
+    "MaxPool": _one_tap,
+    "AveragePool": _one_tap,
+    "GlobalAveragePool": _one_element,
+    "GlobalMaxPool": _one_element,
+    "Resize": _same_size,
+    "ReduceMean": _reduces_ones,
+    "ReduceSum": _reduces_ones,
+    "ReduceMax": _reduces_ones,
+    "ReduceMin": _reduces_ones,
+    "Add": _neutral(0),
+    "Sub": _neutral(0),
+    "Mul": _neutral(1),
+    "Div": _neutral(1),
+}
+"""Operators with a form that gives back the input. Every test may rely on equal types of input and output."""

@@ -1,0 +1,1 @@
+"""Operators that a machine lacks, as operators that it has. Targets choose from these."""

@@ -1,0 +1,49 @@
+"""The samples of a batch as channels of one image, where channels are treated apart anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.passes.expansion.images import TIDY
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
+
+
+def batch_to_channels(graph: Graph) -> Graph:
+    """Pooling, and convolutions of single channels, of N images become those of one: (1, N * C, H, W).
+
+    A Reshape stands before and behind; the weights of a convolution are repeated.
+    """
+    return rewrite(graph, _as_channels, *TIDY)
+
+
+def _as_channels(draft: Draft, node: Node) -> bool:
+    shape = draft.shape(node.inputs[0])
+    if len(shape) != 4 or shape[0] == 1:
+        return False
+    N, channels = shape[:2]
+    inputs: tuple[str, ...] = ()
+    attrs = dict(node.attrs)
+    if node.op == "Conv":
+        depthwise = node.integer("group", 1) == channels == draft.shape(node.output)[1]
+        values = [draft.constants.get(name) for name in node.inputs[1:] if name]
+        if not depthwise or any(value is None for value in values):
+            return False
+        tiled = [np.concatenate([value] * N) for value in values if value is not None]
+        inputs = tuple(draft.constant(value, f"{node.output}/tiled") for value in tiled)
+        attrs["group"] = N * channels
+    elif node.op not in POOLS:
+        return False
+    after = draft.shape(node.output)
+    x, y = draft.fresh(f"{node.inputs[0]}/channels"), draft.fresh(f"{node.output}/channels")
+    draft.replace(
+        node,
+        Node("Reshape", node.inputs[:1], (x,), {"shape": (1, N * channels, *shape[2:])}, x, node.sources),
+        replace(node, inputs=(x, *inputs), outputs=(y,), attrs=attrs),
+        Node("Reshape", (y,), node.outputs, {"shape": after}, node.output, node.sources),
+    )
+    return True

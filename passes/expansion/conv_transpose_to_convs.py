@@ -1,0 +1,226 @@
+"""Transposed convolutions as ordinary ones, one per phase of the output, whose results are interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import gcd, lcm, prod
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.movement import interleaved_extents
+from npuc.ops.windows import Window, window_of
+from npuc.passes.rewriting.interleaving import interleaved, woven
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_PHASES = 256
+"""A larger enlargement (more than 16 times each way) stays as it is."""
+LANES = 16
+"""Channels that are computed side by side."""
+SPREADING = 4
+"""What moving 16 channels of a pixel costs, in multiplications of 16 lanes."""
+
+
+def conv_transpose_to_convs(graph: Graph) -> Graph:
+    """A 2-D ConvTranspose with constant weights becomes Convs -> Concat -> DepthToSpace (DCR) [-> Slice].
+
+    Output rows r, r + S, r + 2 S, .. all meet the same taps, each a multiple of the stride from the next: they are
+    a convolution with a part of the kernel, reversed. S is the stride (of unequal ones the least common multiple,
+    and the Convs have strides S / stride), so S * S Convs give all phases, in the order of DepthToSpace. With few
+    output channels one Conv gives all phases as its channels, if their common window is less work for 16 lanes.
+    Where the output ends within a block of S, a Slice cuts it. Stride 1 takes one Conv and nothing else. The
+    activation goes with the Convs; groups stay.
+    """
+    return rewrite(graph, _to_convs)
+
+
+def conv_transpose_to_phases(graph: Graph) -> Graph:
+    """A 2-D ConvTranspose with constant weights becomes Convs -> Interleave along H -> Interleave along W.
+
+    One Conv of stride 1 for each of stride_y * stride_x phases, which gives the rows and columns that there are.
+    """
+    return rewrite(graph, _to_phases)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A Conv along one axis: the taps of the transposed kernel in its order (-1 is a zero), and its window."""
+
+    taps: tuple[int, ...]
+    begin: int
+    end: int
+    stride: int
+    dilation: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A ConvTranspose along one axis, and the block of outputs whose members are told apart."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int
+    extent: int
+    outputs: int
+    block: int
+
+    def separate(self) -> list[Phase]:
+        """For each member of the block the Conv with the smallest window."""
+        return [self._phases([number], self._spacing)[0] for number in range(self.block)]
+
+    def ragged(self) -> list[Phase]:
+        """The same, each with as many outputs as there are of its member; members without any have none."""
+        counts = interleaved_extents(self.outputs, min(self.block, self.outputs))
+        return [self._phases([number], self._spacing, count)[0] for number, count in enumerate(counts)]
+
+    def common(self) -> list[Phase]:
+        """For each member of the block a Conv, all with one window."""
+        return self._phases(range(self.block), 1)
+
+    @property
+    def _spacing(self) -> int:
+        """The dilation of the taps of one member."""
+        return self.dilation // gcd(self.dilation, self.stride)
+
+    def _meets(self, number: int) -> dict[int, int]:
+        """Element -> tap: tap k of output o meets element (o + begin - k * dilation) / stride, if an integer."""
+        places = {k: number + self.begin - k * self.dilation for k in range(self.kernel)}
+        return {place // self.stride: k for k, place in places.items() if place % self.stride == 0}
+
+    def _phases(self, numbers: Sequence[int], dilation: int, count: int = 0) -> list[Phase]:
+        """Convs that give outputs number, number + block, ..: so many of each, or ceil(outputs / block).
+
+        Zeros are added where the first element is behind element 0, and where a Conv would give more outputs.
+        """
+        met = [self._meets(number) for number in numbers]
+        elements = [element for each in met for element in each]
+        first = min(elements, default=0)
+        first -= max(-(-first // dilation), 0) * dilation
+        taps = (max(elements, default=first) - first) // dilation + 1
+        step, count = self.block // self.stride, count or -(-self.outputs // self.block)
+        while (self.extent - first - (taps - 1) * dilation - 1) // step >= count:
+            taps += 1
+        end = (count - 1) * step + (taps - 1) * dilation + 1 - self.extent + first
+        places = range(first, first + taps * dilation, dilation)
+        kernels = [tuple(each.get(place, -1) for place in places) for each in met]
+        return [Phase(kernel, -first, max(end, 0), step, dilation) for kernel in kernels]
+
+
+def _to_convs(draft: Draft, node: Node) -> bool:
+    if not _is_constant_image(draft, node):
+        return False
+    block = lcm(*_window(draft, node).strides)
+    if block**2 > MOST_PHASES:
+        return False
+    axes = _axes(draft, node, (block, block))
+    convs = _chosen(draft, node, axes)
+    if block == 1:
+        draft.replace(node, _conv(draft, node, convs[0], node.output))
+        return True
+    numbers = product(range(block), repeat=2)
+    stems = [f"phase_{row}_{column}" for row, column in numbers] if len(convs) > 1 else ["phases"]
+    names = [draft.fresh(f"{node.output}/{stem}") for stem in stems]
+    made = [_conv(draft, node, phases, y) for phases, y in zip(convs, names, strict=True)]
+    draft.replace(node, *made, *interleaved(draft, node, names, block))
+    return True
+
+
+def _to_phases(draft: Draft, node: Node) -> bool:
+    if not _is_constant_image(draft, node):
+        return False
+    strides = _window(draft, node).strides
+    if prod(strides) > MOST_PHASES:
+        return False
+    rows, columns = (axis.ragged() for axis in _axes(draft, node, strides))
+    if len(rows) == len(columns) == 1:
+        draft.replace(node, _conv(draft, node, [(rows[0], columns[0])], node.output))
+        return True
+    names = [
+        [draft.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
+        for row in range(len(rows))
+    ]
+    made = [
+        _conv(draft, node, [(row, column)], names[y][x])
+        for y, row in enumerate(rows)
+        for x, column in enumerate(columns)
+    ]
+    draft.replace(node, *made, *woven(draft, node, names))
+    return True
+
+
+def _is_constant_image(draft: Draft, node: Node) -> bool:
+    """Whether a node is a ConvTranspose of images by constant weights."""
+    image = node.op == "ConvTranspose" and len(draft.shape(node.output)) == 4
+    return image and node.inputs[1] in draft.constants
+
+
+def _window(draft: Draft, node: Node) -> Window:
+    return window_of(node, draft.constants[node.inputs[1]].shape[2:])
+
+
+def _axes(draft: Draft, node: Node, blocks: Sequence[int]) -> list[Axis]:
+    """Both axes, with blocks of so many outputs."""
+    window, shape, extents = _window(draft, node), draft.shape(node.output), draft.shape(node.inputs[0])[2:]
+    return [
+        Axis(kernel, stride, dilation, begin, extent, outputs, block)
+        for kernel, stride, dilation, begin, extent, outputs, block in zip(
+            window.kernel, window.strides, window.dilations, window.begins, extents, shape[2:], blocks, strict=True
+        )
+    ]
+
+
+Phases = Sequence[tuple[Phase, Phase]]
+"""Rows and columns of the phases that one Conv gives; their windows are the same."""
+
+
+def _chosen(draft: Draft, node: Node, axes: Sequence[Axis]) -> list[Phases]:
+    """A Conv for each phase, or where that is clearly less work one for all."""
+    rows, columns = (axis.separate() for axis in axes)
+    separate: list[Phases] = [[(row, column)] for row in rows for column in columns]
+    rows, columns = (axis.common() for axis in axes)
+    common: list[Phases] = [[(row, column) for row in rows for column in columns]]
+    constant = all(name in draft.constants for name in node.inputs[1:] if name)
+    if len(separate) == 1 or node.integer("group", 1) > 1 or not constant:
+        return separate
+    return common if 4 * _work(draft, node, common) <= 3 * _work(draft, node, separate) else separate
+
+
+def _work(draft: Draft, node: Node, convs: Sequence[Phases]) -> int:
+    """Multiplications on 16 lanes per block of outputs; those of one Conv must then be moved."""
+    C, Co = draft.shape(node.inputs[0])[1], draft.shape(node.output)[1]
+    taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * _lanes(Co * len(each)) for each in convs)
+    moved = SPREADING * _lanes(Co) * len(convs[0]) if len(convs) == 1 else 0
+    return taps * C + moved
+
+
+def _lanes(channels: int) -> int:
+    return -(-channels // LANES) * LANES
+
+
+def _conv(draft: Draft, node: Node, phases: Phases, output: str) -> Node:
+    """The Conv of some phases; its weight (phases * Co, C/group, ..) is made of the node's (C, Co/group, ..)."""
+    w, group = draft.constants[node.inputs[1]], node.integer("group", 1)
+    padded = np.pad(w, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    weights: list[Array] = []
+    for row, column in phases:
+        taps = padded[:, :, list(row.taps)][..., list(column.taps)]
+        grouped = taps.reshape(group, w.shape[0] // group, w.shape[1], *taps.shape[2:]).swapaxes(1, 2)
+        weights.append(grouped.reshape(-1, *grouped.shape[2:]))
+    inputs = [node.inputs[0], draft.constant(np.concatenate(weights), f"{output}/weight"), *node.inputs[2:]]
+    if len(phases) > 1 and len(inputs) > 2 and inputs[2]:
+        repeated = [draft.constants[node.inputs[2]]] * len(phases)
+        inputs[2] = draft.constant(np.concatenate(repeated), f"{output}/bias")
+    row, column = phases[0]
+    attrs: dict[str, Attr] = {key: node.attrs[key] for key in ("activation", "min", "max") if key in node.attrs}
+    attrs |= {
+        "kernel_shape": (len(row.taps), len(column.taps)),
+        "strides": (row.stride, column.stride),
+        "pads": (row.begin, column.begin, row.end, column.end),
+        "dilations": (row.dilation, column.dilation),
+        "group": group,
+    }
+    name = node.name if output == node.output else output
+    return Node("Conv", tuple(inputs), (output,), attrs, name, node.sources)

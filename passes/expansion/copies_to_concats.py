@@ -1,0 +1,102 @@
+"""Expand and Pad as concatenations, of which the others are special forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+import numpy as np
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_COPIES = 256
+"""Along one axis; Expand by more stays."""
+
+Step = Callable[..., str]
+"""Adds a node of an operator with inputs and attributes; gives its output."""
+
+
+def copies_to_concats(graph: Graph) -> Graph:
+    """Expand becomes a Reshape to its result's rank and, per axis that is repeated, a Concat of copies.
+
+    Pad becomes, per axis, a Slice where its pads are negative and a Concat with what stands beside the tensor: a
+    constant, or Slices of the tensor itself (reflect, edge, wrap).
+    """
+    return rewrite(graph, _expand, _pad)
+
+
+def _replace(draft: Draft, node: Node, build: Callable[[Step, str], str]) -> bool:
+    """Puts what `build` makes of the node's first input into the node's place."""
+    nodes: list[Node] = []
+
+    def step(op: str, *inputs: str, **attrs: Attr) -> str:
+        y = draft.fresh(f"{node.output}/{op.lower()}")
+        nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
+        return y
+
+    build(step, node.inputs[0])
+    last = nodes.pop()
+    draft.replace(node, *nodes, Node(last.op, last.inputs, node.outputs, last.attrs, node.name, node.sources))
+    return True
+
+
+def _expand(draft: Draft, node: Node) -> bool:
+    shape = node.integers("shape") if node.op == "Expand" else ()
+    before = (*(1 for _ in shape[len(draft.shape(node.inputs[0])) :]), *draft.shape(node.inputs[0]))
+    repeated = [axis for axis, extent in enumerate(shape) if extent != before[axis]]
+    moves = repeated or before != draft.shape(node.inputs[0])
+    if not moves or max((shape[axis] for axis in repeated), default=1) > MOST_COPIES or not all(shape):
+        return False
+
+    def build(step: Step, x: str) -> str:
+        if before != draft.shape(x):
+            x = step("Reshape", x, shape=before)
+        for axis in repeated:
+            x = step("Concat", *(x,) * shape[axis], axis=axis)
+        return x
+
+    return _replace(draft, node, build)
+
+
+def _pad(draft: Draft, node: Node) -> bool:
+    if node.op != "Pad" or not only_float(draft, node.inputs[0]) or not draft.types[node.output].size:
+        return False
+    shape, pads, mode = list(draft.shape(node.inputs[0])), node.integers("pads"), node.text("mode", "constant")
+    value, rank = node.number("value"), len(shape)
+    if not any(pads) or not draft.types[node.inputs[0]].size or not isfinite(value):
+        return False
+
+    def cut(step: Step, x: str, axis: int, first: int, count: int, by: int = 1) -> str:
+        return step("Slice", x, axes=(axis,), starts=(first,), ends=(max(first + count * by, -1),), steps=(by,))
+
+    def beside(step: Step, x: str, axis: int, count: int, *, behind: bool) -> list[str]:
+        extent = shape[axis]
+        match mode:
+            case "constant":
+                block = np.full([count if at == axis else n for at, n in enumerate(shape)], value, np.float32)
+                return [draft.constant(block, f"{node.output}/constant")]
+            case "edge":
+                return [cut(step, x, axis, extent - 1 if behind else 0, 1)] * count
+            case "reflect":
+                return [cut(step, x, axis, extent - 2 if behind else count, count, -1)]
+            case _:
+                whole, rest = divmod(count, extent)
+                part = [cut(step, x, axis, 0 if behind else extent - rest, rest)] if rest else []
+                return [x] * whole + part if behind else part + [x] * whole
+
+    def build(step: Step, x: str) -> str:
+        for axis in range(rank):
+            begin, end = pads[axis], pads[rank + axis]
+            if min(begin, end) < 0:
+                first, count = max(-begin, 0), shape[axis] + min(begin, 0) + min(end, 0)
+                x, shape[axis] = cut(step, x, axis, first, count), count
+            parts = beside(step, x, axis, begin, behind=False) if begin > 0 else []
+            parts += [x, *(beside(step, x, axis, end, behind=True) if end > 0 else [])]
+            if len(parts) > 1:
+                x = step("Concat", *parts, axis=axis)
+            shape[axis] += max(begin, 0) + max(end, 0)
+        return x
+
+    return _replace(draft, node, build)

@@ -1,0 +1,55 @@
+"""Gather at indices that are known, as slices."""
+
+from __future__ import annotations
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.expansion.images import TIDY
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_SLICES = 256
+"""A Gather of more runs of indices stays."""
+
+
+def gathers_to_slices(graph: Graph) -> Graph:
+    """Gather with constant indices becomes a Slice per run of equidistant ones, a Concat, and a Reshape."""
+    return rewrite(graph, _slices, *TIDY)
+
+
+def _slices(draft: Draft, node: Node) -> bool:
+    indices = draft.constants.get(node.inputs[1]) if node.op == "Gather" else None
+    if indices is None or not indices.size or node.inputs[0] in draft.constants:
+        return False
+    x, axis = node.inputs[0], node.integer("axis")
+    runs = _runs((indices.reshape(-1) % draft.shape(x)[axis]).tolist())
+    if len(runs) > MOST_SLICES:
+        return False
+    parts: list[str] = []
+    nodes: list[Node] = []
+    for first, count, step in runs:
+        part = draft.fresh(f"{node.output}/run")
+        cut: dict[str, Attr] = {
+            "axes": (axis,), "starts": (first,), "ends": (max(first + count * step, -1),), "steps": (step,),
+        }  # fmt: skip
+        nodes.append(Node("Slice", (x,), (part,), cut, part, node.sources))
+        parts.append(part)
+    whole = parts[0]
+    if len(parts) > 1:
+        whole = draft.fresh(f"{node.output}/runs")
+        nodes.append(Node("Concat", tuple(parts), (whole,), {"axis": axis}, whole, node.sources))
+    back = Node("Reshape", (whole,), node.outputs, {"shape": draft.shape(node.output)}, node.name, node.sources)
+    draft.replace(node, *nodes, back)
+    return True
+
+
+def _runs(indices: list[int]) -> list[tuple[int, int, int]]:
+    """(first, count, step) of runs of equidistant indices; a repeated index starts a new run."""
+    found: list[tuple[int, int, int]] = []
+    for index in indices:
+        if found:
+            first, count, step = found[-1]
+            distance = index - (first + (count - 1) * step)
+            if distance and (count == 1 or distance == step):
+                found[-1] = first, count + 1, distance
+                continue
+        found.append((index, 1, 1))
+    return found

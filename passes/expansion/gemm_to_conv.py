@@ -1,0 +1,95 @@
+"""Fully connected layers as convolutions, so that a flattened feature map needs no data movement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops import rebuild
+from npuc.passes.expansion.images import sides
+
+MOST_CHANNELS = 256
+MOST_POSITIONS = 64
+
+
+@dataclass(frozen=True)
+class GemmToConv:
+    """Every Gemm on one row becomes a Conv, followed by a Reshape to the row that the Gemm gave.
+
+    Behind a flattened map (1, C, H, W) the kernel covers the map: (N, C, H, W). A plain vector of K <= 256
+    elements is a 1x1 map of K channels; a longer one is folded into a map (C, H, W) with C <= 256, H*W <= 64.
+    The weights keep their order, so no value changes.
+
+    most_extent: of a kernel, each way; a map that is larger is folded as a vector is. None: any.
+    """
+
+    most_extent: int | None = None
+    __name__ = "gemm_to_conv"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without Gemms on one row."""
+        nodes: list[Node] = []
+        constants: dict[str, Array] = {}
+        maps = {
+            node.output: (node.inputs[0], graph.shape(node.inputs[0]))
+            for node in graph.nodes
+            if node.op == "Reshape" and self._covers(graph.shape(node.inputs[0]))
+        }
+        for node in graph.nodes:
+            if node.op == "Gemm" and graph.shape(node.inputs[0])[0] == 1 and node.inputs[1] in graph.constants:
+                nodes += self._as_conv(graph, node, constants, maps)
+            else:
+                nodes.append(node)
+        return rebuild(graph, nodes, constants) if constants else graph
+
+    def _covers(self, shape: tuple[int, ...]) -> bool:
+        """Whether a kernel may be as large as a map."""
+        limit = self.most_extent or max(shape, default=0)
+        return len(shape) == 4 and shape[0] == 1 and max(shape[2:]) <= limit
+
+    def _as_conv(
+        self, graph: Graph, node: Node, constants: dict[str, Array], maps: dict[str, tuple[str, tuple[int, ...]]]
+    ) -> list[Node]:
+        """The convolution, a Reshape before it where no map lies behind its input, and one after it.
+
+        maps: for every row the map (and its shape) with the same elements; the convolution's own is added.
+        """
+        before: list[Node] = []
+        row = node.inputs[0]
+        if row not in maps:
+            shape = (1, *folded(graph.shape(row)[1], self.most_extent))
+            vector = f"{node.output}/vector"
+            before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
+            maps[row] = vector, shape
+        x, shape = maps[row]
+        weights = graph.constants[node.inputs[1]]
+        kernel, y = f"{node.output}/kernel", f"{node.output}/map"
+        constants[kernel] = np.ascontiguousarray(weights.reshape(len(weights), *shape[1:]))
+        maps[node.output] = y, (1, len(weights), 1, 1)
+        conv = Node("Conv", (x, kernel, *node.inputs[2:]), (y,), dict(node.attrs), node.name, node.sources)
+        after = Node("Reshape", (y,), node.outputs, {"shape": (1, len(weights))}, f"{node.name}/row", node.sources)
+        return [*before, conv, after]
+
+
+gemm_to_conv = GemmToConv()
+
+
+def folded(elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
+    """(C, H, W) with C*H*W = elements: one position if C <= 256, else as few positions as fill whole words.
+
+    H and W are at most most_extent.
+
+    >>> folded(128), folded(640), folded(257 * 61, 32)
+    ((128, 1, 1), (160, 2, 2), (15677, 1, 1))
+    """
+    if elements <= MOST_CHANNELS:
+        return elements, 1, 1
+    for multiple in (16, 1):
+        for positions in range(2, MOST_POSITIONS + 1):
+            channels = elements // positions
+            fits = sides(positions)[1] <= (most_extent or positions)
+            if fits and elements % positions == 0 and channels <= MOST_CHANNELS and channels % multiple == 0:
+                return channels, *sides(positions)
+    return elements, 1, 1

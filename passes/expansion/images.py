@@ -1,0 +1,113 @@
+"""Any tensor as an image (1, C, H, W), and back, for operators that a machine runs on images only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from npuc.ir import Node
+from npuc.passes.cleanup.remove_dead_code import drop_no_op
+from npuc.passes.cleanup.sink_reshapes import merge_reshapes
+from npuc.passes.rewriting.layout import inverse, moves_nothing
+from npuc.passes.rewriting.rules import Draft, Rule
+
+LANES = 16
+"""Channels that the machines known so far compute side by side."""
+MOST_CHANNELS = 256
+MOST_EXTENT = 256
+
+Shape = tuple[int, ...]
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether a shape is (1, C, H, W) or (1, C)."""
+    return len(shape) in (2, 4) and shape[0] == 1
+
+
+def sides(count: int) -> tuple[int, int]:
+    """The factors of a number that are nearest to a square, the smaller first.
+
+    >>> sides(12), sides(7)
+    ((3, 4), (1, 7))
+    """
+    height = next(side for side in range(int(count**0.5), 0, -1) if count % side == 0)
+    return height, count // height
+
+
+def image_shape(elements: int) -> Shape:
+    """The (1, C, H, W) of this many elements that leaves the fewest lanes empty; of such, the most pixels.
+
+    >>> image_shape(3072), image_shape(60), image_shape(7)
+    ((1, 16, 12, 16), (1, 15, 2, 2), (1, 7, 1, 1))
+    """
+
+    def cost(channels: int) -> tuple[bool, int, int]:
+        pixels = elements // channels
+        return sides(pixels)[1] > MOST_EXTENT, -(-channels // LANES) * pixels, channels
+
+    most = min(elements, MOST_CHANNELS)
+    channels = min((each for each in range(1, most + 1) if elements % each == 0), key=cost)
+    return 1, channels, *sides(elements // channels)
+
+
+def carried(
+    draft: Draft, tensor: str, perm: Sequence[int], shape: Shape, sources: Sequence[str]
+) -> tuple[str, list[Node]]:
+    """The tensor with its axes in another order, then in another shape: its name, and the nodes that give it.
+
+    perm: of the tensor's axes behind as many axes of extent 1 as are missing.
+    """
+    nodes: list[Node] = []
+    before = draft.shape(tensor)
+
+    def step(op: str, key: str, value: Shape) -> str:
+        result = draft.fresh(f"{tensor}@{'x'.join(map(str, value))}")
+        nodes.append(Node(op, (tensor,), (result,), {key: value}, result, tuple(sources)))
+        return result
+
+    aligned = (1,) * (len(perm) - len(before)) + before
+    if not moves_nothing(aligned, perm):
+        if aligned != before:
+            tensor = step("Reshape", "shape", aligned)
+        tensor, before = step("Transpose", "perm", tuple(perm)), tuple(aligned[axis] for axis in perm)
+    if before != shape:
+        tensor = step("Reshape", "shape", shape)
+    return tensor, nodes
+
+
+def returned(draft: Draft, image: str, perm: Sequence[int], result: str, sources: Sequence[str]) -> list[Node]:
+    """The nodes that give a result of the draft from its image, undoing `carried` with this permutation."""
+    shape = draft.shape(result)
+    if moves_nothing(shape, perm):
+        return [Node("Reshape", (image,), (result,), {"shape": shape}, result, tuple(sources))]
+    moved = tuple(shape[axis] for axis in perm)
+    inner = draft.fresh(f"{result}@{''.join(map(str, perm))}")
+    return [
+        Node("Reshape", (image,), (inner,), {"shape": moved}, inner, tuple(sources)),
+        Node("Transpose", (inner,), (result,), {"perm": inverse(perm)}, result, tuple(sources)),
+    ]
+
+
+def front(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """The permutation that moves some axes to the front and keeps the order of the others."""
+    return (*axes, *(axis for axis in range(rank) if axis not in axes))
+
+
+def extents(shape: Sequence[int], axes: Sequence[int]) -> int:
+    """The number of elements along some axes together."""
+    return prod(shape[axis] for axis in axes)
+
+
+def merge_transposes(draft: Draft, node: Node) -> bool:
+    """Transpose of Transpose: one."""
+    first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
+    if first is None or first.op != "Transpose":
+        return False
+    perm = tuple(first.integers("perm")[axis] for axis in node.integers("perm"))
+    sources = draft.sources(first, node)
+    draft.replace(node, Node("Transpose", first.inputs, node.outputs, {"perm": perm}, node.name, sources))
+    return True
+
+
+TIDY: tuple[Rule, ...] = (merge_reshapes, merge_transposes, drop_no_op)
+"""What is left between two operators that both compute on images of a tensor."""

@@ -1,0 +1,50 @@
+"""Padding that nothing else could take, as a convolution with padding."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import numpy as np
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_PADDING = 15
+"""Rows or columns before the image that a window may start in."""
+
+
+def pads_to_convs(graph: Graph) -> Graph:
+    """Pad of an image (1, C, H, W) with zeros around it becomes a depthwise Conv by 1 whose padding they are.
+
+    Another number c is subtracted before and added behind: c + pad(x - c). Padding of other axes, with elements of
+    the tensor, and of more than 15 rows or columns stays.
+    """
+    return rewrite(graph, _padded)
+
+
+def _padded(draft: Draft, node: Node) -> bool:
+    shape = draft.shape(node.inputs[0])
+    if node.op != "Pad" or node.text("mode", "constant") != "constant" or len(shape) != 4 or shape[0] != 1:
+        return False
+    begins, ends, value = node.integers("pads")[:4], node.integers("pads")[4:], node.number("value")
+    spatial = begins[2:] + ends[2:]
+    if any(begins[:2] + ends[:2]) or min(spatial) < 0 or max(begins) > MOST_PADDING or not isfinite(value):
+        return False
+    if not only_float(draft, node.inputs[0]) or not draft.types[node.inputs[0]].size:
+        return False
+    nodes: list[Node] = []
+    x = node.inputs[0]
+    if value:
+        x = draft.fresh(f"{node.output}/above")
+        nodes.append(_conv(draft, node, node.inputs[0], x, -value, {}))
+    draft.replace(node, *nodes, _conv(draft, node, x, node.output, value, {"pads": spatial}))
+    return True
+
+
+def _conv(draft: Draft, node: Node, x: str, y: str, shift: float, attrs: dict[str, Attr]) -> Node:
+    """A depthwise Conv by 1 that adds a number."""
+    channels = draft.shape(node.inputs[0])[1]
+    w = draft.constant(np.ones((channels, 1, 1, 1), np.float32), f"{y}/ones")
+    bias = (draft.constant(np.full(channels, shift, np.float32), f"{y}/shift"),) if shift else ()
+    return Node("Conv", (x, w, *bias), (y,), {**attrs, "group": channels}, node.name, node.sources)

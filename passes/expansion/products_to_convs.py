@@ -1,0 +1,110 @@
+"""Matrix products with constant matrices as 1x1 convolutions whose pixels are the rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.passes.expansion.images import TIDY, Shape, carried, extents, returned, sides
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def products_to_convs(graph: Graph) -> Graph:
+    """Gemm on several rows, and MatMul of which one factor is constant, become a 1x1 Conv.
+
+    The axis that is summed over becomes channels, all others of the computed factor x pixels. Where the constant
+    has a matrix for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed
+    tensors stay.
+    """
+    return rewrite(graph, _gemm, _vectors, _matmul, *TIDY)
+
+
+def _gemm(draft: Draft, node: Node) -> bool:
+    if node.op != "Gemm" or draft.shape(node.inputs[0])[0] == 1 or node.inputs[1] not in draft.constants:
+        return False
+    rows, columns = draft.shape(node.inputs[0])
+    if not rows * columns or not only_float(draft, node.inputs[0]):
+        return False
+    taps = draft.constants[node.inputs[1]]
+    return _as_conv(draft, node, node.inputs[0], taps, (1, columns, *sides(rows)), ((1, 0), (1, 0)))
+
+
+def _vectors(draft: Draft, node: Node) -> bool:
+    """A factor of a MatMul that has one axis gets a second one of extent 1; the result loses it again."""
+    if node.op != "MatMul" or all(len(draft.shape(name)) > 1 for name in node.inputs):
+        return False
+    nodes: list[Node] = []
+    inputs: list[str] = []
+    for name, axis in zip(node.inputs, (0, 1), strict=True):
+        shape = draft.shape(name)
+        matrix = tuple(np.insert(shape, axis, 1).tolist()) if len(shape) == 1 else shape
+        if name in draft.constants:
+            inputs.append(draft.constant(draft.constants[name].reshape(matrix), f"{node.output}/matrix"))
+        else:
+            x, before = carried(draft, name, range(len(shape)), matrix, node.sources)
+            inputs.append(x)
+            nodes += before
+    product = draft.fresh(f"{node.output}/product")
+    back = {"shape": draft.shape(node.output)}
+    inner = replace(node, inputs=tuple(inputs), outputs=(product,))
+    draft.replace(node, *nodes, inner, Node("Reshape", (product,), node.outputs, back, node.output, node.sources))
+    return True
+
+
+def _matmul(draft: Draft, node: Node) -> bool:
+    """x (.., M, K) times w (.., K, N), or w (.., M, K) times x (.., K, N).
+
+    Of the axes before the matrices those that only x has are pixels, those that only w has output channels, and
+    those that both have groups.
+    """
+    constants = [name in draft.constants for name in node.inputs]
+    if node.op != "MatMul" or constants.count(True) != 1 or not draft.types[node.output].size:
+        return False
+    first = constants[1]
+    x, w = node.inputs if first else node.inputs[::-1]
+    if not only_float(draft, x, w):
+        return False
+    shape, taps = draft.shape(x), draft.constants[w]
+    taps = taps.swapaxes(-1, -2) if first else taps
+    rank = len(draft.shape(node.output))
+    batch, stacks = ((*(1,) * (rank - len(each)), *each[:-2]) for each in (shape, taps.shape))
+    summed, free = (rank - 1, rank - 2) if first else (rank - 2, rank - 1)
+    alone = [axis for axis in range(rank - 2) if batch[axis] == 1]
+    shared = [axis for axis in range(rank - 2) if batch[axis] > 1 == stacks[axis]]
+    paired = [axis for axis in range(rank - 2) if batch[axis] > 1 < stacks[axis]]
+    matrices = taps.reshape(*stacks, *taps.shape[-2:]).transpose(*paired, *alone, *shared, rank - 2, rank - 1)
+    columns, rows, group = taps.shape[-1], shape[-2 if first else -1], extents(batch, paired)
+    image = (1, group * columns, *sides(extents(batch, shared) * rows))
+    inner, outer = (*alone, *paired, summed, *shared, free), (*paired, *alone, summed, *shared, free)
+    return _as_conv(draft, node, x, matrices.reshape(-1, columns), image, (inner, outer), group)
+
+
+def _as_conv(
+    draft: Draft,
+    node: Node,
+    x: str,
+    taps: Array,
+    image: Shape,
+    perms: tuple[Shape, Shape],
+    group: int = 1,
+) -> bool:
+    """A Conv in place of the product.
+
+    taps: (Co, Ci / group); perms: the order of the axes of x, and of those of the result, in the images.
+    """
+    source, before = carried(draft, x, perms[0], image, node.sources)
+    kernel = draft.constant(np.ascontiguousarray(taps[:, :, None, None]), f"{node.output}/kernel")
+    y = draft.fresh(f"{node.output}/image")
+    conv = Node(
+        "Conv",
+        (source, kernel, *(node.inputs[2:] if node.op == "Gemm" else ())),
+        (y,),
+        {**node.attrs, "group": group},
+        node.name,
+        node.sources,
+    )
+    draft.replace(node, *before, conv, *returned(draft, y, perms[1], node.output, node.sources))
+    return True

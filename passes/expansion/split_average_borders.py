@@ -1,0 +1,110 @@
+"""Averages whose windows reach over the border as averages over whole windows, region by region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from npuc.ir import Attr, Graph, Node
+from npuc.ops.windows import Window, window_of
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_REGIONS = 7
+"""Regions along one axis; more stay one node."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """Outputs along one axis that average the same taps: what they read, and what is padded to it."""
+
+    start: int
+    end: int
+    taps: int
+    pads: tuple[int, int]
+
+
+def split_average_borders(graph: Graph) -> Graph:
+    """A 2-D AveragePool whose divisor differs from place to place becomes one AveragePool a region.
+
+    Where padding does not count, or ceil_mode lets a window reach beyond it, windows at the border average fewer
+    elements. Outputs with the same taps are a region: Slice -> AveragePool with a smaller kernel; the regions
+    are joined along W, then along H. No window of the result is divided by anything but its number of taps:
+    padding is left only where it counts. Pools with more than 7 regions along an axis stay.
+    """
+    return rewrite(graph, _split)
+
+
+def _split(draft: Draft, node: Node) -> bool:
+    shape, extents = draft.shape(node.output), draft.shape(node.inputs[0])[2:]
+    if node.op != "AveragePool" or len(shape) != 4:
+        return False
+    window = window_of(node, node.integers("kernel_shape"))
+    counts = bool(node.integer("count_include_pad"))
+    rows, columns = (_regions(window, axis, extents[axis], shape[2 + axis], counts) for axis in (0, 1))
+    uniform = len(rows) == len(columns) == 1 and (rows[0].taps, columns[0].taps) == window.kernel
+    whole = min(region.taps for region in (*rows, *columns)) > 0
+    if uniform or not whole or max(len(rows), len(columns)) > MOST_REGIONS:
+        return False
+    draft.replace(node, *_pools(draft, node, window, rows, columns))
+    return True
+
+
+def _regions(window: Window, axis: int, extent: int, outputs: int, counts: bool) -> list[Region]:
+    """The outputs along an axis in runs of the same taps. counts: padding is averaged as well."""
+    stride, dilation, kernel = window.strides[axis], window.dilations[axis], window.kernel[axis]
+    low = -window.begins[axis] if counts else 0
+    high = extent + (window.ends[axis] if counts else 0)
+
+    def taps(output: int) -> tuple[int, int]:
+        """The first tap of an output that counts, and how many do."""
+        first = output * stride - window.begins[axis]
+        found = [tap for tap in range(kernel) if low <= first + tap * dilation < high]
+        return (found[0], len(found)) if found else (0, 0)
+
+    runs = [(key, list(run)) for key, run in groupby(range(outputs), taps)]
+    return [_region(run, tap, count, window, axis, extent) for (tap, count), run in runs]
+
+
+def _region(run: list[int], tap: int, count: int, window: Window, axis: int, extent: int) -> Region:
+    first = run[0] * window.strides[axis] - window.begins[axis] + tap * window.dilations[axis]
+    reach = (len(run) - 1) * window.strides[axis] + (count - 1) * window.dilations[axis] + 1
+    start, end = max(first, 0), min(first + reach, extent)
+    return Region(start, end, count, (start - first, first + reach - end))
+
+
+def _pools(draft: Draft, node: Node, window: Window, rows: list[Region], columns: list[Region]) -> Iterator[Node]:
+    """For each pair of regions Slice -> AveragePool, then the Concats."""
+    bands: list[str] = []
+    for i, row in enumerate(rows):
+        band = draft.fresh(f"{node.output}/rows_{i}") if len(rows) > 1 else node.output
+        parts: list[str] = []
+        for j, column in enumerate(columns):
+            part = draft.fresh(f"{node.output}/region_{i}_{j}") if len(columns) > 1 else band
+            yield from _pool(draft, node, window, row, column, part)
+            parts.append(part)
+        if len(columns) > 1:
+            yield Node("Concat", tuple(parts), (band,), {"axis": 3}, band, node.sources)
+        bands.append(band)
+    if len(rows) > 1:
+        yield Node("Concat", tuple(bands), node.outputs, {"axis": 2}, node.name, node.sources)
+
+
+def _pool(draft: Draft, node: Node, window: Window, row: Region, column: Region, output: str) -> Iterator[Node]:
+    """One region; a Slice only where it does not read the whole map."""
+    x = node.inputs[0]
+    if ((row.start, column.start), (row.end, column.end)) != ((0, 0), draft.shape(x)[2:]):
+        cut: dict[str, Attr] = {
+            "axes": (2, 3), "starts": (row.start, column.start), "ends": (row.end, column.end), "steps": (1, 1),
+        }  # fmt: skip
+        x = draft.fresh(f"{output}/window")
+        yield Node("Slice", node.inputs, (x,), cut, x, node.sources)
+    attrs: dict[str, Attr] = {
+        "kernel_shape": (row.taps, column.taps),
+        "strides": window.strides,
+        "pads": (row.pads[0], column.pads[0], row.pads[1], column.pads[1]),
+        "dilations": window.dilations,
+        "count_include_pad": 1,
+    }
+    name = node.name if output == node.output else output
+    yield replace(node, inputs=(x,), outputs=(output,), attrs=attrs, name=name)

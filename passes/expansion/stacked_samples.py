@@ -1,0 +1,94 @@
+"""What is computed of all samples of a batch at once: fully connected layers, and functions behind them.
+
+Their map is (1, C, N * H, W): the samples lie one under another, as rows of an image. A fully connected layer is
+a convolution whose window covers one sample and moves on by a whole one, so that its weights are needed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.expansion.gemm_to_conv import folded
+from npuc.passes.rewriting.layout import BINARY, UNARY
+
+Extents = tuple[int, int, int]
+"""Channels, height and width of a sample."""
+
+
+@dataclass(frozen=True)
+class Covering:
+    """A fully connected layer: its map, and what one sample of that is."""
+
+    map: str
+    sample: Extents
+
+
+def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Mapping[str, Covering | None]:
+    """The nodes, of those with these first outputs, that are computed of all samples at once, by result.
+
+    Fully connected layers on samples of so many lines at most, with their map; functions of elements, and
+    reshaping of pixels to rows, behind them: None.
+    """
+    found: dict[str, Covering | None] = {}
+    for node in graph.nodes:
+        if node.output not in nodes:
+            continue
+        layer = _covering(graph, node, found)
+        if layer is not None and layer.sample[1] <= most_lines:
+            found[node.output] = layer
+        elif layer is None and _follows(graph, node, found):
+            found[node.output] = None
+    return found
+
+
+def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | None:
+    """How a fully connected layer reads its samples; None for any other node."""
+    if len(node.inputs) < 2 or node.inputs[1] not in graph.constants:
+        return None
+    x, shape = node.inputs[0], graph.shape(node.inputs[0])
+    if node.op == "Gemm":
+        before = graph.producers.get(x)
+        if before is not None and before.op == "Reshape" and len(graph.shape(before.inputs[0])) == 4:
+            x, shape = before.inputs[0], graph.shape(before.inputs[0])
+        row = len(shape) == 2 and x not in stacked
+        return Covering(x, folded(shape[1]) if row else _extents(shape))
+    if node.op != "Conv" or len(shape) != 4 or node.integer("group", 1) != 1:
+        return None
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    whole = window.reach == window.kernel == shape[2:] and not any((*window.begins, *window.ends))
+    return Covering(x, _extents(shape)) if whole else None
+
+
+def _extents(shape: tuple[int, ...]) -> Extents:
+    channels, height, width = (*shape[1:], 1, 1)[:3]
+    return channels, height, width
+
+
+def _follows(graph: Graph, node: Node, stacked: Collection[str]) -> bool:
+    """Whether a node computes elements of stacked maps only, with constants that do not tell channels apart."""
+    constants = [graph.constants[name] for name in node.inputs if name in graph.constants]
+    computed = [name for name in node.inputs if name and name not in graph.constants]
+    if not computed or not all(name in stacked for name in computed):
+        return False
+    if node.op == "Reshape":
+        return _extents(graph.shape(node.inputs[0])) == _extents(graph.shape(node.output))
+    return node.op in UNARY | BINARY and all(each.size == 1 for each in constants)
+
+
+def stacked_convolution(
+    graph: Graph, node: Node, layer: Covering, names: tuple[str, str]
+) -> tuple[Node, dict[str, Array]]:
+    """The convolution of a fully connected layer between two stacked maps, and its weights where they change."""
+    window: dict[str, Attr] = {"strides": (layer.sample[1], 1)}
+    weight, constants = node.inputs[1], dict[str, Array]()
+    if node.op == "Gemm":
+        weights = graph.constants[weight]
+        weight = f"{node.output}/kernel"
+        constants[weight] = np.ascontiguousarray(weights.reshape(len(weights), *layer.sample))
+    inputs = (names[0], weight, *node.inputs[2:])
+    return replace(node, op="Conv", inputs=inputs, outputs=names[1:], attrs={**node.attrs, **window}), constants

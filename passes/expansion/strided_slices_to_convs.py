@@ -1,0 +1,51 @@
+"""Every n-th row or column of a map by a convolution that takes it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.expansion.permute_channels_by_conv import MOVES
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_STRIDE = 15
+
+
+def strided_slices_to_convs(graph: Graph) -> Graph:
+    """Slice with steps along H or W becomes a Slice without steps and a depthwise 1x1 Conv with strides.
+
+    The map (1, C, H, W) is computed, and so is something with the result; between movement, and before an output,
+    nothing is done. Steps are 2..15; along other axes, and backwards, they stay.
+    """
+    return rewrite(graph, _strided)
+
+
+def _strided(draft: Draft, node: Node) -> bool:
+    x, shape = node.inputs[0], draft.shape(node.output)
+    if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(draft, x):
+        return False
+    keys = ("starts", "ends", "steps")
+    cuts = dict(zip(node.integers("axes"), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
+    strides = tuple(cuts[axis][2] if axis in cuts else 1 for axis in (2, 3))
+    others = [step for axis, (_, _, step) in cuts.items() if axis < 2]
+    if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= MOST_STRIDE or any(s != 1 for s in others):
+        return False
+    if not _is_computed(draft, x) or all(reader.op in MOVES for reader in draft.readers(node.output)):
+        return False
+    ends = tuple(start + (shape[axis] - 1) * step + 1 for axis, (start, _, step) in cuts.items())
+    unit: dict[str, Attr] = {**node.attrs, "ends": ends, "steps": (1,) * len(cuts)}
+    window = draft.fresh(f"{node.output}/window")
+    ones = draft.constant(np.ones((shape[1], 1, 1, 1), np.float32), f"{node.output}/ones")
+    attrs: dict[str, Attr] = {"kernel_shape": (1, 1), "strides": strides, "group": shape[1], "selects": 1}
+    conv = Node("Conv", (window, ones), node.outputs, attrs, node.name, node.sources)
+    draft.replace(node, Node("Slice", (x,), (window,), unit, window, node.sources), conv)
+    return True
+
+
+def _is_computed(draft: Draft, tensor: str) -> bool:
+    """Whether it is more than a rearranged input of the network."""
+    node = draft.producer(tensor)
+    while node is not None and node.op in MOVES:
+        node = draft.producer(node.inputs[0])
+    return node is not None

@@ -1,0 +1,119 @@
+"""Operators of volumes (N, C, D, H, W) compute on images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import Window, window_of
+from npuc.passes.expansion.images import TIDY
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+POOLS = ("MaxPool", "AveragePool")
+GLOBAL = ("GlobalMaxPool", "GlobalAveragePool")
+MOST_WEIGHTS = 1 << 22
+"""Elements of a kernel that covers the depth; a Conv that needs more stays."""
+
+
+def volumes_to_images(graph: Graph) -> Graph:
+    """Pooling, convolution and transposed convolution over three axes over two.
+
+    A window is a product of windows: pooling goes over rows and columns of (N, C * D, H, W), then over the depth
+    of (N, C, D, Ho * Wo). A convolution has the depth in its channels, and a kernel with zeros where a depth of
+    the output does not meet a depth of the input: (Co * Do, Ci * D, Hk, Wk).
+    """
+    return rewrite(graph, _pool, _global_pool, _convolution, *TIDY)
+
+
+def _is_volume(draft: Draft, node: Node, ops: Sequence[str]) -> bool:
+    return node.op in ops and len(draft.shape(node.inputs[0])) == 5
+
+
+def _reshape(draft: Draft, x: str, shape: tuple[int, ...], node: Node) -> Node:
+    y = draft.fresh(f"{x}@{'x'.join(map(str, shape))}")
+    return Node("Reshape", (x,), (y,), {"shape": shape}, y, node.sources)
+
+
+def _back(draft: Draft, y: str, node: Node) -> Node:
+    return Node("Reshape", (y,), node.outputs, {"shape": draft.shape(node.output)}, node.output, node.sources)
+
+
+def _pool(draft: Draft, node: Node) -> bool:
+    if not _is_volume(draft, node, POOLS):
+        return False
+    (N, C, D, H, W), (_, _, _, Ho, Wo) = draft.shape(node.inputs[0]), draft.shape(node.output)
+    window = window_of(node, node.integers("kernel_shape"))
+    image = _reshape(draft, node.inputs[0], (N, C * D, H, W), node)
+    plane = draft.fresh(f"{node.output}/planes")
+    column = _reshape(draft, plane, (N, C, D, Ho * Wo), node)
+    y = draft.fresh(f"{node.output}/depths")
+    inner = replace(node, inputs=image.outputs, outputs=(plane,)).with_attrs(**_axes(window, (1, 2)))
+    outer = replace(node, inputs=column.outputs, outputs=(y,)).with_attrs(**_axes(window, (0, None)))
+    draft.replace(node, image, inner, column, outer, _back(draft, y, node))
+    return True
+
+
+def _axes(window: Window, axes: Sequence[int | None]) -> Mapping[str, Attr]:
+    """The attributes of a window over some of the axes of another; None is an axis without a window."""
+
+    def of(values: Sequence[int], neutral: int) -> tuple[int, ...]:
+        return tuple(neutral if axis is None else values[axis] for axis in axes)
+
+    return {
+        "kernel_shape": of(window.kernel, 1),
+        "strides": of(window.strides, 1),
+        "dilations": of(window.dilations, 1),
+        "pads": of(window.begins, 0) + of(window.ends, 0),
+    }
+
+
+def _global_pool(draft: Draft, node: Node) -> bool:
+    if not _is_volume(draft, node, GLOBAL):
+        return False
+    N, C, D, H, W = draft.shape(node.inputs[0])
+    image = _reshape(draft, node.inputs[0], (N, C, D, H * W), node)
+    y = draft.fresh(f"{node.output}/image")
+    draft.replace(node, image, replace(node, inputs=image.outputs, outputs=(y,)), _back(draft, y, node))
+    return True
+
+
+def _convolution(draft: Draft, node: Node) -> bool:
+    if not _is_volume(draft, node, ("Conv", "ConvTranspose")) or node.inputs[1] not in draft.constants:
+        return False
+    (N, C, D, H, W), (_, _, Do, _, _) = draft.shape(node.inputs[0]), draft.shape(node.output)
+    w = draft.constants[node.inputs[1]]
+    bias = draft.constants.get(node.inputs[2]) if "".join(node.inputs[2:]) else np.zeros(0, np.float32)
+    if bias is None or prod(w.shape) // w.shape[2] * D * Do > MOST_WEIGHTS:
+        return False
+    window = window_of(node, w.shape[2:])
+    x = _reshape(draft, node.inputs[0], (N, C * D, H, W), node)
+    inputs = [*x.outputs, draft.constant(_deep(node.op, w, window, D, Do), f"{node.output}/kernel")]
+    if bias.size:
+        inputs.append(draft.constant(np.repeat(bias, Do), f"{node.output}/bias"))
+    y = draft.fresh(f"{node.output}/image")
+    attrs: dict[str, Attr] = {**node.attrs, **_axes(window, (1, 2))}
+    if "output_padding" in node.attrs:
+        attrs["output_padding"] = node.integers("output_padding")[1:]
+    inner = replace(node, inputs=tuple(inputs), outputs=(y,), attrs=attrs)
+    draft.replace(node, x, inner, _back(draft, y, node))
+    return True
+
+
+def _deep(op: str, w: Array, window: Window, depth: int, depths: int) -> Array:
+    """The kernel with every depth of both sides among its channels.
+
+    w: Conv (Co, Ci / group, Dk, Hk, Wk) and ConvTranspose (Ci, Co / group, Dk, Hk, Wk), both of which have the
+    depth that moves with the stride first: the output of a Conv, the input of a ConvTranspose.
+    """
+    first, second = (depths, depth) if op == "Conv" else (depth, depths)
+    found = np.zeros((w.shape[0], first, w.shape[1], second, *w.shape[3:]), w.dtype)
+    for at in range(first):
+        for tap in range(w.shape[2]):
+            met = at * window.strides[0] - window.begins[0] + tap * window.dilations[0]
+            if 0 <= met < second:
+                found[:, at, :, met] = w[:, :, tap]
+    return found.reshape(w.shape[0] * first, w.shape[1] * second, *w.shape[3:])

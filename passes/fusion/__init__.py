@@ -1,0 +1,1 @@
+"""Operators that become part of their neighbour."""

@@ -1,0 +1,99 @@
+"""Batch normalisation is folded into the weights next to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.passes.cleanup.sink_reshapes import merge_reshapes
+from npuc.passes.recognition.recognise_batch_norm import merge_batch_norms, scale_and_shift
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
+
+
+def fold_batch_norm(graph: Graph) -> Graph:
+    """BatchNormalization folded into the Conv, ConvTranspose or Gemm before it, or else behind it.
+
+    Behind it only where that is exact: a Conv without padding (its padding is not normalised), a Gemm, or a
+    Gemm behind a Reshape. All weights and statistics are constants, and the result between the two has one
+    reader. Computed in float64.
+    """
+    return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, merge_reshapes)
+
+
+def _into_producer(draft: Draft, node: Node) -> bool:
+    """y = factor * (w x + b) + shift = (factor w) x + (factor b + shift)."""
+    found = scale_and_shift(draft, node)
+    producer = draft.private(node.inputs[0]) if found else None
+    if found is None or producer is None or producer.op not in WEIGHTED or producer.text("activation"):
+        return False
+    parameters = _parameters(draft, producer)
+    if parameters is None:
+        return False
+    (w, b), (factor, shift) = parameters, found
+    names = _stored(draft, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
+    sources = draft.sources(producer, node)
+    inputs = (producer.inputs[0], *names)
+    draft.replace(node, replace(producer, inputs=inputs, outputs=node.outputs, sources=sources))
+    return True
+
+
+def _into_reader(draft: Draft, node: Node) -> bool:
+    """y = w (factor x + shift) + b = (w factor) x + (w shift + b)."""
+    parameters = _parameters(draft, node) if node.op in ("Conv", "Gemm") else None
+    if parameters is None or (node.op == "Conv" and any(node.integers("pads", ()))):
+        return False
+    reshape = draft.private(node.inputs[0]) if node.op == "Gemm" else None
+    flat = reshape if reshape is not None and reshape.op == "Reshape" else None
+    norm = draft.private(flat.inputs[0] if flat else node.inputs[0])
+    found = scale_and_shift(draft, norm) if norm else None
+    if norm is None or found is None or draft.shape(norm.output)[0] != draft.shape(node.output)[0]:
+        return False
+    factor, shift = (_per_column(draft, norm.output, each) for each in found) if flat else found
+    (w, b), group = parameters, node.integer("group", 1)
+    grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
+    scaled = grouped * factor.reshape(group, 1, -1, 1)
+    moved = (grouped * shift.reshape(group, 1, -1, 1)).sum(axis=(2, 3)).reshape(-1)
+    names = _stored(draft, node.output, scaled.reshape(w.shape), b + moved)
+    x = (draft.fresh(f"{flat.output}/unscaled"),) if flat else norm.inputs[:1]
+    before = [replace(flat, inputs=norm.inputs[:1], outputs=x)] if flat else []
+    sources = draft.sources(norm, node)
+    draft.replace(node, *before, replace(node, inputs=(*x, *names), sources=sources))
+    return True
+
+
+def _parameters(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+    """Weight and bias in float64, if both are constants; an absent bias is zero."""
+    w = draft.constants.get(node.inputs[1])
+    if w is None:
+        return None
+    name = node.inputs[2] if len(node.inputs) > 2 else ""
+    b = draft.constants.get(name) if name else np.zeros(draft.shape(node.output)[1])
+    return None if b is None else (w.astype(np.float64), b.astype(np.float64))
+
+
+def _stored(draft: Draft, stem: str, w: Array, b: Array) -> tuple[str, str]:
+    weight = draft.constant(w.astype(np.float32), f"{stem}/weight")
+    return weight, draft.constant(b.astype(np.float32), f"{stem}/bias")
+
+
+def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
+    """The weight with each output channel multiplied by its factor.
+
+    Conv: (Co, Ci/group, ...), Gemm: (N, K), ConvTranspose: (Ci, Co/group, ...).
+    """
+    if node.op != "ConvTranspose":
+        return w * factor.reshape(-1, *(1 for _ in w.shape[1:]))
+    group = node.integer("group", 1)
+    grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
+    return (grouped * factor.reshape(group, 1, -1, 1)).reshape(w.shape)
+
+
+def _per_column(draft: Draft, tensor: str, values: Array) -> Array:
+    """One value per channel of a tensor, repeated for every element of a flattened sample."""
+    shape = draft.shape(tensor)
+    return np.repeat(values, prod(shape[2:]))

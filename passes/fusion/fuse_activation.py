@@ -1,0 +1,50 @@
+"""Relu and Clip become part of the operator before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.recognition.recognise_activations import merge_limits
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+FUSABLE = frozenset(("Conv", "ConvTranspose", "Gemm", "Add"))
+
+
+def fuse_activation(graph: Graph) -> Graph:
+    """Relu or Clip as the attribute `activation` of a Conv, ConvTranspose, Gemm or Add that it alone reads.
+
+    Several in a row are merged first. Behind a MaxPool it moves in front: both keep order, so they commute.
+    """
+    return rewrite(rewrite(graph, merge_limits), _fuse, _swap_with_pool)
+
+
+def _fusable(draft: Draft, tensor: str) -> Node | None:
+    """The tensor's producer, if an activation can become part of it."""
+    producer = draft.private(tensor)
+    if producer is None or producer.op not in FUSABLE or producer.text("activation"):
+        return None
+    return producer if only_float(draft, tensor) else None
+
+
+def _fuse(draft: Draft, node: Node) -> bool:
+    producer = _fusable(draft, node.inputs[0]) if node.op in ("Relu", "Clip") else None
+    if producer is None:
+        return False
+    attrs: dict[str, Attr] = {**producer.attrs, "activation": node.op}
+    attrs |= {key: node.attrs[key] for key in ("min", "max") if node.op == "Clip" and key in node.attrs}
+    sources = draft.sources(producer, node)
+    draft.replace(node, replace(producer, outputs=node.outputs, attrs=attrs, sources=sources))
+    return True
+
+
+def _swap_with_pool(draft: Draft, node: Node) -> bool:
+    """Relu or Clip of MaxPool of something that can take it."""
+    pool = draft.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
+    if pool is None or pool.op != "MaxPool" or _fusable(draft, pool.inputs[0]) is None:
+        return False
+    early = draft.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
+    limited = replace(node, inputs=pool.inputs, outputs=(early,))
+    draft.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))
+    return True

@@ -1,0 +1,28 @@
+"""Limits that no saturating ReLU can be leave the operator they were fused into."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def separate_clips(graph: Graph) -> Graph:
+    """A fused Clip with another lower limit than 0, or without room above it, becomes a node of its own again.
+
+    For machines whose fused activation is a ReLU, of which saturation makes a ReLU6.
+    """
+    return rewrite(graph, _separate)
+
+
+def _separate(draft: Draft, node: Node) -> bool:
+    if node.text("activation") != "Clip" or node.number("min", -inf) == 0 < node.number("max", inf):
+        return False
+    limits = {key: node.attrs[key] for key in ("min", "max") if key in node.attrs}
+    attrs = {key: value for key, value in node.attrs.items() if key not in ("activation", *limits)}
+    free = draft.fresh(f"{node.output}/free")
+    clip = Node("Clip", (free,), node.outputs, limits, f"{node.name}/clip", node.sources)
+    draft.replace(node, replace(node, outputs=(free,), attrs=attrs), clip)
+    return True

@@ -1,0 +1,1 @@
+"""One canonical operator for each of the many spellings."""

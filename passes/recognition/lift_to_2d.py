@@ -1,0 +1,67 @@
+"""Convolution, pooling and normalisation along one axis become those of images of height 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Attr, Graph, Node
+from npuc.passes.cleanup.merge_pads import PAD_RULES
+from npuc.passes.cleanup.sink_reshapes import RESHAPE_RULES
+from npuc.passes.rewriting.patterns import quantisation_axis, restored_weight, stored_weight
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+WINDOWED = frozenset(("Conv", "ConvTranspose", "MaxPool", "AveragePool"))
+CHANNELWISE = frozenset(
+    ("GlobalAveragePool", "GlobalMaxPool", "BatchNormalization", "InstanceNormalization", "LRN")
+)
+
+
+def lift_to_2d(graph: Graph) -> Graph:
+    """(N, C, L) operators compute on (N, C, 1, L), between Reshapes that merge where two such operators meet.
+
+    A Pad in front of its window is merged into it before a Reshape comes between them.
+    """
+    return rewrite(graph, _merge_pad, _lift, *RESHAPE_RULES)
+
+
+def _merge_pad(draft: Draft, node: Node) -> bool:
+    along_one_axis = node.op in WINDOWED and len(draft.shape(node.inputs[0])) == 3
+    return along_one_axis and any(rule(draft, node) for rule in PAD_RULES)
+
+
+def _lift(draft: Draft, node: Node) -> bool:
+    if node.op not in WINDOWED | CHANNELWISE or len(draft.shape(node.inputs[0])) != 3:
+        return False
+    x, y = node.inputs[0], node.output
+    (N, Ci, L), (_, Co, Lo) = draft.shape(x), draft.shape(y)
+    inputs, nodes = node.inputs[1:], list[Node]()
+    if node.op in ("Conv", "ConvTranspose"):
+        stored = stored_weight(draft, inputs[0])
+        if stored is None:
+            return False
+        axis = quantisation_axis(draft, inputs[0])
+        flat = np.expand_dims(stored, 2)
+        weight, nodes = restored_weight(draft, inputs[0], flat, f"{y}/weight", axis + (axis > 1))
+        inputs = (weight, *inputs[1:])
+    image, result = draft.fresh(f"{x}@{N}x{Ci}x1x{L}"), draft.fresh(f"{y}@{N}x{Co}x1x{Lo}")
+    attrs = {**node.attrs, **(_window(node) if node.op in WINDOWED else {})}
+    draft.replace(
+        node,
+        *nodes,
+        Node("Reshape", (x,), (image,), {"shape": (N, Ci, 1, L)}, image),
+        replace(node, inputs=(image, *inputs), outputs=(result,), attrs=attrs),
+        Node("Reshape", (result,), (y,), {"shape": (N, Co, Lo)}, y),
+    )
+    return True
+
+
+def _window(node: Node) -> dict[str, Attr]:
+    """The window's attributes with a first dimension of one element."""
+    (begin, end) = node.integers("pads", (0, 0))
+    attrs: dict[str, Attr] = {"pads": (0, begin, 0, end)}
+    for key, neutral in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("output_padding", 0)):
+        if key in node.attrs:
+            attrs[key] = (neutral, *node.integers(key))
+    return attrs

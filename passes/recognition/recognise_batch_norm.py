@@ -1,0 +1,80 @@
+"""Arithmetic with constants, one number per channel or one for all, becomes BatchNormalization."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.passes.rewriting.patterns import along_axis, constant_operand, only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def recognise_batch_norm(graph: Graph) -> Graph:
+    """Mul, Add, Sub, Div and Neg become BatchNormalization, and two of those in a row one.
+
+    The tensor is float32 with the channels second. fold_batch_norm then folds it into a convolution; what
+    stays is one multiplication and one addition per element, which every machine has.
+    """
+    return rewrite(graph, _arithmetic, merge_batch_norms)
+
+
+def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+    """The factor and the summand per channel (float64) of a BatchNormalization with constant statistics."""
+    values = [draft.constants.get(name) for name in node.inputs[1:5]]
+    given = [value for value in values if value is not None]
+    if node.op != "BatchNormalization" or len(given) < 4:
+        return None
+    scale, bias, mean, var = (value.astype(np.float64) for value in given)
+    factor = scale / np.sqrt(var + node.number("epsilon", 1e-5))
+    return factor, bias - mean * factor
+
+
+def _batch_norm(draft: Draft, node: Node, x: str, factor: Array, shift: Array, sources: tuple[str, ...]) -> None:
+    """Puts x * factor + shift, per channel, into the place of a node."""
+    C = len(factor)
+    parameters = {"scale": factor, "shift": shift, "mean": np.zeros(C), "variance": np.ones(C)}
+    names = [draft.constant(v.astype(np.float32), f"{node.output}/{stem}") for stem, v in parameters.items()]
+    attrs = {"epsilon": 0.0}
+    draft.replace(node, Node("BatchNormalization", (x, *names), node.outputs, attrs, node.name, sources))
+
+
+def _arithmetic(draft: Draft, node: Node) -> bool:
+    if node.op == "Neg":
+        C = draft.shape(node.output)[1:2]
+        return bool(C) and _convert(draft, node, node.inputs[0], np.full(C, -1.0), np.zeros(C))
+    if node.op not in ("Add", "Sub", "Mul", "Div") or node.text("activation"):
+        return False
+    found = constant_operand(draft, node)
+    if found is None or draft.shape(found[0]) != draft.shape(node.output):
+        return False
+    x, name = found
+    value = along_axis(draft.constants[name], draft.shape(x), 1) if len(draft.shape(x)) > 1 else None
+    if value is None or not np.isfinite(value).all():
+        return False
+    c, one, zero = value.astype(np.float64), np.ones(len(value)), np.zeros(len(value))
+    if node.op == "Add":
+        return _convert(draft, node, x, one, c)
+    if node.op == "Sub":
+        return _convert(draft, node, x, one, -c) if node.inputs[0] == x else _convert(draft, node, x, -one, c)
+    if node.op == "Mul":
+        return _convert(draft, node, x, c, zero)
+    return node.inputs[0] == x and bool(c.all()) and _convert(draft, node, x, 1 / c, zero)
+
+
+def _convert(draft: Draft, node: Node, x: str, factor: Array, shift: Array) -> bool:
+    if not only_float(draft, x):
+        return False
+    _batch_norm(draft, node, x, factor, shift, node.sources)
+    return True
+
+
+def merge_batch_norms(draft: Draft, node: Node) -> bool:
+    """BatchNormalization of BatchNormalization."""
+    first = draft.private(node.inputs[0]) if node.op == "BatchNormalization" else None
+    inner = scale_and_shift(draft, first) if first is not None else None
+    outer = scale_and_shift(draft, node)
+    if first is None or inner is None or outer is None:
+        return False
+    factor, shift = inner[0] * outer[0], inner[1] * outer[0] + outer[1]
+    _batch_norm(draft, node, first.inputs[0], factor, shift, draft.sources(first, node))
+    return True

@@ -1,0 +1,30 @@
+"""Nodes that give some channels of a map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Node
+from npuc.passes.rewriting.rules import Draft
+
+
+def sliced(image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
+    """The Slice that gives successive channels."""
+    cut: dict[str, Attr] = {"axes": (1,), "starts": (int(channels[0]),), "ends": (int(channels[-1]) + 1,)}
+    return Node("Slice", (image,), (output,), {**cut, "steps": (1,)}, name, sources)
+
+
+def kernels_of(draft: Draft, conv: Node, channels: Array, output: str) -> Node:
+    """The Conv with the kernels of some channels of another one."""
+    parts = [draft.constants[name][channels] for name in conv.inputs[1:] if name]
+    names = [draft.constant(each, f"{output}/{key}") for each, key in zip(parts, ("weight", "bias"), strict=False)]
+    return replace(conv, inputs=(conv.inputs[0], *names), outputs=(output,), name=output)
+
+
+def selected(draft: Draft, image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
+    """The 1x1 Conv that gives channels in any order."""
+    taps = np.eye(draft.shape(image)[1], dtype=np.float32)[channels][..., None, None]
+    weight = draft.constant(taps, f"{output}/weight")
+    return Node("Conv", (image, weight), (output,), {"kernel_shape": (1, 1), "selects": 1}, name, sources)

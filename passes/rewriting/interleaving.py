@@ -1,0 +1,45 @@
+"""Maps interleaved into a larger one: the forms in which passes enlarge an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from npuc.ir import Attr, Node
+from npuc.passes.rewriting.rules import Draft
+
+
+def interleaved(draft: Draft, node: Node, phases: Sequence[str], block: int) -> list[Node]:
+    """Concat -> DepthToSpace (DCR) [-> Slice] of block * block maps (N, C, H, W), to stand in place of a node.
+
+    Element (i, j) of phases[row * block + column] becomes element (i * block + row, j * block + column). A single
+    tensor has all phases already. The Slice is there where the output of the node ends within a block.
+    """
+    height, width = draft.shape(node.output)[2:]
+    joined, whole = draft.fresh(f"{node.output}/phases"), draft.fresh(f"{node.output}/whole")
+    concat = [Node("Concat", tuple(phases), (joined,), {"axis": 1}, joined, node.sources)]
+    if len(phases) == 1:
+        concat, joined = [], phases[0]
+    attrs: dict[str, Attr] = {"blocksize": block, "mode": "DCR"}
+    spread = Node("DepthToSpace", (joined,), (whole,), attrs, node.name, node.sources)
+    if height % block == 0 and width % block == 0:
+        return [*concat, replace(spread, outputs=node.outputs)]
+    cut: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": (height, width), "steps": (1, 1)}
+    return [*concat, spread, Node("Slice", (whole,), node.outputs, cut, f"{node.name}/slice", node.sources)]
+
+
+def woven(draft: Draft, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
+    """Interleave nodes of phases[row][column] to stand in place of a node: first along H, then along W.
+
+    Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Phases that are the same
+    tensors share what comes of them.
+    """
+    made: dict[tuple[str, ...], Node] = {}
+    columns = [tuple(each) for each in zip(*phases, strict=True)]
+    for names in columns if len(phases) > 1 else ():
+        result = node.output if len(columns) == 1 else draft.fresh(f"{node.output}/rows_{len(made)}")
+        made.setdefault(names, Node("Interleave", names, (result,), {"axis": 2}, result, node.sources))
+    if len(columns) == 1:
+        return [replace(each, name=node.name) for each in made.values()]
+    names = tuple(made[each].output if made else each[0] for each in columns)
+    return [*made.values(), Node("Interleave", names, node.outputs, {"axis": 3}, node.name, node.sources)]

@@ -1,0 +1,174 @@
+"""The same computation over tensors whose axes stand in another order, or with axes of extent 1 between them.
+
+Elementwise operators and those that treat axes by number (Concat, Pad, Softmax, ...) can compute in any layout;
+Conv, pooling and normalisation cannot: they take the batch first and the channels second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Node
+from npuc.ops.resize import scales_of
+from npuc.passes.rewriting.rules import Draft
+
+Layout = tuple[int | None, ...]
+"""For every axis of the new layout its axis in the old one, or None for a new axis of extent 1."""
+
+UNARY = frozenset(
+    (
+        *(
+            "Abs",
+            "Cast",
+            "Ceil",
+            "Clip",
+            "Elu",
+            "Erf",
+            "Exp",
+            "FakeQuantize",
+            "Floor",
+            "Gelu",
+            "HardSigmoid",
+            "HardSwish",
+        ),
+        *("Identity", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Softplus"),
+        *("Softsign", "Sqrt", "Swish", "Tanh"),
+    )
+)
+"""Functions of one element."""
+
+BINARY = frozenset(("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "PRelu"))
+"""Functions of two elements, with broadcasting."""
+
+Attrs = dict[str, Attr]
+
+
+def _position(layout: Layout, axis: int) -> int:
+    return layout.index(axis)
+
+
+def _one_axis(node: Node, layout: Layout) -> Attrs:
+    return {"axis": _position(layout, node.integer("axis"))}
+
+
+def _some_axes(node: Node, layout: Layout) -> Attrs:
+    return {"axes": tuple(_position(layout, axis) for axis in node.integers("axes"))}
+
+
+def _sorted_axes(node: Node, layout: Layout) -> Attrs:
+    return {"axes": tuple(sorted(_position(layout, axis) for axis in node.integers("axes")))}
+
+
+def _spread(values: Sequence[int], layout: Layout, default: int) -> tuple[int, ...]:
+    return tuple(default if axis is None else values[axis] for axis in layout)
+
+
+def _pads(node: Node, layout: Layout) -> Attrs:
+    pads = node.integers("pads")
+    rank = len(pads) // 2
+    return {"pads": _spread(pads[:rank], layout, 0) + _spread(pads[rank:], layout, 0)}
+
+
+def _shape(node: Node, layout: Layout) -> Attrs:
+    return {"shape": _spread(node.integers("shape"), layout, 1)}
+
+
+def _sizes(node: Node, layout: Layout) -> Attrs:
+    scales = scales_of(node)
+    moved = tuple(1.0 if axis is None else scales[axis] for axis in layout)
+    return {"sizes": _spread(node.integers("sizes"), layout, 1), "scales": moved}
+
+
+def _quantisation_axis(node: Node, layout: Layout) -> Attrs:
+    """Per-tensor forms carry an axis too, of a rank that nobody checks."""
+    axis = node.integer("axis", 1)
+    return {"axis": _position(layout, axis) if axis in layout else axis}
+
+
+def _nothing(_node: Node, _layout: Layout) -> Attrs:
+    return {}
+
+
+_MOVED_ATTRS: Mapping[str, Callable[[Node, Layout], Attrs]] = {
+    **dict.fromkeys([*UNARY, *BINARY], _nothing),
+    **dict.fromkeys(("Concat", "Split", "Softmax", "LogSoftmax", "ArgMax"), _one_axis),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _sorted_axes),
+    "Slice": _some_axes,
+    "Pad": _pads,
+    "Expand": _shape,
+    "Resize": _sizes,
+    "QuantizeLinear": _quantisation_axis,
+    "DequantizeLinear": _quantisation_axis,
+}
+
+
+def moved_inputs(draft: Draft, node: Node) -> tuple[str, ...] | None:
+    """The computed tensors that must move for the node to move; None if it cannot compute in other layouts.
+
+    Constants are laid out anew; scales and zero points are vectors and stay.
+    """
+    if node.op not in _MOVED_ATTRS or not node.integer("keepdims", 1):
+        return None
+    inputs = node.inputs
+    if node.op in ("QuantizeLinear", "DequantizeLinear"):
+        if any(name not in draft.constants for name in filter(None, inputs[1:])):
+            return None
+        inputs = inputs[:1]
+    computed = tuple(dict.fromkeys(name for name in inputs if name not in draft.constants))
+    rank = len(draft.shape(node.output))
+    same = all(len(draft.shape(name)) == rank for name in computed)
+    fits = all(len(draft.shape(name)) <= rank for name in inputs)
+    return computed if computed and same and fits else None
+
+
+def moved_node(draft: Draft, node: Node, layout: Layout, names: Mapping[str, str]) -> Node:
+    """The node in another layout.
+
+    names: for each moved input and each output the name of its moved form.
+    """
+    inputs = tuple(
+        names[name] if name in names else _moved_constant(draft, node, index, layout)
+        for index, name in enumerate(node.inputs)
+    )
+    outputs = tuple(names.get(name, name) for name in node.outputs)
+    attrs = {**node.attrs, **_MOVED_ATTRS[node.op](node, layout)}
+    return replace(node, inputs=inputs, outputs=outputs, attrs=attrs)
+
+
+def _moved_constant(draft: Draft, node: Node, index: int, layout: Layout) -> str:
+    name = node.inputs[index]
+    whole = node.op in BINARY or node.op == "Concat"
+    if not whole or (draft.constants[name].size == 1 and draft.constants[name].ndim <= 1):
+        return name
+    rank = len(draft.shape(node.output))
+    value = draft.constants[name]
+    aligned = value.reshape((1,) * (rank - value.ndim) + value.shape)
+    if node.op != "Concat" and all(n == 1 for n in aligned.shape):
+        return draft.constant(aligned.reshape(()), f"{node.output}/operand{index}")
+    return draft.constant(laid_out(aligned, layout), f"{node.output}/operand{index}")
+
+
+def laid_out(value: Array, layout: Layout) -> Array:
+    """A constant in the new layout."""
+    moved = value.transpose([axis for axis in layout if axis is not None])
+    new_axes = [at for at, axis in enumerate(layout) if axis is None]
+    return np.ascontiguousarray(np.expand_dims(moved, new_axes) if new_axes else moved)
+
+
+def compose(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """The permutation of a Transpose by `first` followed by one by `second`."""
+    return tuple(first[axis] for axis in second)
+
+
+def inverse(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes this one."""
+    return tuple(perm.index(axis) for axis in range(len(perm)))
+
+
+def moves_nothing(shape: Sequence[int], perm: Sequence[int]) -> bool:
+    """Whether a Transpose of a tensor with this shape leaves its elements in their order in memory."""
+    wide = [axis for axis in perm if shape[axis] != 1]
+    return wide == sorted(wide)

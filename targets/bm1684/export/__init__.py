@@ -1,0 +1,1 @@
+"""A program for the vendor's SDK."""

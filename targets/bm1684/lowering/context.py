@@ -1,0 +1,351 @@
+"""A float graph as steps of OKK calls on buffers of local memory that have no addresses yet.
+
+A tensor exists in local memory, in system memory, or both; rules ask for the form they need and lowering moves
+it. Reshape, Transpose and the like are views of system memory that cost nothing until somebody reads them.
+Channels of a Concat are written where they will lie, for a tensor may start at any NPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, prod
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Graph, Node
+from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.weights import ALIGNMENT, Weights
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.machine.parameters import Machine
+
+WEIGHTS, SCRATCH = "weights", "scratch"
+
+Rule = Callable[["Lowering", Node], None]
+
+
+class Lowering:
+    """The state while the rules of a graph's nodes run in order."""
+
+    def __init__(self, graph: Graph, machine: Machine) -> None:
+        self.graph, self.machine = graph, machine
+        self.steps: list[Step] = []
+        self.loads: dict[str, tuple[Load, ...]] = {}
+        self.buffers: dict[str, int] = {}
+        self.scratch = 0
+        self.weights = Weights()
+        self._local: dict[str, Tensor] = {}
+        self._views: dict[str, View] = {}
+        self._residents: dict[str, set[str]] = {}
+        self._homes: dict[str, tuple[str, int]] = {}
+        self._joined: dict[str, tuple[str, int, int]] = {}
+        self._wholes: dict[str, View] = {}
+        self._last = _last_readers(graph)
+        self.node = Node("", (), ("",))
+        self.sources: tuple[str, ...] = ()
+        """The ONNX nodes of the current node, and of those that it computes as well."""
+        self.regions = {name: f"input{i}" for i, name in enumerate(graph.inputs)}
+        self.outputs = {name: f"output{i}" for i, name in enumerate(graph.outputs)}
+        for name, region in self.regions.items():
+            self._views[name] = View.continuous(region, 0, graph.shape(name))
+
+    # buffers and steps
+
+    def buffer(self, stem: str, size: int) -> str:
+        """A new buffer of local memory, `size` bytes of each NPU."""
+        name, count = stem, 1
+        while name in self.buffers:
+            count += 1
+            name = f"{stem}#{count}"
+        self.buffers[name] = ceil_div(size, ALIGNMENT) * ALIGNMENT
+        return name
+
+    def new(self, stem: str, shape: Dim4, npu: int = 0) -> Tensor:
+        """A new tensor in a buffer of its own."""
+        size = Tensor(shape, Local("", npu)).bytes(self.machine)
+        return Tensor(shape, Local(self.buffer(stem, size), npu))
+
+    def emit(self, *calls: Call) -> None:
+        """Appends a step of the current node."""
+        engines = {call.on_gdma for call in calls}
+        assert len(engines) == 1, calls
+        self.steps.append(Step(calls, self.node.output, self.sources, self.node.op))
+
+    # constants
+
+    def rows(self, stem: str, values: Array, npu: int = 0) -> Local:
+        """A buffer that holds row i of `values` (rows, columns) in NPU npu + i, loaded in time."""
+        count, columns = values.shape
+        assert npu + count <= self.machine.npus
+        at, source = Local(self.buffer(stem, ELEMENT * columns), npu), self.weights.image(values)
+
+        def call(first: int, last: int) -> tuple[Call, ...]:
+            strides = Dim4(columns * count, columns, columns, 1)
+            shape, place = Dim4(1, count, 1, last - first), at.shifted(ELEMENT * first)
+            system = System(WEIGHTS, source + ELEMENT * first)
+            return (Call("gdma_32bit_cpy_S2L", (place, system, shape, strides, strides), (), at.buffer),)
+
+        self.loads[at.buffer] = (Load(at.buffer, columns, call),)
+        return at
+
+    def constant(self, stem: str, values: Array, npu: int = 0) -> Tensor:
+        """A constant (N, C, H, W) in local memory, loaded in time."""
+        shape = Dim4(*values.shape)
+        tensor = self.new(stem, shape, npu)
+        self.fill(tensor, View.continuous(WEIGHTS, self.weights.image(values) // ELEMENT, shape))
+        return tensor
+
+    def fill(self, tensor: Tensor, view: View) -> None:
+        """Has a tensor loaded, in time, from a view of weights or of an input, which are there from the start."""
+        stride, count = tensor.stride(self.machine).n, tensor.shape.n
+        count = count if len(view.axes[0]) == 1 else 1
+
+        def call(first: int, last: int) -> tuple[Call, ...]:
+            if count == 1:
+                return moves.loads(tensor, view, self.machine)
+            part = Tensor(tensor.shape._replace(n=last - first), tensor.at.shifted(ELEMENT * stride * first))
+            rows = view.sliced(0, first, last - first)
+            assert rows is not None
+            return moves.loads(part, rows, self.machine)
+
+        load = Load(tensor.at.buffer, count, call)
+        self.loads[tensor.at.buffer] = (*self.loads.get(tensor.at.buffer, ()), load)
+
+    def from_outside(self, name: str) -> bool:
+        """Whether the tensor is an input, or a view of one, in system memory."""
+        return name in self._views and self._views[name].region in self.regions.values()
+
+    # tensors of the graph
+
+    def local(self, name: str, width: int | None = None, npu: int | None = None) -> Tensor:
+        """The tensor in local memory; width: W if it is a matrix, npu: where it has to start."""
+        found = self._local.get(name)
+        if found is None or (width is not None and found.shape.w != width and len(self.graph.shape(name)) < 3):
+            found = self._fetched(name, width)
+        if npu is None or found.at.npu == npu:
+            return found
+        moved = self.new(f"{name}@{npu}", found.shape, npu)
+        self.emit(moves.copy(moved, found, self.machine))
+        return moved
+
+    def _fetched(self, name: str, width: int | None) -> Tensor:
+        value = self.graph.constant(name)
+        if value is not None:
+            shape = local_shape(value.shape, width or 1)
+            flat = np.zeros(prod(shape), np.float32)
+            flat[: value.size] = value.ravel()
+            return self.constant(name, flat.reshape(shape))
+        extents = self.graph.shape(name)
+        if len(extents) < 3 and width is None:
+            width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule has an opinion
+        shape = local_shape(extents, width or 1)
+        if len(extents) < 3 and shape.c * shape.w != prod(extents[-1:]):
+            return self._fetched_matrix(name, shape)
+        tensor = self.fetch(name, self.view(name), shape)
+        self._local.setdefault(name, tensor)
+        return tensor
+
+    def _fetched_matrix(self, name: str, shape: Dim4) -> Tensor:
+        """A matrix whose last channel is partial."""
+        view = self.continuous(self.view(name))
+        tensor = self.new(name, shape)
+        columns = self.graph.shape(name)[-1]
+        system = System(view.region, ELEMENT * view.offset)
+        args = (tensor.at, system, shape.n, columns, shape.w, columns)
+        self.emit(Call("gdma_32bit_matrix_S2L", args, (), tensor.at.buffer))
+        self._local.setdefault(name, tensor)
+        return tensor
+
+    def fetch(self, stem: str, view: View, shape: Dim4, npu: int = 0) -> Tensor:
+        """A view of system memory brought into local memory as `shape`, which has as many elements."""
+        shaped = view.reshaped(shape) or self.continuous(view).reshaped(shape)
+        assert shaped is not None
+        tensor = self.new(stem, shape, npu)
+        if len(moves.loads(tensor, shaped, self.machine)) > 8:
+            again = self.continuous(shaped).reshaped(shape)
+            assert again is not None
+            shaped = again
+        if shaped.region in (WEIGHTS, *self.regions.values()):
+            self.fill(tensor, shaped)
+            return tensor
+        self.emit(*moves.loads(tensor, shaped, self.machine))
+        return tensor
+
+    def view(self, name: str) -> View:
+        """The tensor in system memory, in the shape it has in the graph."""
+        if name not in self._views:
+            value = self.graph.constant(name)
+            if value is not None:
+                view = View.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
+            else:
+                view = self.destination(name)
+                self.store(view, self._local[name])
+            self._views[name] = view
+        return self._views[name]
+
+    def continuous(self, view: View) -> View:
+        """The view in the continuous layout, copied if need be."""
+        to = self.scratch_view(view.shape)
+        if all(len(axis) == 1 for axis in view.axes) and View(view.region, view.offset, to.axes) == view:
+            return view
+        self.emit(*moves.copies(to, view))
+        return to
+
+    def scratch_view(self, shape: Sequence[int]) -> View:
+        """A new place in the scratch region."""
+        at = self.scratch // ELEMENT
+        self.scratch += ceil_div(ELEMENT * prod(shape), ALIGNMENT) * ALIGNMENT
+        return View.continuous(SCRATCH, at, shape)
+
+    def destination(self, name: str) -> View:
+        """Where a tensor goes in system memory: its output's region, or scratch."""
+        shape = self.graph.shape(name)
+        return View.continuous(self.outputs[name], 0, shape) if name in self.outputs else self.scratch_view(shape)
+
+    def store(self, view: View, tensor: Tensor) -> None:
+        """Writes a local tensor to system memory, where it has the view's shape."""
+        shape = tensor.shape
+        if prod(view.shape) != prod(shape):
+            columns = view.shape[-1]
+            system = System(view.region, ELEMENT * view.offset)
+            args = (system, tensor.at, shape.n, columns, shape.w, columns)
+            self.emit(Call("gdma_32bit_matrix_L2S", args, (tensor.at.buffer,)))
+            return
+        shaped = view.reshaped(shape)
+        if shaped is None:
+            raise self.refusal("the order of its elements needs more than four dimensions")
+        self.emit(*moves.stores(shaped, tensor, self.machine))
+
+    def output(self, name: str, shape: Dim4, npu: int | None = None) -> Tensor:
+        """Where a node writes a tensor: in its place of a Concat if it may start at that NPU, else anywhere."""
+        home = self.home(name)
+        if home is not None and npu in (None, home.at.npu):
+            return home
+        return self.new(name, shape, npu or 0)
+
+    def home(self, name: str) -> Tensor | None:
+        """The tensor's place inside a Concat, whose buffer is made when it is first asked for."""
+        if name not in self._homes:
+            return None
+        first, inner = 0, name
+        while inner in self._homes:
+            inner, offset = self._homes[inner]
+            first += offset
+        root = self._local.get(inner)
+        if root is None:
+            root = self._local[inner] = self.new(inner, local_shape(self.graph.shape(inner)))
+            self._residents.setdefault(root.at.buffer, set()).add(inner)
+        channels = local_shape(self.graph.shape(name)).c
+        return root.channels(first, first + channels, self.machine)
+
+    def define(self, name: str, tensor: Tensor) -> None:
+        """Says where a tensor of the graph lies; what belongs into a Concat is copied there."""
+        home = self.home(name)
+        if home is not None and home != tensor:
+            self.emit(moves.copy(home, tensor, self.machine))
+            tensor = home
+        self._local[name] = tensor
+        self._residents.setdefault(tensor.at.buffer, set()).add(name)
+        inner = name
+        while inner in self._homes:
+            inner = self._homes[inner][0]
+            self._residents[tensor.at.buffer].add(inner)
+        if name in self._joined:
+            self._views[name] = self.part(name, *self._joined[name])
+            self.store(self._views[name], tensor)
+
+    def join(self, name: str, whole: str, axis: int, first: int) -> None:
+        """Says that a tensor is part of a Concat in system memory, to be stored there when it is computed."""
+        self._joined[name] = (whole, axis, first)
+
+    def is_joined(self, name: str) -> bool:
+        """Whether the tensor is stored in its Concat when it is computed."""
+        return name in self._joined
+
+    def whole(self, name: str) -> View:
+        """Where a Concat in system memory lies."""
+        if name not in self._wholes:
+            self._wholes[name] = self.destination(name)
+        return self._wholes[name]
+
+    def part(self, name: str, whole: str, axis: int, first: int) -> View:
+        """Where a part of a Concat in system memory lies."""
+        found = self.whole(whole).sliced(axis, first, self.graph.shape(name)[axis])
+        assert found is not None
+        return found
+
+    def define_view(self, name: str, view: View) -> None:
+        """Says where a tensor of the graph lies in system memory."""
+        self._views[name] = view
+
+    def is_local(self, name: str) -> bool:
+        """Whether the tensor is in local memory now."""
+        return name in self._local
+
+    def overwritable(self, tensor: Tensor) -> bool:
+        """Whether nothing after the current node reads what is in the tensor's buffer."""
+        at = self._position
+        residents = self._residents.get(tensor.at.buffer, set())
+        return bool(residents) and all(self._last.get(name, -1) <= at for name in residents)
+
+    def room(self, *tensors: Tensor) -> int:
+        """Bytes of each NPU that these tensors, and those that are read from the current node on, leave free."""
+        kept = (name for name in self._local if self._last[name] >= self._position and not self.is_joined(name))
+        alive = {self._local[name].at.buffer for name in kept}
+        return self.machine.local_bytes - sum(
+            self.buffers[name] for name in alive.union(each.at.buffer for each in tensors)
+        )
+
+    def place(self, name: str, parent: str, channel: int) -> None:
+        """Says that a tensor's channels will lie in a Concat from a channel on."""
+        self._homes.setdefault(name, (parent, channel))
+
+    def refusal(self, reason: str) -> UnsupportedOperator:
+        """The error (E202) for a form of the current node that has no calls."""
+        where = self.node.sources[0] if self.node.sources else self.node.name
+        return UnsupportedOperator("E202", reason, node=where, op=self.node.op, remedy=SEE_OPERATORS)
+
+    # the whole
+
+    def run(self, rules: Mapping[str, Rule], skip: frozenset[str]) -> Lowered:
+        """Applies a rule to every node but those whose result another one computes."""
+        for position, node in enumerate(self.graph.nodes):
+            if node.output in skip:
+                continue
+            self.node, self._position = node, position
+            within = [self.graph.producers[name] for name in node.inputs if name in skip]
+            self.sources = tuple(dict.fromkeys(name for each in (*within, node) for name in _sources(each)))
+            rules[node.op](self, node)
+        for name, region in self.outputs.items():
+            view = self._views.get(name)
+            if view is None or view.region != region:
+                self._deliver(name, view)
+        return Lowered(
+            tuple(self.steps), self.loads, self.buffers, self.weights.content, self.scratch,
+            self.regions, self.outputs, self._local,
+        )  # fmt: skip
+
+    def _deliver(self, name: str, view: View | None) -> None:
+        to = View.continuous(self.outputs[name], 0, self.graph.shape(name))
+        if view is None:
+            self.store(to, self._local[name])
+        else:
+            self.emit(*moves.copies(to, view))
+
+
+SEE_OPERATORS = "npuc operators --target bm1684"
+
+
+def _sources(node: Node) -> tuple[str, ...]:
+    return node.sources or ((node.name,) if node.name else ())
+
+
+def _last_readers(graph: Graph) -> dict[str, float]:
+    """The position of the last node that reads each tensor; outputs are read at the end."""
+    last: dict[str, float] = dict.fromkeys(graph.tensors, -1)
+    for position, node in enumerate(graph.nodes):
+        last |= {name: position for name in node.inputs if name}
+    return last | dict.fromkeys(graph.outputs, inf)

@@ -1,0 +1,177 @@
+"""Dense convolution calls: weights in the 2IC mode, one NPU an output channel, a piece for every few block rows.
+
+An image of weights holds, per NPU and block row, [J][kh * kw][2] fp32 and behind all block rows their biases, so
+that one transfer of long rows brings both. Channels of a piece start where the output starts or at NPU 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops.rules import given
+from npuc.ops.windows import Window, window_of
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.elementwise import activation
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, to_2ic_mode
+
+PIECE_BYTES = 24 * 1024
+"""Weights of a piece in each NPU: small enough to be prefetched step by step."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A convolution's window, weights (O, I / group, kh, kw), bias and whether it adds to its output."""
+
+    window: Window
+    weights: Array
+    bias: Array | None
+    add: bool
+
+    def channels(self, first: int, last: int) -> Form:
+        """The same for output channels [first, last)."""
+        bias = None if self.bias is None else self.bias[first:last]
+        return replace(self, weights=self.weights[first:last], bias=bias)
+
+    def inputs(self, first: int, last: int) -> Form:
+        """The same for input channels [first, last), added to what the ones before gave."""
+        bias, add = (self.bias, self.add) if first == 0 else (None, True)
+        return replace(self, weights=self.weights[:, first:last], bias=bias, add=add)
+
+
+def form_of(lo: Lowering, node: Node, *, add: bool) -> Form:
+    """The form of a Conv. Raises UnsupportedOperator (E202) where weights or bias are no constants."""
+    weights = lo.graph.constant(node.inputs[1])
+    if weights is None:
+        raise lo.refusal(f"the weights '{node.inputs[1]}' are computed at run time")
+    biased = given(node, 2)
+    bias = lo.graph.constant(node.inputs[2]) if biased else None
+    if biased and bias is None:
+        raise lo.refusal(f"the bias '{node.inputs[2]}' is computed at run time")
+    return Form(window_of(node, weights.shape[2:]), weights, bias, add)
+
+
+def convolve(lo: Lowering, form: Form, x: Tensor, out: Tensor, last: Node) -> None:
+    """Dense convolution calls, a piece of output channels each, and the activation on every piece.
+
+    Weights that do not fit are divided further: a piece is used for one image after the other, and what exceeds
+    local memory for a single block row is divided by input channels, whose products are added up (result_add).
+    """
+    room = lo.room(x, out)
+    all_rows = ceil_div(out.at.npu + len(form.weights), lo.machine.npus)
+    if out.shape.n > 1 and all_rows * (row_bytes(form.weights) + ELEMENT) <= room:
+        _emit_piece(lo, form, [(x, out)], last, all_rows)
+        return
+    images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(out.shape.n)]
+    for first, behind, rows in block_rows(lo, out, len(form.weights), row_bytes(form.weights), room):
+        part = form.channels(first, behind)
+        targets = [(a, b.channels(first, behind, lo.machine)) for a, b in images]
+        slices = list(_input_slices(part, room))
+        for low, high in slices:
+            done = high == x.shape.c
+            sources = [(a if done and not low else a.channels(low, high, lo.machine), b) for a, b in targets]
+            _emit_piece(lo, part.inputs(low, high), sources, last if done else None, rows)
+
+
+def _emit_piece(
+    lo: Lowering, form: Form, images: Sequence[tuple[Tensor, Tensor]], last: Node | None, rows: int
+) -> None:
+    """One step: weights in `rows` block rows, used for every image, and the activation of the last node."""
+    image = weight_image(lo, taps(form.weights), form.bias, images[0][1].at.npu, rows)
+    calls = [
+        call
+        for x, out in images
+        for call in (conv_call(form, image, x, out), *(activation(last, out) if last else ()))
+    ]
+    lo.emit(*calls)
+
+
+def row_bytes(weights: Array) -> int:
+    """Bytes of each NPU that one block row of weights (O, I, kh, kw) takes, without its bias."""
+    return ELEMENT * ceil_div(weights.shape[1], 2) * 2 * weights.shape[2] * weights.shape[3]
+
+
+def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
+    """Input channels [first, behind) of which one block row fits: all, or as few parts as fit two at a time."""
+    inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
+    parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
+    step = ceil_div(ceil_div(inputs, min(parts, inputs)), 2) * 2
+    for first in range(0, inputs, step):
+        yield first, min(first + step, inputs)
+
+
+def block_rows(lo: Lowering, out: Tensor, outputs: int, size: int, room: int) -> Iterator[tuple[int, int, int]]:
+    """Output channels [first, behind) in `rows` block rows of `size` bytes each, and biases.
+
+    Full ones are together, up to the size of a piece or half of the room; the last partial one is alone.
+    """
+    npu, npus = out.at.npu, lo.machine.npus
+    most = max(1, min(PIECE_BYTES // size, room // 2 // (size + ELEMENT)))
+    first = 0
+    while first < outputs:
+        start = npu if first == 0 else 0
+        room = npus - start
+        rows = 1 if start else max(1, min(most, (outputs - first) // npus))
+        behind = min(outputs, first + (room if rows == 1 else rows * npus))
+        yield first, behind, rows
+        first = behind
+
+
+Image = tuple[Local, Local | None]
+"""Where weights and biases lie."""
+
+
+def taps(weights: Array) -> Array:
+    """Weights in the 2IC mode, a row for every output channel: (O, J * kh * kw * 2)."""
+    return np.moveaxis(to_2ic_mode(np.swapaxes(weights, 0, 1)), 0, 1).reshape(len(weights), -1)
+
+
+def conv_call(form: Form, image: Image, x: Tensor, out: Tensor) -> Call:
+    """The call of a dense convolution whose weights lie in an image."""
+    O, I, kh, kw = form.weights.shape  # noqa: E741
+    (at, bias), w = image, form.window
+    args = (
+        out.at, x.at, at, bias or at, x.shape, O, kh, kw,
+        None, Dim4(kh * kw, ceil_div(I, 2) * kh * kw, kw, 1), bias is not None, form.add,
+        padding(w, x.shape, out.shape), Pair(*w.strides), Pair(*w.dilations),
+    )  # fmt: skip
+    return Call("bdc_conv2d", args, (x.at.buffer, at.buffer), out.at.buffer)
+
+
+def weight_image(lo: Lowering, taps: Array, bias: Array | None, npu: int, rows: int) -> Image:
+    """Weights (O, columns) and biases in block rows from an NPU on: where both lie."""
+    start, npus = (npu, len(taps)) if rows == 1 else (0, lo.machine.npus)
+    columns = taps.shape[1]
+    parts = [_in_rows(taps, npu - start, rows, npus)]
+    if bias is not None:
+        parts.append(_in_rows(bias[:, np.newaxis], npu - start, rows, npus))
+    at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(parts, axis=1), start), npu=npu)
+    return at, None if bias is None else at.shifted(ELEMENT * rows * columns)
+
+
+def _in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
+    """(npus, rows * columns): channel o of (O, columns) in block row (first + o) // npus."""
+    columns = values.shape[1]
+    grid = np.zeros((rows * npus, columns), np.float32)
+    grid[first : first + len(values)] = values
+    return grid.reshape(rows, npus, columns).swapaxes(0, 1).reshape(npus, rows * columns)
+
+
+def padding(window: Window, x: Dim4, out: Dim4) -> Padding:
+    """The padding that gives exactly the output's extents: rows that no window reaches are none."""
+    ends: list[int] = []
+    for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w))):
+        reached = (count - 1) * window.strides[axis] + window.reach[axis]
+        ends.append(max(reached - extent - window.begins[axis], 0))
+    return Padding(window.begins[0], ends[0], window.begins[1], ends[1])
+
+
+def band(lo: Lowering, weights: Array, bias: Array, x: Tensor, out: Tensor, last: Node) -> None:
+    """A product of channels, weights (O, I) and bias (O,), as a convolution of single pixels."""
+    window = Window((1, 1), (1, 1), (0, 0), (0, 0), (1, 1))
+    convolve(lo, Form(window, weights[:, :, np.newaxis, np.newaxis], bias, False), x, out, last)

@@ -1,0 +1,231 @@
+"""Functions of single elements as calls: what the interface has no call for is composed.
+
+Operands have the shape of the result, or one element along N, H or W (a stride of 0); along C every NPU needs its
+own copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Node
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.kernel import Arg, Call
+from npuc.targets.bm1684.lowering.tensors import Tensor, local_shape
+from npuc.targets.bm1684.machine.local_memory import Dim4
+
+BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min"}
+
+
+def activation(node: Node, on: Tensor) -> tuple[Call, ...]:
+    """The calls of a fused Relu or Clip, in place."""
+    match node.text("activation"):
+        case "Relu":
+            return (_relu(on),)
+        case "Clip":
+            return tuple(_clip(on, node.number("min", -inf), node.number("max", inf)))
+        case _:
+            return ()
+
+
+def _relu(on: Tensor) -> Call:
+    return Call("bdc_relu", (on.at, on.at, on.shape, None, None), (on.at.buffer,), on.at.buffer)
+
+
+def _clip(on: Tensor, low: float, high: float) -> list[Call]:
+    calls: list[Call] = []
+    if low == 0:
+        calls.append(_relu(on))
+    elif low > -inf:
+        calls.append(_with_constant("max_C", on, on, low))
+    if high < inf:
+        calls.append(_with_constant("min_C", on, on, high))
+    return calls
+
+
+def _with_constant(name: str, to: Tensor, x: Tensor, value: float) -> Call:
+    return Call(f"bdc_{name}", (to.at, x.at, float(value), x.shape, None, None), (x.at.buffer,), to.at.buffer)
+
+
+def binary(lo: Lowering, node: Node) -> None:
+    """Add, Sub, Mul, Div, Max and Min, with a constant number as its own call."""
+    number = _number(lo, node)
+    if number is not None:
+        _one_operand(lo, node, _scalar_form(node.op, *number))
+        return
+    left, right = _operands(lo, node)
+    out = _result(
+        lo, node, left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
+    )
+    args = (out.at, left.at, right.at, out.shape, None, _repeating(lo, left, out), _repeating(lo, right, out))
+    call = Call(f"bdc_{BINARY[node.op]}", args, (left.at.buffer, right.at.buffer), out.at.buffer)
+    lo.emit(call, *activation(node, out))
+    lo.define(node.output, out)
+
+
+def _number(lo: Lowering, node: Node) -> tuple[int, float] | None:
+    """Which operand is a constant with one value everywhere, and the value."""
+    for index, name in enumerate(node.inputs[:2]):
+        value = lo.graph.constant(name)
+        other = lo.graph.shape(node.inputs[1 - index])
+        if (
+            value is not None
+            and value.size
+            and (value == value.flat[0]).all()
+            and other == lo.graph.shape(node.output)
+        ):
+            return index, float(value.flat[0])
+    return None
+
+
+def _scalar_form(op: str, index: int, value: float) -> Recipe:
+    """The call for an operation with a number."""
+    match op, index:
+        case "Sub", 0:
+            return lambda f: f.to("C_sub", value)
+        case "Div", 0:
+            return lambda f: f.to("C_div", value)
+        case "Div", 1:
+            return lambda f: (
+                f.to("mul_C", 1.0 / value) if np.log2(abs(value) or 3) % 1 == 0 else f.to("div_C", value)
+            )
+        case _:
+            return lambda f: f.to(f"{BINARY[op]}_C", value)
+
+
+def _operands(lo: Lowering, node: Node) -> tuple[Tensor, Tensor]:
+    """Both operands in local memory, from the same NPU on, repeated along C where needed."""
+    names, result = node.inputs[:2], lo.graph.shape(node.output)
+    whole = [name for name in names if lo.graph.shape(name) == result]
+    if not whole:
+        return _repeated(lo, names[0], result), _repeated(lo, names[1], result)
+    first = next((name for name in whole if lo.is_local(name)), whole[0])
+    base = lo.local(first)
+    width = base.shape.w if len(result) < 3 else None
+    found = [base if name == first else _beside(lo, name, base, result, width) for name in names]
+    return found[0], found[1]
+
+
+def _beside(lo: Lowering, name: str, base: Tensor, result: Sequence[int], width: int | None) -> Tensor:
+    shape = lo.graph.shape(name)
+    if tuple(shape) == tuple(result):
+        return lo.local(name, width, base.at.npu)
+    aligned = (1,) * (len(result) - len(shape)) + tuple(shape)
+    inner = local_shape(aligned)
+    fits = len(result) > 2 and inner.c == base.shape.c
+    fits = (
+        fits
+        and all(a in (1, b) for a, b in zip(inner, base.shape, strict=True))
+        and lo.graph.constant(name) is None
+    )
+    if fits and len(shape) == len(result):
+        return lo.local(name, None, base.at.npu)
+    return _repeated(lo, name, result, base)
+
+
+def _repeated(lo: Lowering, name: str, result: Sequence[int], base: Tensor | None = None) -> Tensor:
+    """An operand repeated to the whole shape on its way from system memory."""
+    view = lo.view(name).repeated(result)
+    if base is None:
+        return lo.fetch(f"{name}/repeated", view, local_shape(result))
+    if len(result) < 3 and base.shape.c * base.shape.w != result[-1]:
+        raise lo.refusal(f"'{name}' has shape {list(lo.graph.shape(name))}, the result {list(result)}")
+    return lo.fetch(f"{name}/repeated", view, base.shape, base.at.npu)
+
+
+def _repeating(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
+    """Strides of an operand with 0 where it has one element and the result more; None if it has all."""
+    if tensor.shape == out.shape:
+        return None
+    pairs = zip(tensor.stride(lo.machine), tensor.shape, out.shape, strict=True)
+    return Dim4(*(0 if have == 1 and want > 1 else step for step, have, want in pairs))
+
+
+def _result(lo: Lowering, node: Node, like: Tensor) -> Tensor:
+    """Where the result goes: in place of an operand that nothing else reads, or a new tensor like it."""
+    if lo.home(node.output) is None and lo.overwritable(like):
+        return like
+    return lo.output(node.output, like.shape, like.at.npu)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A composed function while its calls are listed: operand x, result y, further tensors of the same shape."""
+
+    lo: Lowering
+    x: Tensor
+    y: Tensor
+    calls: list[Call]
+
+    def temporary(self) -> Tensor:
+        """A tensor of the same shape."""
+        return self.lo.new(f"{self.lo.node.output}/temporary", self.x.shape, self.x.at.npu)
+
+    def to(self, name: str, *values: float, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
+        """name(of, numbers): of defaults to x, the result to y."""
+        to, x = out or self.y, of or self.x
+        args: tuple[Arg, ...] = (to.at, x.at, *map(float, values), x.shape, None, None)
+        self.calls.append(Call(f"bdc_{name}", args, (x.at.buffer,), to.at.buffer))
+        return to
+
+    def both(self, name: str, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """name(a, b); the result defaults to y."""
+        to = out or self.y
+        args = (to.at, a.at, b.at, to.shape, None, None, None)
+        self.calls.append(Call(f"bdc_{name}", args, (a.at.buffer, b.at.buffer), to.at.buffer))
+        return to
+
+    def series(
+        self, name: str, limits: tuple[float, float | None], out: Tensor | None = None, of: Tensor | None = None
+    ) -> Tensor:
+        """exp, sigmoid or tanh of an operand kept within limits; needs a tensor to work in and a new result."""
+        to, x, work, (low, high) = out or self.y, of or self.x, self.temporary(), limits
+        limited = self.to("max_C", low, out=self.temporary(), of=x)
+        if high is not None:
+            self.to("min_C", high, out=limited, of=limited)
+        args = (to.at, limited.at, work.at, x.shape, TERMS)
+        self.calls.append(Call(f"bdc_{name}_tunable", args, (limited.at.buffer, work.at.buffer), to.at.buffer))
+        return to
+
+    def root(self, name: str, out: Tensor | None = None, of: Tensor | None = None) -> Tensor:
+        """sqrt or rsqrt, which do not compute in place."""
+        to, x = out or self.y, of or self.x
+        self.calls.append(Call(f"bdc_{name}", (to.at, x.at, x.shape), (x.at.buffer,), to.at.buffer))
+        return to
+
+
+TERMS = 10
+"""Of the series of exp, sigmoid and tanh: more give the same fp32 values (32 are the interface's default)."""
+
+Recipe = Callable[[Function], object]
+
+
+def unary(recipe: Callable[[Node], Recipe]) -> Callable[[Lowering, Node], None]:
+    """The rule of an operator with one operand, given what its attributes make of it."""
+    return lambda lo, node: _one_operand(lo, node, recipe(node), fresh=node.op not in IN_PLACE)
+
+
+IN_PLACE = ("Relu", "Clip", "Neg")
+"""Functions whose every call may overwrite its operand."""
+
+
+def _one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False) -> None:
+    whole = lo.graph.shape(node.output)
+    computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
+    x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))
+    y = lo.output(node.output, x.shape, x.at.npu) if fresh else _result(lo, node, x)
+    function = Function(lo, x, y, [])
+    recipe(function)
+    lo.emit(*function.calls, *activation(node, y))
+    lo.define(node.output, y)
+
+
+def apply_in_place(lo: Lowering, tensor: Tensor, recipe: Recipe) -> tuple[Call, ...]:
+    """The calls of a function of a tensor onto itself."""
+    function = Function(lo, tensor, tensor, [])
+    recipe(function)
+    return tuple(function.calls)

@@ -1,0 +1,195 @@
+"""The functions of one operand that are composed: each a recipe, a list of calls on whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf, pi, sqrt
+
+from npuc.ir import Node
+from npuc.targets.bm1684.lowering.elementwise import Function, Recipe
+
+LARGEST_EXPONENT = 40.0
+"""Beyond it tanh(softplus(x)) is 1 in fp32; the square of exp of it is still finite."""
+
+EXP, SIGMOID, TANH, BELOW = (-80.0, 87.0), (-40.0, 40.0), (-20.0, 20.0), (-80.0, None)
+"""Where the interface's series hold (seen on the vendor's model: exp(-200) is inf); beyond, results are flat."""
+
+
+def _clip(node: Node) -> Recipe:
+    low, high = node.number("min", -inf), node.number("max", inf)
+
+    def recipe(f: Function) -> None:
+        _between(f, low, high)
+
+    return recipe
+
+
+def _between(f: Function, low: float, high: float) -> None:
+    """y = the operand within limits."""
+    done = None
+    if low == 0:
+        done = f.to("relu")
+    elif low > -inf:
+        done = f.to("max_C", low)
+    if high < inf:
+        done = f.to("min_C", high, of=done)
+    if done is None:
+        f.to("mul_C", 1.0)
+
+
+def _hard_sigmoid(node: Node) -> Recipe:
+    def recipe(f: Function) -> None:
+        _ramp(f, node.number("alpha", 0.2), node.number("beta", 0.5))
+
+    return recipe
+
+
+def _ramp(f: Function, alpha: float, beta: float) -> None:
+    """y = alpha * x + beta between 0 and 1."""
+    f.to("mul_C", alpha)
+    f.to("add_C", beta, of=f.y)
+    f.to("relu", of=f.y)
+    f.to("min_C", 1.0, of=f.y)
+
+
+def _hard_swish(f: Function) -> None:
+    _ramp(f, 1 / 6, 0.5)
+    f.both("mul", f.x, f.y)
+
+
+def _swish(node: Node) -> Recipe:
+    alpha = node.number("alpha", 1.0)
+
+    def recipe(f: Function) -> None:
+        inner = f.x if alpha == 1 else f.to("mul_C", alpha, out=f.temporary())
+        f.series("sigmoid", SIGMOID, of=inner)
+        f.both("mul", f.x, f.y)
+
+    return recipe
+
+
+def _leaky(node: Node) -> Recipe:
+    """The larger of x and alpha * x up to alpha = 1, beyond the smaller."""
+    alpha = node.number("alpha", 0.01)
+
+    def recipe(f: Function) -> None:
+        f.to("mul_C", alpha)
+        f.both("max" if alpha <= 1 else "min", f.x, f.y)
+
+    return recipe
+
+
+def _elu(node: Node) -> Recipe:
+    """relu(x) + alpha * (exp(min(x, 0)) - 1)."""
+
+    def recipe(f: Function) -> None:
+        below = f.to("min_C", 0.0, out=f.temporary())
+        f.series("exp", BELOW, of=below)
+        f.to("add_C", -1.0, of=f.y)
+        f.to("mul_C", node.number("alpha", 1.0), of=f.y)
+        f.to("relu", out=below)
+        f.both("add", f.y, below)
+
+    return recipe
+
+
+def _mish(f: Function) -> None:
+    """x * tanh(log(1 + e)) = x * e (e + 2) / (e (e + 2) + 2) with e = exp(x)."""
+    below = f.to("min_C", LARGEST_EXPONENT, out=f.temporary())
+    e = f.series("exp", BELOW, out=f.temporary(), of=below)
+    f.to("add_C", 2.0, of=e)
+    product = f.both("mul", e, f.y, out=e)
+    f.to("add_C", 2.0, of=product)
+    f.both("div", product, f.y)
+    f.both("mul", f.x, f.y)
+
+
+ERF_P = 0.3275911
+ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+"""erf(x) = 1 - (a1 t + .. + a5 t^5) exp(-x^2), t = 1 / (1 + p x), x >= 0: Abramowitz and Stegun 7.1.26, 1.5e-7."""
+
+
+def _erf(f: Function) -> None:
+    _erf_of(f, 1.0)
+
+
+def _erf_of(f: Function, scale: float) -> None:
+    """y = erf(scale * x): the series on |x|, then the sign, as x / |x|."""
+    size = f.temporary()
+    f.to("mul_C", -1.0, out=size)
+    f.both("max", f.x, size, out=size)
+    f.to("mul_C", scale, out=size, of=size)
+    t = f.to("mul_C", ERF_P, out=f.temporary(), of=size)
+    f.to("add_C", 1.0, out=t, of=t)
+    f.to("C_div", 1.0, out=t, of=t)
+    total = f.to("mul_C", ERF[0], of=t)
+    for term in ERF[1:]:
+        f.to("add_C", term, out=total, of=total)
+        f.both("mul", total, t, out=total)
+    square = f.both("mul", size, size, out=f.temporary())
+    f.to("mul_C", -1.0, out=square, of=square)
+    bell = f.series("exp", BELOW, out=t, of=square)
+    f.both("mul", total, bell, out=total)
+    f.to("C_sub", 1.0, out=total, of=total)
+    f.to("max_C", 1e-30, out=size, of=size)
+    sign = f.to("mul_C", scale, out=square)
+    f.both("div", sign, size, out=sign)
+    f.both("mul", total, sign, out=total)
+
+
+def _gelu(node: Node) -> Recipe:
+    tanh = node.text("approximate", "none") == "tanh"
+
+    def recipe(f: Function) -> None:
+        if tanh:
+            inner = f.both("mul", f.x, f.x, out=f.temporary())
+            f.to("mul_C", 0.044715, out=inner, of=inner)
+            f.to("add_C", 1.0, out=inner, of=inner)
+            f.both("mul", f.x, inner, out=inner)
+            f.to("mul_C", sqrt(2 / pi), out=inner, of=inner)
+            f.series("tanh", TANH, of=inner)
+        else:
+            _erf_of(f, sqrt(0.5))
+        f.to("add_C", 1.0, of=f.y)
+        f.both("mul", f.x, f.y)
+        f.to("mul_C", 0.5, of=f.y)
+
+    return recipe
+
+
+def _abs(f: Function) -> None:
+    f.to("neg")
+    f.both("max", f.x, f.y)
+
+
+def _softsign(f: Function) -> None:
+    _abs(f)
+    f.to("add_C", 1.0, of=f.y)
+    f.both("div", f.x, f.y)
+
+
+def _always(step: Callable[[Function], object]) -> Callable[[Node], Recipe]:
+    return lambda _node: step
+
+
+RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
+    "Relu": _always(lambda f: f.to("relu")),
+    "Clip": _clip,
+    "LeakyRelu": _leaky,
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _always(_hard_swish),
+    "Swish": _swish,
+    "Mish": _always(_mish),
+    "Gelu": _gelu,
+    "Erf": _always(_erf),
+    "Softsign": _always(_softsign),
+    "Sigmoid": _always(lambda f: f.series("sigmoid", SIGMOID)),
+    "Tanh": _always(lambda f: f.series("tanh", TANH)),
+    "Exp": _always(lambda f: f.series("exp", EXP)),
+    "Sqrt": _always(lambda f: f.root("sqrt")),
+    "Reciprocal": _always(lambda f: f.to("C_div", 1.0)),
+    "Neg": _always(lambda f: f.to("neg")),
+    "Abs": _always(_abs),
+}
+"""Operator -> what its attributes make of a function's operand and result."""

@@ -1,0 +1,153 @@
+"""The kernel: OKK calls with static addresses, in regions where GDMA and BDC run together.
+
+What lowering emits is symbolic: an operand names a buffer of local memory, the planner gives every buffer an
+address. Both stages use the same calls; `Call.placed` is the step between them. Emission prints what is placed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from npuc.targets.bm1684.machine.local_memory import Dim4
+
+
+@dataclass(frozen=True)
+class Local:
+    """A place in a buffer of local memory: the NPU that a tensor starts at, and bytes from the buffer's start."""
+
+    buffer: str
+    npu: int = 0
+    offset: int = 0
+
+    def shifted(self, offset: int) -> Local:
+        """The same NPU, further bytes into the buffer."""
+        return replace(self, offset=self.offset + offset)
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of local memory, A = Q * S + R."""
+
+    npu: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class System:
+    """A place in a region of system memory: bytes from the region's start."""
+
+    region: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A dim2: stride or dilation."""
+
+    h: int
+    w: int
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The rows and columns of padding around an image."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+
+Arg = Local | Address | System | Dim4 | Pair | Padding | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the interface: its name without `okk_`, its arguments in order."""
+
+    name: str
+    args: tuple[Arg, ...]
+    reads: tuple[str, ...] = ()
+    """Buffers of local memory that it reads."""
+    writes: str | None = None
+    """The buffer that it writes."""
+
+    @property
+    def on_gdma(self) -> bool:
+        """Whether the GDMA runs it."""
+        return self.name.startswith("gdma_")
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Every buffer that it touches."""
+        return (*self.reads, self.writes) if self.writes else self.reads
+
+    def placed(self, addresses: Mapping[str, int]) -> Call:
+        """The call with an address for every operand."""
+
+        def place(arg: Arg) -> Arg:
+            return Address(arg.npu, addresses[arg.buffer] + arg.offset) if isinstance(arg, Local) else arg
+
+        return replace(self, args=tuple(place(arg) for arg in self.args))
+
+
+@dataclass(frozen=True)
+class Load:
+    """Constant or input data that a later step needs; `call` gives the calls for its columns [first, last)."""
+
+    buffer: str
+    columns: int
+    call: Callable[[int, int], tuple[Call, ...]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Calls that belong to one layer and run one after another, on one engine."""
+
+    calls: tuple[Call, ...]
+    node: str
+    """The tensor that it computes."""
+    sources: tuple[str, ...] = ()
+    """The ONNX nodes behind it."""
+    op: str = ""
+
+    @property
+    def on_gdma(self) -> bool:
+        """Whether it moves data."""
+        return self.calls[0].on_gdma
+
+
+@dataclass(frozen=True)
+class Region:
+    """Calls of both engines that run together, in steps; no call of one touches what the other writes."""
+
+    gdma: tuple[Call, ...]
+    bdc: tuple[Call, ...]
+    step: int
+    """The step that it belongs to."""
+    owners: tuple[Step, ...] = ()
+    """Of every call on the GDMA, the step that it is for: loads and moves run beside other steps."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes [start, end) of every NPU that a buffer has in regions that belong to steps first..last."""
+
+    buffer: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is emitted: regions in order, the steps behind them, bytes of each region of system memory."""
+
+    regions: tuple[Region, ...]
+    steps: tuple[Step, ...]
+    peak: int
+    """The highest byte of local memory in use, of each NPU."""
+    places: tuple[Place, ...]
+    """Of every buffer, in the order in which they were placed."""

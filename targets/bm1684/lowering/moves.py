@@ -1,0 +1,136 @@
+"""GDMA calls between views of system memory and tensors in local memory.
+
+A call moves four dimensions; the innermost one is continuous on both sides or has one element. What needs more
+dimensions is several calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from npuc.targets.bm1684.lowering.kernel import Call, System
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.parameters import Machine
+
+MOST = 65_535
+"""The largest extent of a dimension."""
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """A dimension counted on both sides."""
+
+    extent: int
+    a: int
+    b: int
+
+
+def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
+    """Fills a tensor in local memory from a view with its four dimensions."""
+    return tuple(_between(tensor, view, machine, store=False))
+
+
+def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
+    """Writes a tensor in local memory to a view with its four dimensions."""
+    return tuple(_between(tensor, view, machine, store=True))
+
+
+def copies(to: View, source: View) -> tuple[Call, ...]:
+    """Copies a view to another one of the same shape."""
+    dims = [dim for a, b in zip(to.axes, source.axes, strict=True) for dim in _common(a, b)]
+    calls: list[Call] = []
+    for at, (n, c, h, w) in _blocks(_joined(dims), 4):
+        a, b = (_offset(at, side) for side in ("a", "b"))
+        args = (
+            System(to.region, ELEMENT * (to.offset + a)),
+            System(source.region, ELEMENT * (source.offset + b)),
+            Dim4(n.extent, c.extent, h.extent, w.extent),
+            Dim4(n.a, c.a, h.a, w.a),
+            Dim4(n.b, c.b, h.b, w.b),
+        )
+        calls.append(Call("gdma_32bit_cpy_S2S", args))
+    return tuple(calls)
+
+
+def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
+    """Copies between tensors of local memory that may start at different NPUs."""
+    args = (to.at, source.at, to.shape, to.stride(machine), source.stride(machine))
+    return Call("gdma_32bit_cpy_L2L", args, (source.at.buffer,), to.at.buffer)
+
+
+def _between(tensor: Tensor, view: View, machine: Machine, *, store: bool) -> Iterator[Call]:
+    stride = tensor.stride(machine)
+    n, c, h, w = (merged(axis) for axis in view.axes)
+    others = [*_steps(n, stride.n), *_steps(h, stride.h), *_steps(w, stride.w)]
+    *outer, (channels, c_stride) = c
+    blocks = list(_blocks(_joined(others), 3))
+    for index in product(*(range(extent) for extent, _ in outer)):
+        first = 0
+        for (extent, _), at in zip(outer, index, strict=True):
+            first = first * extent + at
+        base = sum(at * step for (_, step), at in zip(outer, index, strict=True))
+        part = tensor.channels(first * channels, (first + 1) * channels, machine) if outer else tensor
+        for at, (dn, dh, dw) in blocks:
+            system = System(view.region, ELEMENT * (view.offset + base + _offset(at, "a")))
+            local = part.at.shifted(ELEMENT * _offset(at, "b"))
+            shape = Dim4(dn.extent, channels, dh.extent, dw.extent)
+            outside, inside = Dim4(dn.a, c_stride, dh.a, dw.a), Dim4(dn.b, stride.c, dh.b, dw.b)
+            if store:
+                yield Call("gdma_32bit_cpy_L2S", (system, local, shape, outside, inside), (local.buffer,))
+            else:
+                yield Call("gdma_32bit_cpy_S2L", (local, system, shape, inside, outside), (), local.buffer)
+
+
+def _steps(axis: Sequence[tuple[int, int]], stride: int) -> list[_Dim]:
+    """The dimensions of a view's axis with the steps that a local tensor's stride makes of them."""
+    found: list[_Dim] = []
+    for extent, step in reversed(axis):
+        found.insert(0, _Dim(extent, step, stride))
+        stride *= extent
+    return found
+
+
+def _common(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> list[_Dim]:
+    """Two counts through one axis as one list of dimensions; the extents of one divide those of the other."""
+    left, right, found = list(merged(a)), list(merged(b)), list[_Dim]()
+    while left and right:
+        (m, s), (n, t) = left.pop(), right.pop()
+        inner = min(m, n)
+        found.insert(0, _Dim(inner, s, t))
+        if m > inner:
+            left.append((m // inner, s * inner))
+        if n > inner:
+            right.append((n // inner, t * inner))
+    return found
+
+
+def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
+    """Fewer dimensions that count the same; the last one is continuous on both sides or single."""
+    found: list[_Dim] = []
+    for dim in dims:
+        if dim.extent == 1:
+            continue
+        last = found[-1] if found else None
+        nested = last is not None and (last.a, last.b) == (dim.a * dim.extent, dim.b * dim.extent)
+        if last is not None and nested and last.extent * dim.extent <= MOST:
+            found[-1] = replace(dim, extent=last.extent * dim.extent)
+        else:
+            found.append(dim)
+    if not found or (found[-1].a, found[-1].b) != (1, 1):
+        found.append(_Dim(1, 1, 1))
+    return found
+
+
+def _blocks(dims: list[_Dim], count: int) -> Iterator[tuple[list[tuple[int, _Dim]], list[_Dim]]]:
+    """The last `count` dimensions, for every index of those before."""
+    dims = [_Dim(1, 0, 0)] * (count - len(dims)) + dims
+    outer, inner = dims[: len(dims) - count], dims[len(dims) - count :]
+    for index in product(*(range(dim.extent) for dim in outer)):
+        yield list(zip(index, outer, strict=True)), inner
+
+
+def _offset(at: list[tuple[int, _Dim]], side: str) -> int:
+    return sum(index * int(getattr(dim, side)) for index, dim in at)

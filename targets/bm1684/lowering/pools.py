@@ -1,0 +1,192 @@
+"""Pooling and normalisation as calls.
+
+The interface's average counts the padding; where ONNX does not, a constant image of window size over elements met
+corrects it. Padding of a maximum is never the largest element.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Node
+from npuc.ops.windows import Window, window_of
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.conv_calls import band, padding
+from npuc.targets.bm1684.lowering.elementwise import Function, activation, apply_in_place
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+
+
+def pool(lo: Lowering, node: Node) -> None:
+    """MaxPool, AveragePool and their global forms."""
+    x = lo.local(node.inputs[0])
+    shape = Dim4(*lo.graph.shape(node.output))
+    out = lo.output(node.output, shape, x.at.npu)
+    if node.op.startswith("Global"):
+        window = Window((x.shape.h, x.shape.w), (1, 1), (0, 0), (0, 0), (1, 1))
+    else:
+        window = window_of(node, node.integers("kernel_shape"))
+    if max(window.dilations) > 1:
+        raise lo.refusal(f"dilations are {list(window.dilations)}")
+    name = "max" if "Max" in node.op else "avg"
+    calls = [pooled(name, x, out, window.kernel, padding(window, x.shape, shape), window.strides)]
+    correction = None if name == "max" else _correction(node, window, x.shape, shape)
+    if correction is not None:
+        calls.append(_times(lo, out, correction))
+    lo.emit(*calls, *activation(node, out))
+    lo.define(node.output, out)
+
+
+def pooled(
+    name: str, x: Tensor, out: Tensor, kernel: tuple[int, ...], pads: Padding, strides: tuple[int, ...]
+) -> Call:
+    """max_pool2d or avg_pool2d."""
+    args = (out.at, x.at, x.shape, kernel[0], kernel[1], pads, Pair(strides[0], strides[1]))
+    return Call(f"bdc_{name}_pool2d", args, (x.at.buffer,), out.at.buffer)
+
+
+def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
+    """Window size over the elements that ONNX counts, per position of the output (H, W); None where all are 1."""
+    counts = [
+        _counted(extent, count, window, axis, include=bool(node.integer("count_include_pad")))
+        for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w)))
+    ]
+    factors = prod(window.kernel) / np.outer(*counts)
+    return None if (factors == 1).all() else factors.astype(np.float32)
+
+
+def _counted(extent: int, count: int, window: Window, axis: int, *, include: bool) -> Array:
+    """Elements along an axis that each window's average is over."""
+    starts = np.arange(count) * window.strides[axis] - window.begins[axis]
+    low, high = (-window.begins[axis], extent + window.ends[axis]) if include else (0, extent)
+    return np.minimum(starts + window.kernel[axis], high) - np.maximum(starts, low)
+
+
+def _times(lo: Lowering, out: Tensor, factors: Array) -> Call:
+    """A tensor times an image, which every NPU has for itself."""
+    npus = min(lo.machine.npus, out.shape.c)
+    start = out.at.npu if out.at.npu + out.shape.c <= lo.machine.npus else 0
+    npus = npus if start else min(lo.machine.npus, out.at.npu + out.shape.c)
+    image = lo.rows(f"{lo.node.output}/factors", np.tile(factors.ravel(), (npus, 1)), start)
+    at = Local(image.buffer, out.at.npu)
+    args = (out.at, out.at, at, out.shape, None, None, Dim4(0, 0, out.shape.w, 1))
+    return Call("bdc_mul", args, (out.at.buffer, at.buffer), out.at.buffer)
+
+
+def batch_norm(lo: Lowering, node: Node) -> None:
+    """x * scale + bias per channel."""
+    parameters = [lo.graph.constant(name) for name in node.inputs[1:5]]
+    if any(each is None for each in parameters):
+        raise lo.refusal("its parameters are computed at run time")
+    scale, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
+    factor = scale / np.sqrt(variance + node.number("epsilon", 1e-5))
+    x = lo.local(node.inputs[0])
+    out = lo.output(node.output, x.shape, x.at.npu)
+    factors, offsets = per_channel(lo, np.stack([factor, shift - mean * factor]), x.at.npu)
+    args = (out.at, x.at, factors, offsets, x.shape, None, None)
+    call = Call("bdc_scale_bias", args, (x.at.buffer, factors.buffer), out.at.buffer)
+    lo.emit(call, *activation(node, out))
+    lo.define(node.output, out)
+
+
+def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
+    """Values (k, C) as k tensors (1, C, 1, 1) in the compact layout from an NPU on, in one buffer."""
+    kinds, channels = values.shape
+    rows = ceil_div(npu + channels, lo.machine.npus)
+    start, npus = (npu, channels) if rows == 1 else (0, lo.machine.npus)
+    grid = np.zeros((kinds, rows * npus), np.float32)
+    grid[:, npu - start : npu - start + channels] = values
+    image = grid.reshape(kinds, rows, npus).transpose(2, 0, 1).reshape(npus, kinds * rows)
+    at = lo.rows(f"{lo.node.output}/parameters", image, start)
+    return tuple(Local(at.buffer, npu, ELEMENT * rows * kind) for kind in range(kinds))
+
+
+def prelu(lo: Lowering, node: Node) -> None:
+    """relu(x) + slope * min(x, 0), a slope per channel."""
+    slope, channels = lo.graph.constants[node.inputs[1]], lo.graph.shape(node.inputs[0])[1]
+    x = lo.local(node.inputs[0])
+    y = lo.output(node.output, x.shape, x.at.npu)
+    (slopes,) = per_channel(lo, np.broadcast_to(slope.reshape(1, -1), (1, channels)), x.at.npu)
+    f = Function(lo, x, y, [])
+    below = f.to("min_C", 0.0, out=f.temporary())
+    args = (below.at, below.at, slopes, x.shape, None, None)
+    f.calls.append(Call("bdc_scale", args, (below.at.buffer, slopes.buffer), below.at.buffer))
+    f.to("relu")
+    f.both("add", y, below)
+    lo.emit(*f.calls)
+    lo.define(node.output, y)
+
+
+def softmax(lo: Lowering, node: Node) -> None:
+    """exp(x - max) / sum, along W of a tensor that has one channel per vector."""
+    shape = lo.graph.shape(node.output)
+    axis = node.integer("axis", -1) % len(shape)
+    order = [each for each in range(len(shape)) if each != axis] + [axis]
+    K, vectors = shape[axis], prod(shape) // shape[axis]
+    C = next(c for c in range(min(vectors, 2048), 0, -1) if vectors % c == 0)
+    form = Dim4(vectors // C, C, 1, K)
+    x = lo.fetch(f"{node.output}/vectors", lo.view(node.inputs[0]).transposed(order), form)
+    lo.emit(*_softmax_calls(lo, x))
+    to = lo.destination(node.output)
+    lo.store(to.transposed(order), x)
+    lo.define_view(node.output, to)
+
+
+def _softmax_calls(lo: Lowering, x: Tensor) -> list[Call]:
+    K, none = x.shape.w, Padding(0, 0, 0, 0)
+    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(w=1), x.at.npu)
+    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
+    repeated = one.stride(lo.machine)._replace(h=0, w=0)
+
+    def with_one(name: str, tensor: Tensor) -> Call:
+        args = (x.at, tensor.at, one.at, x.shape, None, None, repeated)
+        return Call(f"bdc_{name}", args, (tensor.at.buffer, one.at.buffer), x.at.buffer)
+
+    f = Function(lo, x, e, [])
+    f.series("exp", (-80.0, None))
+    return [
+        pooled("max", x, one, (1, K), none, (1, 1)),
+        with_one("sub", x),
+        *f.calls,
+        pooled("avg", e, one, (1, K), none, (1, 1)),
+        *apply_in_place(lo, one, lambda f: f.to("mul_C", float(K))),
+        with_one("div", e),
+    ]
+
+
+def lrn(lo: Lowering, node: Node) -> None:
+    """x * (bias + alpha / size * sum of squares of neighbouring channels) ^ -beta, for beta 0.5, 0.75 or 1."""
+    x = lo.local(node.inputs[0])
+    y = lo.output(node.output, x.shape, x.at.npu)
+    f = Function(lo, x, y, [])
+    squares = f.both("mul", x, x, out=f.temporary())
+    total = f.temporary()
+    size, C = node.integer("size"), x.shape.c
+    before = (size - 1) // 2
+    near = np.subtract.outer(np.arange(C), np.arange(C))
+    weights = ((near <= before) & (near >= before - size + 1)) * (node.number("alpha", 1e-4) / size)
+    lo.emit(*f.calls)
+    band(lo, weights.astype(np.float32), np.full(C, node.number("bias", 1.0), np.float32), squares, total, node)
+    f.calls.clear()
+    _power(lo, f, total, node.number("beta", 0.75))
+    lo.emit(*f.calls)
+    lo.define(node.output, y)
+
+
+def _power(lo: Lowering, f: Function, total: Tensor, beta: float) -> None:
+    """y = x * total ^ -beta."""
+    root = f.root("sqrt", out=f.temporary(), of=total)
+    match beta:
+        case 0.5:
+            f.both("div", f.x, root)
+        case 0.75:
+            f.root("sqrt", of=root)
+            f.both("mul", root, f.y)
+            f.both("div", f.x, f.y)
+        case 1.0:
+            f.both("div", f.x, total)
+        case _:
+            raise lo.refusal(f"beta is {beta}")

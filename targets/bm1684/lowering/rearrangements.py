@@ -1,0 +1,210 @@
+"""Operators that only move elements: views of system memory where that is free, copies where it is not."""
+
+from __future__ import annotations
+
+from math import prod
+
+from npuc.ir import Node
+from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.kernel import Call
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
+from npuc.targets.bm1684.machine.local_memory import Dim4
+
+
+def reshape(lo: Lowering, node: Node) -> None:
+    """Reshape: (N, C, H, W) to (N, C * H * W) and back is the same bytes, W being H * W."""
+    name, shape = node.inputs[0], lo.graph.shape(node.output)
+    if lo.is_local(name):
+        same = _same_bytes(lo.local(name), lo.graph.shape(name), shape)
+        if same is not None:
+            lo.define(node.output, same)
+            return
+    view = lo.view(name)
+    shaped = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
+    assert shaped is not None  # a continuous view takes every shape
+    lo.define_view(node.output, shaped)
+
+
+def _same_bytes(x: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor | None:
+    n, c, h, w = x.shape
+    if len(old) >= 3 and len(new) == 2 and new[0] == n:
+        return x.reshaped(Dim4(n, c, 1, h * w))
+    if len(new) >= 3:
+        shape = local_shape(new)
+        if (shape.n, shape.c, shape.h * shape.w) == (n, c, h * w) and prod(new) == n * c * h * w:
+            return x.reshaped(shape)
+    return x if len(old) <= 2 and len(new) <= 2 and old[-1:] == new[-1:] else None
+
+
+def transpose(lo: Lowering, node: Node) -> None:
+    """Transpose: a view of system memory."""
+    lo.define_view(node.output, lo.view(node.inputs[0]).transposed(node.integers("perm")))
+
+
+def concat(lo: Lowering, node: Node) -> None:
+    """Concat: channels are already where they belong, or are copied; other axes go through system memory."""
+    axis = node.integer("axis") % len(lo.graph.shape(node.output))
+    if not joins_channels(lo.graph.shape(node.output), axis):
+        _concat_in_system(lo, node, axis)
+        return
+    whole = lo.home(node.output) or _whole(lo, node)
+    first = 0
+    for name in node.inputs:
+        behind = first + lo.graph.shape(name)[1]
+        part = whole.channels(first, behind, lo.machine)
+        found = lo.local(name)
+        if found != part:
+            lo.emit(moves.copy(part, found, lo.machine))
+        first = behind
+    lo.define(node.output, whole)
+
+
+def joins_channels(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether a Concat along the axis of this result puts channels of one image side by side."""
+    return len(shape) > 2 and axis == 1 and shape[0] == 1
+
+
+def _whole(lo: Lowering, node: Node) -> Tensor:
+    if lo.is_local(node.output):
+        return lo.local(node.output)
+    return lo.new(node.output, local_shape(lo.graph.shape(node.output)))
+
+
+def _concat_in_system(lo: Lowering, node: Node, axis: int) -> None:
+    first = 0
+    for name in node.inputs:
+        part = lo.part(name, node.output, axis, first)
+        if not lo.is_local(name):
+            lo.emit(*moves.copies(part, lo.view(name)))
+        elif not lo.is_joined(name):
+            lo.store(part, lo.local(name))
+        first += lo.graph.shape(name)[axis]
+    lo.define_view(node.output, lo.whole(node.output))
+
+
+def split(lo: Lowering, node: Node) -> None:
+    """Split: every part is a slice."""
+    axis, first = node.integer("axis"), 0
+    for name, count in zip(node.outputs, node.integers("split"), strict=True):
+        if name:
+            _part(lo, node.inputs[0], name, axis, first, 1)
+        first += count
+
+
+def slice_(lo: Lowering, node: Node) -> None:
+    """Slice: one axis after another, the last one giving the result."""
+    shape = lo.graph.shape(node.inputs[0])
+    axes = zip(node.integers("axes"), node.integers("starts"), node.integers("steps"), strict=True)
+    cuts = [(axis % len(shape), start, step) for axis, start, step in axes]
+    result = lo.graph.shape(node.output)
+    cuts = [cut for cut in cuts if result[cut[0]] != shape[cut[0]] or cut[2] != 1]
+    if len(cuts) == 1:
+        _part(lo, node.inputs[0], node.output, *cuts[0])
+        return
+    view: View | None = lo.view(node.inputs[0])
+    for axis, start, step in cuts:
+        view = (view.sliced(axis, start, result[axis], step)) if view else None
+    if view is None:
+        raise lo.refusal("the slice of a reordered tensor")
+    lo.define_view(node.output, view)
+
+
+def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int) -> None:
+    """One slice: channels of an image in local memory stay where they are, anything else is a view."""
+    shape, count = lo.graph.shape(source), lo.graph.shape(name)[axis]
+    axis %= len(shape)
+    if lo.is_local(source) and joins_channels(shape, axis) and step == 1:
+        lo.define(name, lo.local(source).channels(start, start + count, lo.machine))
+        return
+    view = lo.view(source)
+    part = view.sliced(axis, start, count, step) or lo.continuous(view).sliced(axis, start, count, step)
+    assert part is not None
+    lo.define_view(name, part)
+
+
+def pad(lo: Lowering, node: Node) -> None:
+    """Pad with a number, rows and columns of images: a filled tensor, and the image copied into it."""
+    shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
+    pads = node.integers("pads")
+    begins = pads[: len(shape)]
+    images = len(shape) == 4 and shape[:2] == result[:2] and min(pads) >= 0
+    if node.text("mode", "constant") != "constant" or not images:
+        raise lo.refusal(f"pads are {list(pads)}, mode {node.text('mode', 'constant')}")
+    x = lo.local(node.inputs[0])
+    y = lo.output(node.output, Dim4(*result), x.at.npu)
+    stride = y.stride(lo.machine)
+    at = y.at.shifted(ELEMENT * (begins[2] * stride.h + begins[3]))
+    lo.emit(
+        Call("bdc_32bit_set_C", (y.at, node.number("value"), y.shape, None), (), y.at.buffer),
+        Call("bdc_32bit_cpy", (at, x.at, x.shape, stride, None), (x.at.buffer,), y.at.buffer),
+    )
+    lo.define(node.output, y)
+
+
+def resize(lo: Lowering, node: Node) -> None:
+    """Resize to a multiple by the nearest element: a copy for every position in a block of equal ones."""
+    shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
+    x = lo.local(node.inputs[0])
+    y = lo.output(node.output, Dim4(*result), x.at.npu)
+    stride = y.stride(lo.machine)
+    rows, columns = result[2] // shape[2], result[3] // shape[3]
+    to = stride._replace(h=stride.h * rows, w=columns)
+    places = [(i, j) for i in range(rows) for j in range(columns)]
+    lo.emit(
+        *(
+            Call(
+                "bdc_32bit_cpy",
+                (y.at.shifted(ELEMENT * (i * stride.h + j)), x.at, x.shape, to, None),
+                (x.at.buffer,),
+                y.at.buffer,
+            )
+            for i, j in places
+        )
+    )
+    lo.define(node.output, y)
+
+
+def repeats(node: Node) -> bool:
+    """Whether a whole multiple repeats every element: the nearest of each block is the element it came from."""
+    mode = node.text("coordinate_transformation_mode", "half_pixel")
+    nearest = node.text("nearest_mode", "round_prefer_floor")
+    if mode == "asymmetric":
+        return nearest == "floor"
+    return mode in ("half_pixel", "pytorch_half_pixel") and nearest.startswith("round")
+
+
+def identity(lo: Lowering, node: Node) -> None:
+    """Identity and what else keeps values and order."""
+    reshape(lo, node)
+
+
+def expand(lo: Lowering, node: Node) -> None:
+    """Expand: a view that counts nothing along the repeated axes."""
+    lo.define_view(node.output, lo.view(node.inputs[0]).repeated(lo.graph.shape(node.output)))
+
+
+def depth_to_space(lo: Lowering, node: Node) -> None:
+    """DepthToSpace: a view."""
+    n, c, h, w = lo.graph.shape(node.inputs[0])
+    b = node.integer("blocksize")
+    inner = (n, c // b // b, b, b, h, w) if node.text("mode", "DCR") == "CRD" else (n, b, b, c // b // b, h, w)
+    order = (0, 1, 4, 2, 5, 3) if node.text("mode", "DCR") == "CRD" else (0, 3, 4, 1, 5, 2)
+    _reordered(lo, node, inner, order)
+
+
+def space_to_depth(lo: Lowering, node: Node) -> None:
+    """SpaceToDepth: a view."""
+    n, c, h, w = lo.graph.shape(node.inputs[0])
+    b = node.integer("blocksize")
+    _reordered(lo, node, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
+
+
+def _reordered(lo: Lowering, node: Node, inner: tuple[int, ...], order: tuple[int, ...]) -> None:
+    view = lo.view(node.inputs[0])
+    parts = view.reshaped(inner) or lo.continuous(view).reshaped(inner)
+    assert parts is not None
+    moved = parts.transposed(order)
+    grouped = moved.reshaped(lo.graph.shape(node.output))
+    assert grouped is not None  # extents are products of neighbours
+    lo.define_view(node.output, grouped)

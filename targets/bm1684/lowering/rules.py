@@ -1,0 +1,92 @@
+"""The table of lowering rules, and the order in which a graph's nodes are lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from npuc.ir import Graph, Node
+from npuc.targets.bm1684.lowering import convolutions, elementwise, pools, products, rearrangements
+from npuc.targets.bm1684.lowering.context import Lowering, Rule
+from npuc.targets.bm1684.lowering.functions import RECIPES
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.machine.parameters import Machine
+
+
+def add(lo: Lowering, node: Node) -> None:
+    """Add: by the convolution that computes one operand, onto the other one, if nothing else reads that.
+
+    A convolution does not read what it adds to.
+    """
+    producer = fused_producer(lo.graph, node)
+    if producer is None:
+        elementwise.binary(lo, node)
+        return
+    other = node.inputs[1 - node.integer("fused_input")]
+    onto = lo.local(other)
+    if lo.overwritable(onto) and lo.local(producer.inputs[0]).at.buffer != onto.at.buffer:
+        convolutions.conv_onto(lo, producer, onto, node)
+        return
+    convolutions.conv(lo, producer)
+    elementwise.binary(lo, node)
+
+
+def fused_producer(graph: Graph, node: Node) -> Node | None:
+    """The convolution that an Add's mark means, if it can add to what lies where it writes."""
+    if node.op != "Add" or "fused_input" not in node.attrs:
+        return None
+    index = node.integer("fused_input")
+    producer = graph.producers[node.inputs[index]]
+    same = graph.shape(node.inputs[0]) == graph.shape(node.inputs[1])
+    fits = same and convolutions.takes_sum(producer, graph.shape(producer.inputs[0])[1])
+    return producer if fits and len(graph.shape(node.output)) == 4 else None
+
+
+RULES: Mapping[str, Rule] = {
+    "Conv": convolutions.conv,
+    "ConvTranspose": convolutions.conv_transpose,
+    "Gemm": products.gemm,
+    "MatMul": products.matmul,
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), pools.pool),
+    "BatchNormalization": pools.batch_norm,
+    "LRN": pools.lrn,
+    "Softmax": pools.softmax,
+    "PRelu": pools.prelu,
+    **dict.fromkeys(elementwise.BINARY, elementwise.binary),
+    "Add": add,
+    **{op: elementwise.unary(recipe) for op, recipe in RECIPES.items()},
+    "Concat": rearrangements.concat,
+    "Split": rearrangements.split,
+    "Slice": rearrangements.slice_,
+    "Pad": rearrangements.pad,
+    "Resize": rearrangements.resize,
+    "Reshape": rearrangements.reshape,
+    "Identity": rearrangements.identity,
+    "Expand": rearrangements.expand,
+    "Transpose": rearrangements.transpose,
+    "DepthToSpace": rearrangements.depth_to_space,
+    "SpaceToDepth": rearrangements.space_to_depth,
+}
+
+
+def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
+    """Parts that nothing else reads are stored when they are computed."""
+    axis, first = node.integer("axis") % len(graph.shape(node.output)), 0
+    for name in node.inputs:
+        if graph.only_reader(name) is not None and node.inputs.count(name) == 1:
+            lowering.join(name, node.output, axis, first)
+        first += graph.shape(name)[axis]
+
+
+def lower(graph: Graph, machine: Machine) -> Lowered:
+    """The steps of a float graph that `support` accepts."""
+    lowering = Lowering(graph, machine)
+    for node in graph.nodes:
+        if node.op == "Concat" and rearrangements.joins_channels(graph.shape(node.output), node.integer("axis")):
+            first = 0
+            for name in node.inputs:
+                lowering.place(name, node.output, first)
+                first += graph.shape(name)[1]
+        elif node.op == "Concat":
+            _join(lowering, graph, node)
+    fused = (fused_producer(graph, node) for node in graph.nodes)
+    return lowering.run(RULES, frozenset(each.output for each in fused if each is not None))

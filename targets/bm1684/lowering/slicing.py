@@ -1,0 +1,254 @@
+"""Graphs whose maps exceed local memory, rewritten into slices of rows, or of images, that do not.
+
+A group is a run of layers with one result. It is computed slice by slice: some rows of the result, from those rows
+of the group's inputs that they depend on (with the halo of its windows), everything between in local memory.
+Inputs and result of a group lie in system memory, where Concat joins the slices. Which layers form a group, and in
+how many slices, is searched by dynamic programming over the prices of timing: rows computed again against bytes
+moved. A slice of a batch may be some of its images instead; rows of those are sliced after that, if need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from npuc.ir import Graph, Node, TensorType
+from npuc.targets.bm1684.lowering.elementwise import BINARY
+from npuc.targets.bm1684.lowering.functions import RECIPES
+from npuc.targets.bm1684.lowering.slices import (
+    IMAGES,
+    ROWS,
+    WINDOWS,
+    Rows,
+    divided,
+    needed,
+    operands,
+    shape_of,
+    sliced,
+    window_at,
+)
+from npuc.targets.bm1684.machine import timing
+from npuc.targets.bm1684.machine.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
+from npuc.targets.bm1684.machine.parameters import Machine
+
+ELEMENT = 4
+SHARE = 5 / 8
+"""Of local memory, for maps: the rest is for weights that are being loaded."""
+LONGEST = 24
+"""Layers of a group."""
+ROW_BY_ROW = {*RECIPES, *BINARY, "BatchNormalization", "Identity"}
+"""Operators whose row of a result depends on the same row of their operands."""
+
+
+def fit(graph: Graph, machine: Machine) -> Graph:
+    """The graph with its large layers in slices; the same graph if there are none, or no slices help."""
+    nodes, tensors, groups = list[Node](), dict(graph.tensors), list(_division(graph, machine))
+    for group in groups:
+        if group.slices == 1:
+            nodes += graph.nodes[group.first : group.behind]
+            continue
+        run = graph.nodes[group.first : group.behind]
+        for node, types in sliced(graph, run, _results(graph, run)[0], group.axis, group.slices):
+            nodes.append(node)
+            tensors |= types
+    if len(nodes) == len(graph.nodes):
+        return graph
+    rewritten = replace(graph, nodes=tuple(nodes), tensors=tensors)
+    by_images = any(group.axis == IMAGES for group in groups)
+    return fit(rewritten, machine) if by_images else rewritten
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Nodes first..behind - 1, and in how many slices of which axis their result is computed."""
+
+    first: int
+    behind: int
+    slices: int
+    cost: float
+    axis: int = ROWS
+
+
+def _division(graph: Graph, machine: Machine) -> Iterator[_Group]:
+    """All nodes in groups; only runs of sliceable ones with a large one among them are searched."""
+    first = 0
+    while first < len(graph.nodes):
+        behind = first
+        while behind < len(graph.nodes) and _sliceable(graph, graph.nodes[behind]):
+            behind += 1
+        if all(_fits_whole(graph, node, machine) for node in graph.nodes[first:behind]):
+            behind = max(behind, first + 1)
+            yield _Group(first, behind, 1, 0.0)
+        else:
+            yield from _groups(graph, first, behind, machine)
+        first = behind
+
+
+def _groups(graph: Graph, first: int, behind: int, machine: Machine) -> list[_Group]:
+    """The cheapest division of a run: best[i] is what the nodes from i on cost, and its first group."""
+    best = {behind: (0.0, _Group(behind, behind, 1, 0.0))}
+    for start in reversed(range(first, behind)):
+        best[start] = (inf, _Group(start, start + 1, 1, inf))
+        for end in range(start + 1, min(behind, start + LONGEST) + 1):
+            group = _cheapest(graph, start, end, machine)
+            if group is not None and group.cost + best[end][0] < best[start][0]:
+                best[start] = (group.cost + best[end][0], group)
+    found, at = list[_Group](), first
+    while at < behind:
+        found.append(best[at][1])
+        at = found[-1].behind
+    return found
+
+
+def _cheapest(graph: Graph, first: int, behind: int, machine: Machine) -> _Group | None:
+    """The group with the fewest slices that fit, if it has one result of images."""
+    nodes = graph.nodes[first:behind]
+    if len(nodes) == 1 and _fits_whole(graph, nodes[0], machine):
+        return _Group(first, behind, 1, _price(graph, nodes, _whole(graph, nodes), machine, ROWS))
+    results = _results(graph, nodes)
+    if len(results) != 1:
+        return None
+    ways = [(axis, _fewest(graph, nodes, results[0], machine, axis)) for axis in _axes(graph, nodes, results[0])]
+    if ways and all(slices is None for _, slices in ways):
+        ways = [(axis, graph.shape(results[0])[axis]) for axis, _ in ways if axis == IMAGES]
+    groups = (
+        _Group(first, behind, slices, _cost(graph, nodes, results[0], machine, axis, slices), axis)
+        for axis, slices in ways
+        if slices is not None and slices > 1
+    )
+    return min(groups, key=lambda group: group.cost, default=None)
+
+
+def _axes(graph: Graph, nodes: tuple[Node, ...], result: str) -> list[int]:
+    """The axes along which nodes can be sliced: a batch if none of their tensors is the same for all images."""
+    images = graph.shape(result)[0]
+    names = {name for node in nodes for name in operands(graph, node)}
+    constants = {name for node in nodes if node.op in BINARY for name in node.inputs if name in graph.constants}
+    alike = images > 1 and all(graph.shape(name)[0] == images for name in names)
+    alike = alike and all(len(graph.shape(name)) < 4 or graph.shape(name)[0] == 1 for name in constants)
+    return [ROWS, IMAGES] if alike else [ROWS]
+
+
+def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int, slices: int) -> float:
+    """Cycles of a group: what the busier engine takes, and what the other one takes for a slice."""
+    bounds = divided(graph.shape(result)[axis], slices)
+    parts = [needed(graph, nodes, result, rows, axis) for rows in bounds]
+    computed = sum(_price(graph, nodes, part, machine, axis) for part in parts)
+    moved = sum(_moved(graph, nodes, part, result, machine, axis) for part in parts)
+    return max(computed, moved) + min(computed, moved) / slices
+
+
+def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int) -> int | None:
+    """The smallest number of slices of which the middle one, that has halo on both sides, fits."""
+    height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
+
+    def fits(slices: int) -> bool:
+        rows = divided(height, slices)[slices // 2]
+        return _peak(graph, nodes, needed(graph, nodes, result, rows, axis), machine, axis) <= room
+
+    low, high = 1, height
+    if not fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+# what can be sliced
+
+
+def _sliceable(graph: Graph, node: Node) -> bool:
+    """Whether rows of the node's result are a function of rows of its operands."""
+    if len(node.outputs) != 1 or len(graph.shape(node.output)) != 4:
+        return False
+    if node.op in WINDOWS:
+        ragged = node.op == "AveragePool" and window_at(graph, node).ceil_mode
+        return len(graph.shape(node.inputs[0])) == 4 and not ragged
+    if node.op == "Concat":
+        return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
+    return node.op in ROW_BY_ROW and all(_whole_or_rows(graph, node, name) for name in node.inputs if name)
+
+
+def _whole_or_rows(graph: Graph, node: Node, name: str) -> bool:
+    """Whether an operand has the rows of the result, or is a constant that is the same for all rows."""
+    shape = graph.shape(name)
+    if name in graph.constants:
+        return len(shape) < 2 or shape[-2] == 1 or node.op == "BatchNormalization"
+    return len(shape) == 4 and shape[2] == graph.shape(node.output)[2]
+
+
+def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
+    names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name and name not in graph.constants)
+    sizes = (_bytes(graph.shape(name), machine) for name in names if len(graph.shape(name)) == 4)
+    return sum(sizes) <= SHARE * machine.local_bytes
+
+
+def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
+    """Tensors of a group that somebody outside reads."""
+    inside = {node.output for node in nodes}
+    return [
+        node.output
+        for node in nodes
+        if node.output in graph.outputs
+        or any(reader.output not in inside for reader in graph.readers[node.output])
+    ]
+
+
+# sizes and prices
+
+
+def _whole(graph: Graph, nodes: tuple[Node, ...]) -> dict[str, Rows]:
+    names = (name for node in nodes for name in (*operands(graph, node), node.output))
+    return {name: (0, graph.shape(name)[2]) for name in names}
+
+
+def _bytes(shape: tuple[int, ...], machine: Machine) -> int:
+    extents = Dim4(*shape)
+    return ELEMENT * extents.n * okk_128_byte_aligned_stride_for_32bit(0, extents, machine).n
+
+
+def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> int:
+    """Most bytes of an NPU that a slice's tensors take at a time."""
+    last = {name: at for at, node in enumerate(nodes) for name in (*operands(graph, node), node.output)}
+    live, peak = dict[str, int](), 0
+    for at, node in enumerate(nodes):
+        for name in (*operands(graph, node), node.output):
+            live[name] = _bytes(shape_of(graph, name, part, axis), machine)
+        peak = max(peak, sum(live.values()))
+        live = {name: size for name, size in live.items() if last[name] > at}
+    return peak
+
+
+def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
+    """Cycles of the BDC for a slice."""
+    return sum(
+        _node_price(graph, node, Dim4(*shape_of(graph, node.output, part, axis)), machine) for node in nodes
+    )
+
+
+def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
+    groups = timing.groups(out, 0, machine)
+    if node.op not in WINDOWS:
+        return 2 * groups
+    window = window_at(graph, node)
+    (kernel_h, kernel_w), stride_w = window.kernel, window.strides[1]
+    if node.op == "Conv" and node.integer("group", 1) == 1:
+        channels = graph.shape(node.inputs[0])[1]
+        return timing.conv2d(groups, channels, kernel_h, kernel_w, stride_w, len(node.inputs) > 2, machine)
+    return timing.depthwise2d(groups, kernel_h, kernel_w, stride_w, machine)
+
+
+def _moved(
+    graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], result: str, machine: Machine, axis: int
+) -> float:
+    """Cycles of the GDMA for a slice: its inputs and weights, its result."""
+    inside = {node.output for node in nodes}
+    names = [
+        *dict.fromkeys(name for node in nodes for name in operands(graph, node) if name not in inside),
+        result,
+    ]
+    elements = sum(TensorType(shape_of(graph, name, part, axis)).size for name in names)
+    elements += sum(graph.tensors[name].size for node in nodes for name in node.inputs if name in graph.constants)
+    return timing.READ_START * len(names) + ELEMENT * elements / machine.dram_bytes_per_cycle

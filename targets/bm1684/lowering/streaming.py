@@ -1,0 +1,102 @@
+"""A convolution of an input of the network, which starts before all of the image is in local memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd, prod
+
+import numpy as np
+
+from npuc.ir import Node
+from npuc.ops.windows import Window
+from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
+from npuc.targets.bm1684.lowering.conv_calls import Form, conv_call, form_of, row_bytes, taps, weight_image
+from npuc.targets.bm1684.lowering.elementwise import activation
+from npuc.targets.bm1684.lowering.slicing import SHARE
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View
+from npuc.targets.bm1684.machine import timing
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+
+STRIPS, STRIP_BYTES = 8, 16 * 1024
+"""Parts of an image that a convolution starts on while the next are being loaded: how many, and how large."""
+
+
+def streams(lo: Lowering, node: Node) -> bool:
+    """Whether the convolution alone reads an input of the network, one image, and is dense with small weights.
+
+    All its weights stay while the strips pass.
+    """
+    name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
+    alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
+    dense = node.integer("group", 1) == 1 and len(shape) == 4 and shape[0] == 1
+    weights = lo.graph.constant(node.inputs[1])
+    if not (alone and dense) or weights is None:
+        return False
+    size = ceil_div(len(weights), lo.machine.npus) * row_bytes(weights)
+    return size <= (1 - SHARE) * lo.machine.local_bytes
+
+
+def stream(lo: Lowering, node: Node) -> None:
+    """A convolution of an input of the network, strip by strip of its rows, with more channels where that pays."""
+    form, view = form_of(lo, node, add=False), lo.view(node.inputs[0])
+    image, out = Dim4(*lo.graph.shape(node.inputs[0])), lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
+    channels = _cheapest_channels(form, image.c, lo)
+    more = np.zeros((len(form.weights), channels - image.c, *form.weights.shape[2:]), np.float32)
+    form = replace(form, weights=np.concatenate([form.weights, more], axis=1))
+    pieces = [(form.channels(a, b), out.channels(a, b, lo.machine)) for a, b in _single_rows(out, lo.machine.npus)]
+    images = [weight_image(lo, taps(part.weights), part.bias, target.at.npu, 1) for part, target in pieces]
+    rows = _strip_rows(out.shape, min(STRIPS, max(1, ELEMENT * prod(image) // STRIP_BYTES)))
+    for first in range(0, out.shape.h, rows):
+        count = min(rows, out.shape.h - first)
+        x, window = _strip(lo, view, image._replace(c=channels), form.window, first, count)
+        for (part, target), weights in zip(pieces, images, strict=True):
+            at = target.at.shifted(ELEMENT * first * out.shape.w)
+            strip = Tensor(target.shape._replace(h=count), at)
+            lo.emit(conv_call(replace(part, window=window), weights, x, strip), *activation(node, strip))
+    lo.define(node.output, out)
+
+
+def _cheapest_channels(form: Form, channels: int, lo: Lowering) -> int:
+    """As many input channels as cost least, up to four: three cost more than four."""
+    kernel, stride = form.window.kernel, form.window.strides[1]
+
+    def cost(count: int) -> tuple[int, int]:
+        return timing.conv2d(16, count, kernel[0], kernel[1], stride, form.bias is not None, lo.machine), count
+
+    return min(range(channels, max(channels, 4) + 1), key=cost)
+
+
+def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:
+    """Output channels [first, behind) of every block row."""
+    first = 0
+    while first < out.shape.c:
+        behind = min(out.shape.c, first + npus - (out.at.npu if first == 0 else 0))
+        yield first, behind
+        first = behind
+
+
+def _strip_rows(out: Dim4, strips: int) -> int:
+    """Rows of the output in a strip: strips start at multiples of 128 bytes."""
+    step = 32 // gcd(32, out.w)
+    return ceil_div(ceil_div(out.h, strips), step) * step
+
+
+def _strip(lo: Lowering, view: View, image: Dim4, window: Window, first: int, count: int) -> tuple[Tensor, Window]:
+    """The rows of an image under `count` rows of the output, with zeros as further channels, and their window."""
+    low = first * window.strides[0] - window.begins[0]
+    high = (first + count - 1) * window.strides[0] + window.reach[0] - window.begins[0]
+    start, behind = max(low, 0), min(high, image.h)
+    part = view.sliced(2, start, behind - start)
+    assert part is not None
+    x = lo.new(f"{lo.node.inputs[0]}/rows", image._replace(h=behind - start))
+    have = prod(extent for extent, _ in view.axes[1])
+    lo.fill(x.channels(0, have, lo.machine), part)
+    if have < image.c:
+        zeros = View(
+            WEIGHTS,
+            lo.weights.zeros(image.w) // ELEMENT,
+            (((1, 0),), ((image.c - have, 0),), ((x.shape.h, 0),), ((image.w, 1),)),
+        )
+        lo.fill(x.channels(have, image.c, lo.machine), zeros)
+    return x, replace(window, begins=(start - low, window.begins[1]))

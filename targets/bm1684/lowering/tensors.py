@@ -1,0 +1,149 @@
+"""What lowering knows of a tensor: where it lies in local memory, and how system memory can be read as it.
+
+A tensor of ONNX rank 3 or more lies as (d0, d1, d2 * .. , last) in the 128-byte aligned layout, a matrix (M, K) in
+the matrix layout, which is the aligned layout of (M, ceil(K / W), 1, W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from npuc.targets.bm1684.lowering.kernel import Local
+from npuc.targets.bm1684.machine.local_memory import (
+    Dim4,
+    block,
+    ceil_div,
+    okk_128_byte_aligned_stride_for_32bit,
+)
+from npuc.targets.bm1684.machine.parameters import Machine
+
+ELEMENT = 4
+"""Bytes of an fp32 element."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in local memory, in the aligned layout of `shape` from `at` on."""
+
+    shape: Dim4
+    at: Local
+
+    def stride(self, machine: Machine) -> Dim4:
+        """Its strides in elements."""
+        return okk_128_byte_aligned_stride_for_32bit(self.at.npu, self.shape, machine)
+
+    def bytes(self, machine: Machine) -> int:
+        """Bytes of each NPU."""
+        return ELEMENT * self.shape.n * self.stride(machine).n
+
+    def channels(self, first: int, last: int, machine: Machine) -> Tensor:
+        """Channels [first, last) as a tensor of its own. For one image only: there is no N stride to keep."""
+        npu, row = block(first, self.at.npu, machine)
+        at = replace(self.at, npu=npu).shifted(ELEMENT * row * self.stride(machine).c)
+        return Tensor(self.shape._replace(c=last - first), at)
+
+    def image(self, index: int, machine: Machine) -> Tensor:
+        """One image, or one row of a matrix, as a tensor of its own."""
+        return Tensor(self.shape._replace(n=1), self.at.shifted(ELEMENT * index * self.stride(machine).n))
+
+    def reshaped(self, shape: Dim4) -> Tensor:
+        """The same bytes as a tensor of another shape with as many elements per channel."""
+        return replace(self, shape=shape)
+
+
+def local_shape(shape: Sequence[int], width: int = 1) -> Dim4:
+    """The four dimensions as which an ONNX tensor lies in local memory. width: W of a matrix."""
+    if len(shape) > 2:
+        return Dim4(shape[0], shape[1], prod(shape[2:-1]), shape[-1])
+    rows, columns = (1, 1, *shape)[-2:]
+    return Dim4(rows, ceil_div(columns, width), 1, width)
+
+
+Dim = tuple[int, int]
+"""Extent and stride in elements."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in system memory: every axis counts through one or more dimensions, the last one fastest."""
+
+    region: str
+    offset: int
+    """In elements from the region's start."""
+    axes: tuple[tuple[Dim, ...], ...]
+
+    @classmethod
+    def continuous(cls, region: str, offset: int, shape: Sequence[int]) -> View:
+        """A tensor in the continuous layout."""
+        strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return cls(region, offset, tuple(((e, s),) for e, s in zip(shape, strides, strict=True)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        return tuple(prod(extent for extent, _ in axis) for axis in self.axes)
+
+    def transposed(self, perm: Sequence[int]) -> View:
+        """The axes in another order."""
+        return replace(self, axes=tuple(self.axes[axis] for axis in perm))
+
+    def reshaped(self, shape: Sequence[int]) -> View | None:
+        """The same elements in another shape, or None where no strides describe it."""
+        waiting = list(merged([dim for axis in self.axes for dim in axis]))
+        axes: list[tuple[Dim, ...]] = []
+        for extent in shape:
+            taken = _take(waiting, extent)
+            if taken is None:
+                return None
+            axes.append(merged(taken))
+        return replace(self, axes=tuple(axes))
+
+    def sliced(self, axis: int, start: int, count: int, step: int = 1) -> View | None:
+        """Every step-th element along an axis, or None where the axis has several dimensions."""
+        (_, stride), *more = merged(self.axes[axis])
+        if more:
+            return None
+        axes = (*self.axes[:axis], ((count, stride * step),), *self.axes[axis + 1 :])
+        return replace(self, offset=self.offset + start * stride, axes=axes)
+
+    def repeated(self, shape: Sequence[int]) -> View:
+        """Axes of extent 1 repeated to a shape, with missing ones before: numpy's broadcasting."""
+        axes = ((((1, 0),),) * (len(shape) - len(self.axes))) + self.axes
+        found = zip(axes, shape, strict=True)
+        return replace(
+            self,
+            axes=tuple(axis if prod(e for e, _ in axis) == extent else ((extent, 0),) for axis, extent in found),
+        )
+
+
+def _take(waiting: list[Dim], extent: int) -> list[Dim] | None:
+    """Removes dimensions with `extent` elements together from the front, dividing the last one if need be."""
+    taken: list[Dim] = []
+    while extent > 1:
+        size, stride = waiting.pop(0)
+        if extent % size == 0:
+            taken.append((size, stride))
+            extent //= size
+        elif size % extent == 0:
+            inner = size // extent
+            taken.append((extent, stride * inner))
+            waiting.insert(0, (inner, stride))
+            extent = 1
+        else:
+            return None
+    return taken
+
+
+def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The same count through fewer dimensions, at least one."""
+    found: list[Dim] = []
+    for extent, stride in dims:
+        if extent == 1:
+            continue
+        if found and found[-1][1] == extent * stride:
+            found[-1] = (found[-1][0] * extent, stride)
+        else:
+            found.append((extent, stride))
+    return tuple(found) or ((1, 0),)

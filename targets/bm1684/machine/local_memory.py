@@ -1,0 +1,239 @@
+"""Where the elements of a tensor lie in the local memory of X NPUs and in system memory.
+
+Source: OKKernel, tensor layouts. This module follows that document in its order and with its words; its helpers
+keep their names (`okk_channle_num_per_npu` is spelled as there). Strides are in elements, addresses and offsets in
+bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from npuc.errors import DoesNotFit
+from npuc.ir import Array
+from npuc.targets.bm1684.machine.parameters import Machine
+
+
+class Dim4(NamedTuple):
+    """A shape or strides: a number each for N, C, H and W."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+
+
+# Address of Tensor in Local Memory
+
+
+class Position(NamedTuple):
+    """What an address A = Q * S + R means: the tensor starts at NPU Q with offset R."""
+
+    npu: int
+    offset: int
+
+
+def position(address: int, machine: Machine) -> Position:
+    """Q = floor(A / S) and R = A mod S. Raises DoesNotFit (E302) unless A is in [0, X * S - 1]."""
+    if not 0 <= address < machine.addresses:
+        raise outside(f"address {address}", f"0..{machine.addresses - 1}")
+    return Position(*divmod(address, machine.local_bytes))
+
+
+def address(npu: int, offset: int, machine: Machine) -> int:
+    """A = Q * S + R. Raises DoesNotFit (E302) for an NPU or an offset that the machine has not."""
+    if not (0 <= npu < machine.npus and 0 <= offset < machine.local_bytes):
+        raise outside(f"NPU {npu}, offset {offset}", f"{machine.npus} NPUs of {machine.local_bytes} bytes")
+    return npu * machine.local_bytes + offset
+
+
+def okk_start_npu_index(addr: int, machine: Machine) -> int:
+    """The NPU that a tensor at this address starts at."""
+    return position(addr, machine).npu
+
+
+# Scatter Features to Different NPUs
+
+
+def okk_channle_num_per_npu(start_idx: int, num_channels: int, machine: Machine) -> int:
+    """The number of channels per NPU, ceil((Q + C) / X), of a tensor that starts at NPU Q = start_idx."""
+    return ceil_div(start_idx + num_channels, machine.npus)
+
+
+class Block(NamedTuple):
+    """Where the features (*, c) lie: in an NPU, in a block row (its c-th channel there, counted by C stride)."""
+
+    npu: int
+    row: int
+
+
+def block(channel: int, start_idx: int, machine: Machine) -> Block:
+    """The block of a channel: consecutive channels lie in consecutive NPUs, then in the next block row."""
+    row, npu = divmod(start_idx + channel, machine.npus)
+    return Block(npu, row)
+
+
+def empty_blocks(start_idx: int, num_channels: int, machine: Machine) -> list[Block]:
+    """The blocks of a batch that store nothing about the tensor, before its first and after its last channel.
+
+    The document: "Try not to reuse the empty blocks": they lie inside what parallel NPUs read and write.
+    """
+    blocks = okk_channle_num_per_npu(start_idx, num_channels, machine) * machine.npus
+    empty = [*range(start_idx), *range(start_idx + num_channels, blocks)]
+    return [block(at, 0, machine) for at in empty]
+
+
+# Strides in Local Memory
+
+
+def local_strides_used(shape: Dim4, start_idx: int, machine: Machine) -> tuple[bool, bool, bool, bool]:
+    """Which strides (N, C, H, W) of a tensor in local memory make sense.
+
+    None does along an extent of 1; the C stride makes none when the number of channels per NPU is 1.
+    """
+    rows = okk_channle_num_per_npu(start_idx, shape.c, machine)
+    return shape.n > 1, rows > 1, shape.h > 1, shape.w > 1
+
+
+def local_extent(shape: Dim4, stride: Dim4, start_idx: int, machine: Machine) -> int:
+    """Elements from a tensor's offset to behind its last element, in the NPU where it reaches furthest."""
+    rows = okk_channle_num_per_npu(start_idx, shape.c, machine)
+    return extent(Dim4(shape.n, rows, shape.h, shape.w), stride)
+
+
+# Strides in System Memory
+
+
+def system_strides_used(shape: Dim4) -> tuple[bool, bool, bool, bool]:
+    """Which strides (N, C, H, W) of a tensor in system memory make sense: those along an extent above 1."""
+    return shape.n > 1, shape.c > 1, shape.h > 1, shape.w > 1
+
+
+# Layouts: Continuous Layout
+
+
+def okk_continuous_stride(shape: Dim4) -> Dim4:
+    """The strides of the continuous layout, of a tensor in system memory."""
+    area = shape.h * shape.w
+    return Dim4(shape.c * area, area, shape.w, 1)
+
+
+# Layouts: 128-Byte Aligned Layout
+
+
+def okk_128_byte_aligned_stride_for_32bit(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
+    """The strides of the aligned layout for 32-bit elements; the address is divisible by 128."""
+    return _aligned_stride(start_idx, shape, 32, machine)
+
+
+def okk_128_byte_aligned_stride_for_16bit(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
+    """The strides of the aligned layout for 16-bit elements; the address is divisible by 128."""
+    return _aligned_stride(start_idx, shape, 64, machine)
+
+
+def okk_128_byte_aligned_stride_for_8bit(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
+    """The strides of the aligned layout for 8-bit elements; the address is divisible by 128."""
+    return _aligned_stride(start_idx, shape, 128, machine)
+
+
+def _aligned_stride(start_idx: int, shape: Dim4, elements: int, machine: Machine) -> Dim4:
+    channel = ceil_div(shape.h * shape.w, elements) * elements
+    return Dim4(channel * okk_channle_num_per_npu(start_idx, shape.c, machine), channel, shape.w, 1)
+
+
+# Layouts: Compact Layout
+
+
+def okk_compact_stride(start_idx: int, shape: Dim4, machine: Machine) -> Dim4:
+    """The strides of the compact layout; the address is divisible by 4."""
+    area = shape.h * shape.w
+    return Dim4(area * okk_channle_num_per_npu(start_idx, shape.c, machine), area, shape.w, 1)
+
+
+# Layouts: Matrix Layout
+
+
+def matrix_shape(rows: int, cols: int, cols_per_channel: int) -> Dim4:
+    """The shape (N, ceil(M / W), 1, W) as which a matrix N-by-M is in the aligned layout; W in [1, M]."""
+    if not 1 <= cols_per_channel <= cols:
+        raise outside(f"W = {cols_per_channel} of a matrix with {cols} columns", f"1..{cols}")
+    return Dim4(rows, ceil_div(cols, cols_per_channel), 1, cols_per_channel)
+
+
+def matrix_bytes(rows: int, cols: int, cols_per_channel: int, start_idx: int, machine: Machine) -> int:
+    """Bytes of each NPU that a 32-bit matrix in the matrix layout takes, empty blocks included."""
+    shape = matrix_shape(rows, cols, cols_per_channel)
+    return 4 * rows * okk_128_byte_aligned_stride_for_32bit(start_idx, shape, machine).n
+
+
+# Storage Modes
+
+
+def to_4n_mode(tensor: Array) -> Array:
+    """int8x4 or uint8x4 elements (M, C, H, W, 4) of an 8-bit tensor (N, C, H, W).
+
+    M = ceil(N / 4); the 4 - (N mod 4) dummy elements are 0.
+    """
+    return _together(tensor, 4)
+
+
+def from_4n_mode(elements: Array, N: int) -> Array:
+    """The inverse of to_4n_mode: (N, C, H, W)."""
+    return _apart(elements, N)
+
+
+def to_2n_mode(tensor: Array) -> Array:
+    """int16x2 or uint16x2 elements (M, C, H, W, 2) of a 16-bit tensor (N, C, H, W).
+
+    M = ceil(N / 2); the dummy element of an odd N is 0. In its last example the document has "an int8 element at
+    (2, 0, 0, 0)" beside a dummy one; by its definition of the mode and the data type given, an int16 element is
+    meant (docs/decisions.md).
+    """
+    return _together(tensor, 2)
+
+
+def from_2n_mode(elements: Array, N: int) -> Array:
+    """The inverse of to_2n_mode: (N, C, H, W)."""
+    return _apart(elements, N)
+
+
+def to_2ic_mode(weights: Array) -> Array:
+    """fp32x2 elements (J, O, H, W, 2) of convolution weights [I, O, H, W] fp32.
+
+    J = ceil(I / 2); the dummy elements of an odd I are 0.
+    """
+    return _together(weights, 2)
+
+
+def from_2ic_mode(elements: Array, I: int) -> Array:  # noqa: E741  (the document's name)
+    """The inverse of to_2ic_mode: [I, O, H, W]."""
+    return _apart(elements, I)
+
+
+def _together(tensor: Array, count: int) -> Array:
+    N, *rest = tensor.shape
+    dummies = np.zeros((-N % count, *rest), tensor.dtype)
+    groups = np.concatenate([tensor, dummies]).reshape(-1, count, *rest)
+    return np.ascontiguousarray(np.moveaxis(groups, 1, -1))
+
+
+def _apart(elements: Array, N: int) -> Array:
+    groups = np.moveaxis(elements, -1, 1)
+    return np.ascontiguousarray(groups).reshape(-1, *groups.shape[2:])[:N]
+
+
+def extent(shape: Dim4, stride: Dim4) -> int:
+    """Elements from the first to behind the last one when every stride counts one index."""
+    return sum((count - 1) * step for count, step in zip(shape, stride, strict=True)) + 1
+
+
+def ceil_div(value: int, by: int) -> int:
+    """ceil(value / by)."""
+    return -(-value // by)
+
+
+def outside(what: str, limit: str) -> DoesNotFit:
+    """The error (E302) for what no memory of the machine holds."""
+    return DoesNotFit("E302", f"{what} lies outside the machine's memory", limit=limit)

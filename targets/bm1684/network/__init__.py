@@ -1,0 +1,1 @@
+"""The network before lowering: passes, and what BM1684 runs."""

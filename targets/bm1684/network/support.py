@@ -1,0 +1,187 @@
+"""What BM1684 runs: one constraint a function, its docstring the user's sentence.
+
+The supported-operators page and `npuc check` derive from the table here. Limits of the interface: reference of the
+calls, and what the vendor's chip model asserts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from npuc.errors import Problem
+from npuc.ir import Graph, Node
+from npuc.ops.rules import given
+from npuc.ops.windows import window_of
+from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
+from npuc.targets.bm1684.lowering.functions import RECIPES
+from npuc.targets.bm1684.lowering.rearrangements import repeats
+
+Constraint = Callable[[Graph, Node], str | None]
+"""What is found where the constraint does not hold, or None where it does."""
+
+MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
+
+
+def constant_weights(graph: Graph, node: Node) -> str | None:
+    """Weights and bias are constants."""
+    missing = [name for name in node.inputs[1:3] if name and name not in graph.constants]
+    return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def constant_parameters(graph: Graph, node: Node) -> str | None:
+    """The parameters are constants."""
+    missing = [name for name in node.inputs[1:] if name and name not in graph.constants]
+    return f"'{missing[0]}' is computed at run time" if missing else None
+
+
+def images(graph: Graph, node: Node) -> str | None:
+    """The tensors are (N, C, H, W)."""
+    shape = graph.shape(node.inputs[0])
+    return None if len(shape) == 4 else f"the shape is {list(shape)}"
+
+
+def within_windows(graph: Graph, node: Node) -> str | None:
+    """Padding is at most 15, the stride at most 15, the dilation at most 16."""
+    kernel = graph.shape(node.inputs[1])[2:] if given(node, 1) else node.integers("kernel_shape", (1, 1))
+    window = window_of(node, kernel)
+    if max(*window.begins, *window.ends) > MOST_PADDING:
+        return f"pads are {[*window.begins, *window.ends]}"
+    if max(window.strides) > MOST_STRIDE or max(window.dilations) > MOST_DILATION:
+        return f"strides are {list(window.strides)}, dilations {list(window.dilations)}"
+    return None
+
+
+def within_extents(graph: Graph, node: Node) -> str | None:
+    """Images have at most 2,047 rows and columns (padding included) and 4,095 channels."""
+    for name in (node.inputs[0], node.output):
+        _, channels, *spatial = graph.shape(name)
+        if channels > MOST_CHANNELS or max(spatial) + 2 * MOST_PADDING > MOST_EXTENT:
+            return f"'{name}' is {list(graph.shape(name))}"
+    return None
+
+
+def not_dilated(_graph: Graph, node: Node) -> str | None:
+    """The window is not dilated."""
+    dilations = node.integers("dilations", (1,))
+    return None if max(dilations) == 1 else f"dilations are {list(dilations)}"
+
+
+def matrices(graph: Graph, node: Node) -> str | None:
+    """The right factor is a matrix, the left one too or a batch of one."""
+    left, right = (graph.shape(name) for name in node.inputs[:2])
+    fits = len(right) == 2 and len(left) >= 2 and all(extent == 1 for extent in left[:-2])
+    return None if fits else f"the shapes are {list(left)} and {list(right)}"
+
+
+def bias_per_column(graph: Graph, node: Node) -> str | None:
+    """The bias has one number per column, or one."""
+    if not given(node, 2):
+        return None
+    shape, columns = graph.shape(node.inputs[2]), graph.shape(node.output)[-1]
+    size = graph.tensors[node.inputs[2]].size
+    return None if size in (1, columns) else f"the bias has shape {list(shape)}"
+
+
+def floats(graph: Graph, node: Node) -> str | None:
+    """The tensors are float32."""
+    wrong = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs) if name]
+    wrong = [dtype for dtype in wrong if dtype != "float32"]
+    return f"the element type is {wrong[0]}" if wrong else None
+
+
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope, shape = graph.constants.get(node.inputs[1]), graph.shape(node.inputs[0])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    aligned = (1,) * (len(shape) - slope.ndim) + slope.shape
+    fits = slope.size == 1 or (slope.size == shape[1] == aligned[1])
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
+
+
+def whole_repeats(graph: Graph, node: Node) -> str | None:
+    """Mode nearest, to a whole multiple of rows and columns, every element repeated."""
+    shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
+    whole = len(shape) == 4 and shape[:2] == result[:2]
+    whole = whole and all(b % a == 0 for a, b in zip(shape, result, strict=True))
+    mode = node.text("mode", "nearest")
+    return (
+        None if mode == "nearest" and whole and repeats(node) else f"mode {mode}, {list(shape)} to {list(result)}"
+    )
+
+
+def border_of_numbers(graph: Graph, node: Node) -> str | None:
+    """A constant border around rows and columns of images."""
+    shape, pads, mode = graph.shape(node.inputs[0]), node.integers("pads"), node.text("mode", "constant")
+    fits = len(shape) == 4 and not any((*pads[:2], *pads[4:6])) and min(pads) >= 0 and mode == "constant"
+    return None if fits else f"pads are {list(pads)}, mode {mode}, of shape {list(shape)}"
+
+
+def known_power(_graph: Graph, node: Node) -> str | None:
+    """beta is 0.5, 0.75 or 1."""
+    beta = node.number("beta", 0.75)
+    return None if beta in (0.5, 0.75, 1.0) else f"beta is {beta}"
+
+
+def padding_within_kernel(graph: Graph, node: Node) -> str | None:
+    """The padding is smaller than the kernel, which spans at most 16 elements each way."""
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    room = [reach - 1 - begin for reach, begin in zip(window.reach, window.begins, strict=True)]
+    return None if min(room) >= 0 and max(window.reach) <= MOST_PADDING + 1 else f"pads are {list(window.begins)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator: the calls it becomes and its constraints."""
+
+    calls: str
+    constraints: tuple[Constraint, ...]
+
+
+WINDOWS = (images, within_windows, within_extents)
+OPERATORS: Mapping[str, Row] = {
+    "Conv": Row("conv2d, depthwise2d", (constant_weights, *WINDOWS)),
+    "ConvTranspose": Row(
+        "32bit_set_C, 32bit_cpy, conv2d", (constant_weights, images, padding_within_kernel, within_extents)
+    ),
+    "Gemm": Row("matmul", (constant_weights, bias_per_column)),
+    "MatMul": Row("matmul", (matrices,)),
+    "MaxPool": Row("max_pool2d", (*WINDOWS, not_dilated)),
+    "AveragePool": Row("avg_pool2d, mul where padding does not count", (*WINDOWS, not_dilated)),
+    "GlobalMaxPool": Row("max_pool2d", (images, within_extents)),
+    "GlobalAveragePool": Row("avg_pool2d", (images, within_extents)),
+    "BatchNormalization": Row("scale_bias, or folded into a convolution", (constant_parameters,)),
+    "LRN": Row("mul, conv2d, sqrt, div", (images, known_power)),
+    "Softmax": Row("max_pool2d, sub, exp, avg_pool2d, div", ()),
+    "PRelu": Row("relu, min_C, scale, add", (slope_per_channel,)),
+    **{op: Row(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
+    "Add": Row("add, add_C, conv2d (result_add)", ()),
+    "Sub": Row("sub, sub_C, C_sub", ()),
+    "Div": Row("div, div_C, C_div", ()),
+    **{op: Row("calls of one operand", ()) for op in RECIPES},
+    "Concat": Row("nothing along channels; GDMA", ()),
+    "Split": Row("nothing along channels; GDMA", ()),
+    "Slice": Row("nothing along channels; GDMA", ()),
+    "Pad": Row("32bit_set_C, 32bit_cpy", (border_of_numbers,)),
+    "Resize": Row("32bit_cpy", (whole_repeats,)),
+    "Reshape": Row("nothing, or GDMA", ()),
+    "Identity": Row("nothing", ()),
+    **{op: Row("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
+}
+
+
+def refusal(graph: Graph, node: Node) -> Problem | None:
+    """Why the machine cannot run the node, or None if it can."""
+    row = OPERATORS.get(node.op)
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    if row is None:
+        known = ", ".join(OPERATORS)
+        return Problem("E202", "the machine has no such operator", limit=known, remedy=SEE_OPERATORS, **where)
+    for constraint in (floats, *row.constraints):
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            remedy = "another form of the layer (npuc operators --target bm1684)"
+            return Problem("E202", found, limit=limit, remedy=remedy, tensor=node.inputs[0], **where)
+    return None

@@ -1,0 +1,1 @@
+"""Addresses of buffers, and transfers beside computations."""

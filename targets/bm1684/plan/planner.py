@@ -1,0 +1,233 @@
+"""Addresses and regions: steps in order, and beside each of them the transfers that later steps wait for.
+
+A region holds one step of the BDC and, on the GDMA, the moves beside it (turns) and loads of what later steps
+read: as early as local memory has room, in the order of use, divided so that they end with the step. Every buffer
+occupies its bytes of all NPUs from the region that fills it to the last one that reads it, so nothing in a region
+is written by one engine and touched by the other; empty blocks of a scattered tensor are never used for anything
+else.
+
+A buffer written by a step gets its address first (its lifetime is known); loads take what is free for their whole
+lifetime, in banks that the step beside them leaves alone where there are such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from npuc.allocation import Buffer, allocate
+from npuc.errors import DoesNotFit
+from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, Place, Region, Step
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.plan import pricing
+from npuc.targets.bm1684.plan.pairing import Turn, in_turns
+
+SOON = 12
+"""Steps: what is read within so many lies low, beside what steps write; what waits longer lies high."""
+LEAST = 400
+"""Cycles of a divided load: a start costs 137."""
+
+
+def plan(lowered: Lowered, machine: Machine) -> Kernel:
+    """The kernel of a lowered graph. Raises DoesNotFit (E302) where a step's buffers exceed local memory."""
+    try:
+        return _Plan(lowered, in_turns(lowered.steps), machine).run()
+    except DoesNotFit:  # what runs side by side needs room at once
+        return _Plan(lowered, [Turn(step) for step in lowered.steps], machine).run()
+
+
+class _Plan:
+    """The state while the regions are filled in order; a region is as long as its turn."""
+
+    def __init__(self, lowered: Lowered, turns: Sequence[Turn], machine: Machine) -> None:
+        self.lowered, self.turns, self.machine = lowered, turns, machine
+        self.uses = _uses(turns)
+        self.addresses = self._computed()
+        self.taken = [
+            Place(name, at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
+        ]
+        waiting = [name for name in lowered.loads if name in self.uses]
+        self.waiting = sorted(waiting, key=lambda name: self.uses[name])
+        self.rest: list[tuple[Load, int]] = []
+        """Loads of the buffer that is being filled, with the columns that are there."""
+        self.filling = ""
+        self.regions: list[Region] = []
+
+    def _computed(self) -> dict[str, int]:
+        """Addresses of what steps write."""
+        lowered = self.lowered
+        names = [name for name in self.uses if name not in lowered.loads]
+        buffers = [Buffer(name, lowered.buffers[name], *self.uses[name]) for name in names]
+        addresses = allocate(buffers)
+        for buffer in buffers:
+            if addresses[buffer.name] + buffer.size > self.machine.local_bytes:
+                raise self._too_large(self.turns[buffer.first].step, addresses[buffer.name] + buffer.size)
+        return addresses
+
+    def run(self) -> Kernel:
+        """Every turn in its region, with loads beside it."""
+        for index, turn in enumerate(self.turns):
+            needed = {name for call in turn.calls for name in call.buffers if name in self.lowered.loads}
+            self._force(needed, index)
+            calls = tuple(call.placed(self.addresses) for call in turn.step.calls)
+            if turn.step.on_gdma:
+                self.regions.append(Region(calls, (), index, (turn.step,) * len(calls)))
+                continue
+            moves = tuple(call.placed(self.addresses) for call in turn.moves)
+            loads = self._beside(index, self._sum(calls) - self._sum(moves), turn)
+            owners = (*(each for each in turn.beside for _ in each.calls), *(step for _, step in loads))
+            self.regions.append(Region((*moves, *(call for call, _ in loads)), calls, index, owners))
+        peak = max((each.end for each in self.taken), default=0)
+        steps = tuple(turn.step for turn in self.turns)
+        return Kernel(tuple(self.regions), steps, peak, tuple(self.taken))
+
+    def _sum(self, calls: Sequence[Call]) -> int:
+        return sum(pricing.cycles(call, self.machine) for call in calls)
+
+    def _force(self, needed: set[str], index: int) -> None:
+        """A region of its own for loads that this step waits for."""
+        calls: list[tuple[Call, Step]] = []
+        while needed & ({*self.waiting, self.filling} if self.rest else {*self.waiting}):
+            if not self.rest and not self._begin(index, None):
+                raise self._too_large(self.turns[index].step, None)
+            load, done = self.rest.pop(0)
+            calls += self._loading(load, done, load.columns)
+        if calls:
+            placed, owners = zip(*calls, strict=True)
+            self.regions.append(Region(placed, (), index, owners))
+
+    def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
+        """The calls of a load, placed, with the step that waits for the buffer that is being filled."""
+        step = self.turns[self.uses[self.filling][0]].step
+        return [(call.placed(self.addresses), step) for call in load.call(first, last)]
+
+    def _beside(self, index: int, budget: int, turn: Turn) -> list[tuple[Call, Step]]:
+        """Loads that take at most `budget` cycles while this turn runs, and all that the next one waits for."""
+        calls: list[tuple[Call, Step]] = []
+        while self.rest or self._begin(index, turn):
+            load, done = self.rest.pop(0)
+            urgent = self.uses[self.filling][0] == index + 1
+            until = load.columns if urgent else self._until(load, done, budget)
+            if until < load.columns:
+                self.rest.insert(0, (load, until))
+            if until == done:
+                break
+            found = self._loading(load, done, until)
+            budget -= self._sum([call for call, _ in found])
+            calls += found
+        return calls
+
+    def _until(self, load: Load, done: int, budget: int) -> int:
+        """How many columns the budget is enough for; all if what would be left is small."""
+        whole = self._price(load, done, load.columns)
+        if whole <= budget:
+            return load.columns
+        if load.columns == 1 or budget < LEAST or whole < 2 * LEAST:
+            return done
+        start = self._price(load, done, done + 1)
+        share = done + int((load.columns - done) * (budget - start) / (whole - start + 1))
+        return max(done, min(share, load.columns))
+
+    def _price(self, load: Load, first: int, last: int) -> int:
+        return self._sum(load.call(first, last))
+
+    def _begin(self, index: int, turn: Turn | None) -> bool:
+        """Finds room for the next buffer that steps wait for; False if there is none now."""
+        if not self.waiting:
+            return False
+        name = self.waiting[0]
+        size, last = self.lowered.buffers[name], self.uses[name][1]
+        busy = self._banks(turn)
+        found = self._gaps(size, index, last)
+        if not found:
+            return False
+        soon = last - index <= SOON
+        start = min(found, key=lambda at: (bool(self._span(at, size) & busy), at if soon else -at))
+        self.addresses[name] = start
+        self.taken.append(Place(name, start, start + size, index, last))
+        self.rest = [(load, 0) for load in self.lowered.loads[name]]
+        self.filling = self.waiting.pop(0)
+        return True
+
+    def _gaps(self, size: int, first: int, last: int) -> list[int]:
+        """Places for `size` bytes in regions first..last: the end of every gap."""
+        busy = sorted((each.start, each.end) for each in self.taken if each.first <= last and first <= each.last)
+        busy.append((self.machine.local_bytes, self.machine.local_bytes))
+        found, free = list[int](), 0
+        for start, end in busy:
+            if start - free >= size:
+                found += [free, start - size]
+            free = max(free, end)
+        return found
+
+    def _banks(self, turn: Turn | None) -> set[int]:
+        """Banks that a turn reads or writes."""
+        if turn is None:
+            return set()
+        names = {name for call in turn.calls for name in call.buffers}
+        spans = (self._span(self.addresses[name], self.lowered.buffers[name]) for name in names)
+        return {bank for span in spans for bank in span}
+
+    def _span(self, at: int, size: int) -> set[int]:
+        return set(range(at // self.machine.bank_bytes, (at + size - 1) // self.machine.bank_bytes + 1))
+
+    def _too_large(self, step: Step, size: int | None) -> DoesNotFit:
+        reason = (
+            "its tensors and weights do not fit together" if size is None else f"its tensors reach byte {size}"
+        )
+        return DoesNotFit(
+            "E302",
+            reason,
+            node=step.sources[0] if step.sources else step.node,
+            op=step.op,
+            limit=f"{self.machine.local_bytes} bytes of local memory in each NPU",
+            remedy="a smaller image, or fewer channels",
+        )
+
+
+def _uses(steps: Sequence[Step | Turn]) -> dict[str, tuple[int, int]]:
+    """The first and the last step that touch each buffer."""
+    found: dict[str, tuple[int, int]] = {}
+    for index, step in enumerate(steps):
+        for call in step.calls:
+            for name in call.buffers:
+                found[name] = (found.get(name, (index, 0))[0], index)
+    return found
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of regions: all of them, and what each engine is busy."""
+
+    cycles: int
+    bdc: int
+    gdma: int
+
+    @property
+    def bound(self) -> int:
+        """What the busier engine needs alone: no order of the same calls takes less."""
+        return max(self.bdc, self.gdma)
+
+
+def cost(regions: Sequence[Region], machine: Machine) -> Cost:
+    """Of regions that run one after another."""
+    total = compute = transfer = 0
+    for region in regions:
+        bdc = sum(pricing.cycles(call, machine) for call in region.bdc)
+        gdma = sum(pricing.cycles(call, machine) for call in region.gdma)
+        total, compute, transfer = total + max(bdc, gdma), compute + bdc, transfer + gdma
+    return Cost(total, compute, transfer)
+
+
+def lower_bound(lowered: Lowered) -> int:
+    """Bytes of each NPU that no plan can do without: in some step, what is computed and what it reads."""
+    uses = _uses(lowered.steps)
+    computed = [name for name in uses if name not in lowered.loads]
+
+    def alive(index: int, step: Step) -> int:
+        touched = {name for call in step.calls for name in call.buffers if name in lowered.loads}
+        kept = (name for name in computed if uses[name][0] <= index <= uses[name][1])
+        return sum(lowered.buffers[name] for name in (*touched, *kept))
+
+    return max((alive(index, step) for index, step in enumerate(lowered.steps)), default=0)

@@ -1,0 +1,192 @@
+"""What the compiler says of a BM1684 program: the manifest's tables and the compile report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from npuc.ir import Graph, Node
+from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
+from npuc.targets.bm1684.lowering.kernel import Kernel
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.machine.matrix_width import alternatives
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.plan import pricing
+from npuc.targets.bm1684.plan.planner import cost, lower_bound
+from npuc.targets.bm1684.program.artefact import ELEMENT, WEIGHTS_FILE, Contents, Instruction, Placement, Region
+from npuc.targets.bm1684.program.emission import KERNEL, call_text, layers_of
+
+CHOICES = 5
+"""Of W that a report shows."""
+
+
+def contents(graph: Graph, lowered: Lowered, machine: Machine) -> Contents:
+    """Regions of system memory and what lies in them."""
+    ports = [(name, "input", region) for name, region in lowered.inputs.items()]
+    ports += [(name, "output", region) for name, region in lowered.outputs.items()]
+    regions = [Region(WEIGHTS, len(lowered.weights), WEIGHTS_FILE), Region(SCRATCH, lowered.scratch_bytes, None)]
+    regions += [Region(region, ELEMENT * graph.tensors[name].size, None) for name, _, region in ports]
+    placements = tuple(
+        Placement(name, direction, region, 0, "continuous", "float32", graph.shape(name))
+        for name, direction, region in ports
+    )
+    return Contents(machine, KERNEL, tuple(regions), placements)
+
+
+def instructions(kernel: Kernel, machine: Machine) -> list[Instruction]:
+    """Every call in order."""
+    found: list[Instruction] = []
+    for number, region in enumerate(kernel.regions):
+        own = (kernel.steps[region.step] for _ in region.bdc)
+        for call, step in zip((*region.gdma, *region.bdc), (*region.owners, *own), strict=True):
+            engine = "gdma" if call.on_gdma else "bdc"
+            price = pricing.cycles(call, machine)
+            found.append(Instruction(len(found), call_text(call), engine, number, step.sources, step.node, price))
+    return found
+
+
+def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, Any]]:
+    """Where the tensor of every layer of the kernel lies when the layer ends."""
+    starts = {place.buffer: place.start for place in kernel.places}
+    found: dict[str, dict[str, Any]] = {}
+    for number, regions in enumerate(layers_of(kernel)):
+        name = kernel.steps[regions[0].step].node
+        tensor = lowered.tensors.get(name)
+        if tensor is None or tensor.at.buffer not in starts or kernel.steps[regions[-1].step].on_gdma:
+            continue
+        found[name] = {
+            "tensor": name,
+            "layer": number,
+            "shape": list(graph.shape(name)),
+            "local_shape": list(tensor.shape),
+            "npu": tensor.at.npu,
+            "offset": starts[tensor.at.buffer] + tensor.at.offset,
+        }
+    return list(found.values())
+
+
+def _buffers(kernel: Kernel) -> list[dict[str, Any]]:
+    """What local memory holds in which regions."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, region in enumerate(kernel.regions):
+        first.setdefault(region.step, number)
+        last[region.step] = number
+    return [
+        {
+            "buffer": place.buffer,
+            "start": place.start,
+            "end": place.end,
+            "first": first[place.first],
+            "last": last[place.last],
+        }
+        for place in kernel.places
+    ]
+
+
+def _entry(instruction: Instruction) -> dict[str, Any]:
+    return {**asdict(instruction), "nodes": list(instruction.nodes)}
+
+
+def layers(graph: Graph, kernel: Kernel, machine: Machine) -> list[dict[str, Any]]:
+    """A row per layer, in order: what its regions cost; loads count where they run."""
+    names = list(dict.fromkeys(kernel.steps[region.step].node for region in kernel.regions))
+    return [_layer(graph, kernel, name, machine) for name in names]
+
+
+def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine) -> dict[str, Any]:
+    regions = [region for region in kernel.regions if kernel.steps[region.step].node == name]
+    step, total = kernel.steps[regions[0].step], cost(regions, machine)
+    multiplied = sum(macs(graph, node) for node in _nodes(graph, name))
+    return {
+        "name": name,
+        "op": step.op,
+        "nodes": list(step.sources),
+        "macs": multiplied,
+        "cycles": total.cycles,
+        "bdc_cycles": total.bdc,
+        "gdma_cycles": total.gdma,
+        "bound": "gdma" if total.gdma > total.bdc else "bdc",
+        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "regions": len(regions),
+        **_widths(graph, name, machine),
+    }
+
+
+def _widths(graph: Graph, name: str, machine: Machine) -> dict[str, Any]:
+    """Of a matrix product: the choices of W, the one it has first, with the document's advice."""
+    node = graph.producers.get(name)
+    if node is None or node.op not in ("Gemm", "MatMul"):
+        return {}
+    rows, cols = graph.shape(node.inputs[0])[-1], graph.shape(node.output)[-1]
+    return {"widths": [asdict(each) for each in alternatives(rows, cols, machine, CHOICES)]}
+
+
+def _nodes(graph: Graph, name: str) -> list[Node]:
+    """The node of a layer and, if it is a sum, the convolution that computes it."""
+    node = graph.producers.get(name)
+    if node is None:
+        return []
+    fused = node.attrs.get("fused_input")
+    producer = graph.producers.get(node.inputs[fused]) if isinstance(fused, int) else None
+    return [node] if producer is None else [node, producer]
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution or matrix product; 0 for anything else."""
+    if node.op in ("Conv", "ConvTranspose"):
+        weights = graph.shape(node.inputs[1])
+        positions = graph.shape(node.output if node.op == "Conv" else node.inputs[0])
+        return prod(positions) * prod(weights[1:])
+    if node.op in ("Gemm", "MatMul"):
+        return prod(graph.shape(node.output)) * graph.shape(node.inputs[0])[-1]
+    return 0
+
+
+def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    total = cost(kernel.regions, machine)
+    multiplied = sum(macs(graph, node) for node in graph.nodes)
+    ideal = multiplied / machine.macs_per_cycle
+    system = len(lowered.weights) + lowered.scratch_bytes
+    system += ELEMENT * sum(graph.tensors[name].size for name in (*graph.inputs, *graph.outputs))
+    return {
+        "target": "bm1684",
+        "machine": machine.name,
+        "instructions": sum(len(region.gdma) + len(region.bdc) for region in kernel.regions),
+        "segments": 1,
+        "macs": multiplied,
+        "cycles": total.cycles,
+        "bound_cycles": total.bound,
+        "bdc_cycles": total.bdc,
+        "gdma_cycles": total.gdma,
+        "ideal_cycles": ideal,
+        "utilization": ideal / total.cycles if total.cycles else None,
+        "clock_mhz": machine.mhz,
+        "traffic_bytes": sum(pricing.system_bytes(call) for region in kernel.regions for call in region.gdma),
+        "memory": {
+            "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
+            "system": _memory(system, None, system - lowered.scratch_bytes),
+        },
+        "host_steps": [],
+        "layers": layers(graph, kernel, machine),
+    }
+
+
+def _memory(peak: int, capacity: int | None, least: int) -> dict[str, int | None]:
+    return {"peak_bytes": peak, "capacity_bytes": capacity, "lower_bound_bytes": least}
+
+
+def manifest(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents) -> dict[str, Any]:
+    """The target's part of the manifest."""
+    return {
+        "target": "bm1684",
+        "precision": "fp32",
+        **system.as_json(),
+        "steps": [],
+        "instructions": [_entry(each) for each in instructions(kernel, machine)],
+        "buffers": _buffers(kernel),
+        "results": _results(graph, lowered, kernel),
+        "report": summary(graph, lowered, kernel, machine),
+    }

@@ -1,0 +1,48 @@
+"""When GDMA and BDC work and what local memory holds, read from the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from npuc.program import Program
+from npuc.targets.bm1684.program.artefact import Contents, Instruction
+from npuc.timeline import Activity, Buffer, Timeline
+
+
+def timeline(program: Program) -> Timeline:
+    """Calls one after another on each engine; a region starts when both have ended the one before."""
+    calls = Contents.instructions(program.manifest)
+    starts = _starts(calls)
+    clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
+    activities: list[Activity] = []
+    for call in calls:
+        start = clock[call.region, call.engine]
+        clock[call.region, call.engine] = start + call.cycles
+        name = call.text.partition("(")[0].removeprefix("okk_")
+        activities.append(Activity(call.engine.upper(), name, start, start + call.cycles, call.tensor))
+    local = (
+        Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
+        for each in Contents.occupied(program.manifest)
+    )
+    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])))
+
+
+def _system(program: Program, end: int) -> Iterator[Buffer]:
+    """The regions of system memory, one behind another, for the whole run."""
+    at = 0
+    for region in Contents.of(program.manifest).regions:
+        if region.bytes:
+            yield Buffer("system", region.name, at, region.bytes, 0, end)
+        at += region.bytes
+
+
+def _starts(calls: Sequence[Instruction]) -> list[int]:
+    """The cycle at which every region starts, and the one at which the last ends."""
+    spent: dict[int, dict[str, int]] = {}
+    for call in calls:
+        engines = spent.setdefault(call.region, {"gdma": 0, "bdc": 0})
+        engines[call.engine] += call.cycles
+    starts = [0]
+    for region in range(len(spent)):
+        starts.append(starts[-1] + max(spent[region].values()))
+    return starts

@@ -1,0 +1,107 @@
+"""The calls that a program made, one a line as the model writes them, and what they cost.
+
+A line is the call's name and the values that its price depends on, the parameters of a function of timing:
+
+    okk_bdc_conv2d groups=13 IC=4 kernel_h=3 kernel_w=3 stride_w=1 using_bias=1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from npuc.targets.bm1684.machine import timing
+from npuc.targets.bm1684.machine.parameters import Machine
+
+START, END = "okk_parallel_start", "okk_parallel_end"
+BDC, GDMA = "okk_bdc_", "okk_gdma_"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its name, the values it is priced by, the parallel region it stands in (None outside)."""
+
+    name: str
+    values: Mapping[str, int]
+    region: int | None = None
+
+    @property
+    def engine(self) -> str:
+        """bdc or gdma."""
+        return "bdc" if self.name.startswith(BDC) else "gdma"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cycles of a program: all of it, and what each engine was busy."""
+
+    cycles: int
+    bdc: int
+    gdma: int
+
+
+def read(lines: Iterable[str]) -> Iterator[Call]:
+    """The calls in the order they were made."""
+    regions, inside = 0, False
+    for line in lines:
+        name, *values = line.split()
+        if name in (START, END):
+            inside = name == START
+            regions += inside
+            continue
+        pairs = (value.split("=") for value in values)
+        yield Call(name, {key: int(number) for key, number in pairs}, regions if inside else None)
+
+
+def cycles(call: Call, machine: Machine) -> int:
+    """What a call costs. Raises KeyError for one that has no price."""
+    if call.engine == "gdma":
+        return _gdma(call.name.removeprefix(GDMA), call.values, machine)
+    name = call.name.removeprefix(BDC)
+    if name in timing.ELEMENTWISE:
+        return timing.elementwise(name, call.values["groups"], bool(call.values["strided"]))
+    if name in timing.SERIES:
+        return timing.series(name, **call.values)
+    return WINDOWS[name](**call.values, machine=machine)
+
+
+def total(calls: Iterable[Call], machine: Machine) -> Cost:
+    """What a program costs: calls outside parallel regions follow each other."""
+    busy: dict[str, int] = {"bdc": 0, "gdma": 0}
+    regions: dict[int, dict[str, int]] = {}
+    serial = 0
+    for call in calls:
+        price = cycles(call, machine)
+        busy[call.engine] += price
+        if call.region is None:
+            serial += price
+        else:
+            sums = regions.setdefault(call.region, {"bdc": 0, "gdma": 0})
+            sums[call.engine] += price
+    overlapped = sum(timing.region(**sums) for sums in regions.values())
+    return Cost(serial + overlapped, busy["bdc"], busy["gdma"])
+
+
+WINDOWS: Mapping[str, Callable[..., int]] = {
+    "conv2d": timing.conv2d,
+    "matmul": timing.matmul,
+    "depthwise2d": timing.depthwise2d,
+    "max_pool2d": timing.max_pool2d,
+    "avg_pool2d": timing.avg_pool2d,
+}
+MATRICES: Mapping[str, Callable[..., int]] = {"matrix_S2L": timing.matrix_S2L, "matrix_L2S": timing.matrix_L2S}
+MOVES: Mapping[str, Callable[[timing.Move, Machine], int]] = {
+    "cpy_S2L": timing.cpy_S2L,
+    "cpy_S2S": timing.cpy_S2L,
+    "cpy_L2S": timing.cpy_L2S,
+    "cpy_L2L": timing.cpy_L2L,
+    "set_C_local": timing.set_C_local,
+    "set_C_system": timing.set_C_system,
+}
+
+
+def _gdma(name: str, values: Mapping[str, int], machine: Machine) -> int:
+    kind = name.split("_", 1)[1]
+    if kind in MATRICES:
+        return MATRICES[kind](**values, machine=machine)
+    return MOVES[kind](timing.Move(**values), machine)

@@ -1,0 +1,108 @@
+"""Kernels compiled with the system's C compiler: against npuc's model of the interface, or for the vendor's.
+
+The model's objects are kept in the user's cache folder under the hash of what they are made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from npuc.errors import ArtefactError
+from npuc.storage.files import cache_folder
+
+MODEL = Path(__file__).parent / "c"
+WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
+FLAGS = (*WARNINGS, "-O3", "-ffp-contract=off")
+"""No contraction: the same bits on every machine."""
+COMPILERS = ("cc", "gcc", "clang")
+
+
+def compiler() -> str:
+    """The C compiler: what CC names, or the first of cc, gcc, clang. Raises ArtefactError (E507) without one."""
+    wanted = os.environ.get("CC")
+    for name in (wanted,) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise ArtefactError(
+        "E507",
+        f"no C compiler: {wanted or ', '.join(COMPILERS)} is not on the path",
+        remedy="install gcc or clang, or name a compiler in the environment variable CC",
+    )
+
+
+def program(sources: Mapping[str, bytes], folder: Path) -> Path:
+    """The executable, in this folder, of kernel sources by file name and the model.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    objects = sorted(_model(compiler()).glob("*.o"))
+    made = folder / "program"
+    files = _written(sources, folder)
+    _compile([*FLAGS, "-I", str(MODEL), "-o", made.name, *files, *map(str, objects), "-lm"], folder)
+    return made
+
+
+def shared_library(sources: Mapping[str, bytes], folder: Path) -> Path:
+    """A library of kernels, in this folder, that takes the calls from what has been loaded before it.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    made = folder / "kernels.so"
+    flags = ["-shared", "-fPIC", "-DUSING_CMODEL", "-I", str(MODEL)]
+    _compile([*FLAGS, *flags, "-o", made.name, *_written(sources, folder)], folder)
+    return made
+
+
+def _written(sources: Mapping[str, bytes], folder: Path) -> list[str]:
+    """The C files of sources that now stand in a folder."""
+    for name, text in sources.items():
+        (folder / name).write_bytes(text)
+    return [name for name in sorted(sources) if name.endswith(".c")]
+
+
+def _model(compiler: str) -> Path:
+    """The folder of the model's objects, compiled now or before."""
+    sources = sorted(MODEL.glob("okk*"))
+    digest = hashlib.sha256("\0".join([compiler, _version(compiler), *FLAGS]).encode())
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    kept = cache_folder() / f"okk-{digest.hexdigest()[:32]}"
+    if not kept.is_dir():
+        _compile_model([str(source) for source in sources if source.suffix == ".c"], kept)
+    return kept
+
+
+def _compile_model(sources: Sequence[str], kept: Path) -> None:
+    """Objects appear all at once: the folder is renamed when it is complete."""
+    staging = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
+    try:
+        _compile([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
+        staging.rename(kept)
+    except OSError:  # another process was faster
+        if not kept.is_dir():
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _compile(arguments: Sequence[str], folder: Path) -> None:
+    """Runs the compiler in a folder. Raises ArtefactError (E507) with the first line of what it objects to."""
+    done = subprocess.run([compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
+        raise ArtefactError(
+            "E507",
+            f"the C compiler refuses a source: {lines[0]}",
+            remedy="use gcc 9 or clang 10, or a newer one (environment variable CC)",
+        )

@@ -1,0 +1,81 @@
+"""The same kernels on the vendor's own chip model, in a child process.
+
+The model is libbackend_bm1684.so of the PyPI package tpu_mlir: it executes every OKKernel call and prices it
+(docs/bm1684.md says how to get it). Nothing of it is part of npuc.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.bm1684.machine.parameters import SYSTEM_START
+from npuc.targets.bm1684.simulate import compilation
+
+LIBRARY = "libbackend_bm1684.so"
+VARIABLE = "NPUC_OKK_LIBS"
+CHILD = Path(__file__).with_name("vendor_run.py")
+LOG = compilation.MODEL / "vendor_log.c"
+
+
+@dataclass(frozen=True)
+class VendorRun:
+    """What a kernel left on the vendor's model: system memory (bytes,) uint8, and its cycles."""
+
+    memory: Array
+    cycles: int
+
+
+def library(folder: str | None = None) -> Path:
+    """The vendor's library in a folder, or in the one that NPUC_OKK_LIBS names.
+
+    Raises ArtefactError (E507) if it is not there.
+    """
+    wanted = folder or os.environ.get(VARIABLE)
+    remedy = f"unpack the package tpu_mlir and name its lib folder with --okk-libs or {VARIABLE} (docs/bm1684.md)"
+    if not wanted:
+        raise ArtefactError("E507", "the vendor's chip model is not at hand", remedy=remedy)
+    found = Path(wanted) / LIBRARY
+    if not found.is_file():
+        raise ArtefactError("E507", f"there is no {LIBRARY} in {wanted}", remedy=remedy)
+    return found.resolve()
+
+
+def run(
+    sources: Mapping[str, bytes], kernel: str, arguments: bytes, memory: Array, folder: str | None = None
+) -> VendorRun:
+    """A kernel of these C sources on an image of system memory (bytes,) uint8 that starts at SYSTEM_START.
+
+    Raises ArtefactError: E507 without the library or a compiler, E503 if the vendor's model refuses a call.
+    """
+    wanted = library(folder)
+    with tempfile.TemporaryDirectory(prefix="npuc-") as name:
+        work = Path(name)
+        log = work / "log"
+        log.mkdir()
+        libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)
+        kernels = compilation.shared_library(sources, work)
+        paths = {each: work / each for each in ("arguments", "memory", "cycles")}
+        paths["arguments"].write_bytes(arguments or b"\0")
+        memory.astype(np.uint8, copy=False).tofile(paths["memory"])
+        given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
+        done = subprocess.run([sys.executable, str(CHILD), *given], capture_output=True, text=True, check=False)
+        if done.returncode or not paths["cycles"].is_file():
+            raise _refused(done)
+        return VendorRun(np.fromfile(paths["memory"], np.uint8), int(paths["cycles"].read_text(encoding="ascii")))
+
+
+def _refused(done: subprocess.CompletedProcess[str]) -> ArtefactError:
+    lines = (done.stdout + done.stderr).splitlines()
+    asserted = [line.rpartition("/")[2] for line in lines if line.startswith("ASSERT")]
+    reason = asserted[0] if asserted else (lines or [f"exit code {done.returncode}"])[-1]
+    return ArtefactError("E503", f"the vendor's chip model refuses the program: {reason}")

@@ -1,0 +1,1 @@
+"""A program in other forms: listings, files for hardware, C."""

@@ -1,0 +1,254 @@
+"""A program as C: npuc_program.h and .c from its plan, beside the driver and the machine model that stand in c/.
+
+Nothing in the text depends on when or where it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from npuc import c_text
+from npuc.c_text import array, comment, floating, listed, named, string
+from npuc.ir import Array
+from npuc.program import Port, Program
+from npuc.targets.easynpu.export.c_host import Copy, Operation, bytes_of
+from npuc.targets.easynpu.export.c_plan import Plan, plan
+from npuc.targets.easynpu.machine.isa import WORD_BYTES
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
+
+SOURCES = Path(__file__).parent / "c"
+IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
+"""Image files and the arrays that hold their words."""
+C_TYPES = {"int8": "int8_t", "int64": "int64_t", "float32": "float"}
+LIMITS = ("fmap_words", "skip_words", "weight_words", "itcm_words", "ifmap_pad_entries", "psum_entries", "pe_rows")
+"""The machine's numbers that firmware or the machine model may need."""
+
+
+def exported(program: Program) -> dict[str, bytes]:
+    """The program's sources, the driver, and a test that runs both on a machine model, by path.
+
+    Raises UnsupportedOperator (E202) for a host step that the driver does not compute.
+    """
+    found = plan(program)
+    files = {
+        path.relative_to(SOURCES).as_posix(): path.read_bytes()
+        for path in sorted(SOURCES.rglob("*"))
+        if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
+    }
+    readme = Template(files["README.md"].decode()).substitute(_figures(program, found))
+    return {
+        **files,
+        "README.md": readme.encode(),
+        "npuc_program.h": header(program, found).encode(),
+        "npuc_program.c": source(program, found).encode(),
+    }
+
+
+def header(program: Program, found: Plan) -> str:
+    """npuc_program.h: the sizes of the buffers, the machine, the program."""
+    machine = Contents.of(program.manifest).machine
+    images = {IMAGES[name]: len(data) // WORD_BYTES for name, data in sorted(program.files.items()) if data}
+    definitions = [
+        "/* What an inference needs; input and output bytes are those of all inputs and of all outputs. */",
+        *(f"#define NPUC_{name} {value}" for name, value in _sizes(program, found).items()),
+        "",
+        "/* The machine that the program is for. */",
+        *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in LIMITS),
+    ]
+    declarations = [
+        "/* Instruction words and weight streams of all segments. */",
+        *(f"extern const struct npuc_word {name}[{words}];" for name, words in images.items()),
+        "",
+        "extern const struct npuc_program npuc_program;",
+    ]
+    return c_text.header(_title(program), "NPUC_PROGRAM_H", "npuc_driver.h", definitions, declarations)
+
+
+def source(program: Program, found: Plan) -> str:
+    """npuc_program.c: words, tensors, segments and host steps."""
+    tensors = {name: number for number, name in enumerate(found.types)}
+    images = [
+        array("struct npuc_word", IMAGES[name], _words(data), public=True)
+        for name, data in sorted(program.files.items())
+    ]
+    actions = [
+        _segment(number, each, tensors) if isinstance(each, Segment) else _host(number, each, tensors)
+        for number, each in enumerate(found.actions)
+    ]
+    steps = [
+        named(**{"segment" if isinstance(each, Segment) else "host": f"&step_{number}"})
+        for number, each in enumerate(found.actions)
+    ]
+    members: dict[str, Any] = {"inputs": "inputs", "input_count": len(program.inputs)}
+    members |= {"outputs": "outputs", "output_count": len(program.outputs)}
+    members |= {"buffers": "buffers", "steps": "steps", "step_count": len(steps)}
+    return "".join(
+        [
+            f'{_title(program)}\n#include "npuc_program.h"\n\n#include <math.h>\n\n',
+            *images,
+            _border("input", program.inputs, found),
+            _border("output", program.outputs, found),
+            *(_constant(tensors[name], value) for name, value in found.constants.items()),
+            array("struct npuc_buffer", "buffers", _buffers(program, found)),
+            *actions,
+            array("struct npuc_step", "steps", steps),
+            f"const struct npuc_program npuc_program = {named(**members)};\n",
+        ]
+    )
+
+
+def _model(program: Program) -> str:
+    """The file that the program was compiled from."""
+    return str(program.manifest.get("model", {}).get("name", "a network"))
+
+
+def _title(program: Program) -> str:
+    machine = Contents.of(program.manifest).machine
+    return comment(f"{_model(program)} for the EasyNPU machine '{machine.name}'. Written by npuc.")
+
+
+def _sizes(program: Program, found: Plan) -> dict[str, int]:
+    """Buffers of an inference: how many, and bytes."""
+    inputs, outputs = (
+        sum(bytes_of(found.types[port.name]) for port in ports) for ports in (program.inputs, program.outputs)
+    )
+    return {
+        "ARENA_BYTES": max(found.arena_bytes, 1),
+        "INPUTS": len(program.inputs),
+        "OUTPUTS": len(program.outputs),
+        "INPUT_BYTES": inputs,
+        "OUTPUT_BYTES": outputs,
+    }
+
+
+def _words(data: bytes) -> list[str]:
+    """Initialisers of the 16-byte words of an image."""
+    pieces = (data[at : at + WORD_BYTES] for at in range(0, len(data), WORD_BYTES))
+    return [listed([listed(f"0x{byte:02x}" for byte in piece)]) for piece in pieces]
+
+
+def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
+    """The table of inputs or outputs, with their shapes before it."""
+    shapes = [
+        array("uint32_t", f"{role}_shape_{number}", [", ".join(map(str, port.shape))])
+        for number, port in enumerate(ports)
+        if port.shape
+    ]
+    rows = [
+        named(
+            name=string(port.name),
+            type=f"NPUC_{port.dtype.upper()}",
+            rank=len(port.shape),
+            shape=f"{role}_shape_{number}" if port.shape else 0,
+            bytes=bytes_of(found.types[port.name]),
+            scale=floating(found.scales.get(port.name, (0, 0))[0]),
+            zero=floating(found.scales.get(port.name, (0, 0))[1]),
+        )
+        for number, port in enumerate(ports)
+    ]
+    return "".join(shapes) + array("struct npuc_tensor", f"{role}s", rows)
+
+
+def _constant(number: int, value: Array) -> str:
+    """The elements of a constant tensor, some in a line."""
+    texts = [floating(each) if value.dtype == np.float32 else str(each) for each in value.ravel()]
+    rows = (", ".join(texts[start : start + LANES]) for start in range(0, len(texts), LANES))
+    return array(C_TYPES[str(value.dtype)], f"constant_{number}", rows)
+
+
+def _buffers(program: Program, found: Plan) -> list[str]:
+    """Where every tensor lies, by its number."""
+    places = {name: ("NPUC_ARENA", address, 0) for name, address in found.addresses.items()}
+    for where, ports in (("NPUC_INPUT", program.inputs), ("NPUC_OUTPUT", program.outputs)):
+        places |= {port.name: (where, number, 0) for number, port in enumerate(ports)}
+    numbers = {name: number for number, name in enumerate(found.types)}
+    rows = {name: listed(place) for name, place in places.items()}
+    rows |= {name: listed(["NPUC_CONSTANT", 0, f"constant_{numbers[name]}"]) for name in found.constants}
+    return [f"{rows[found.storage[name]]} {comment(name)}" for name in found.types]
+
+
+def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:
+    """A segment and its tables."""
+    tables = {
+        "image": ("struct npuc_image", [_image(each) for each in segment.images]),
+        "load": ("struct npuc_move", [_move(each, tensors) for each in segment.loads]),
+        "store": ("struct npuc_move", [_move(each, tensors) for each in segment.stores]),
+    }
+    members: dict[str, Any] = {"instructions": segment.count}
+    for name, (_, rows) in tables.items():
+        if rows:
+            members |= {f"{name}s": f"step_{number}_{name}s", f"{name}_count": len(rows)}
+    parts = [array(kind, f"step_{number}_{name}s", rows) for name, (kind, rows) in tables.items()]
+    return "".join(parts) + f"static const struct npuc_segment step_{number} = {named(**members)};\n\n"
+
+
+def _image(load: ImageLoad) -> str:
+    return listed([f"NPUC_{load.memory.upper()}", load.address, f"{IMAGES[load.file]} + {load.start}", load.words])
+
+
+def _move(move: TensorMove, tensors: Mapping[str, int]) -> str:
+    place = move.place
+    return named(
+        tensor=tensors[move.tensor],
+        place=listed([f"NPUC_{place.memory.upper()}", place.base, place.row, place.pixel, place.group]),
+        whole=listed(move.map_shape),
+        start=listed(move.start),
+        size=listed([move.channels, move.height, move.width]),
+    )
+
+
+def _host(number: int, each: Operation, tensors: Mapping[str, int]) -> str:
+    """A host step, after its parameters and the node it stands for."""
+    name = f"step_{number}"
+    members: dict[str, Any] = {"compute": each.name, "from": tensors[each.source], "to": tensors[each.target]}
+    if each.copy is None:
+        members |= dict(zip(("outer", "extent", "inner"), each.shape, strict=True))
+    numbers = {key: floating(value) if isinstance(value, float) else value for key, value in each.numbers.items()}
+    before = ""
+    if each.copy is not None:
+        before = f"static const struct npuc_copy {name}_copy = {_copy(each.copy)};\n"
+        members["copy"] = f"&{name}_copy"
+    elif each.name == "npuc_lrn":
+        before = f"static const struct npuc_lrn {name}_lrn = {named(**numbers)};\n"
+        members["lrn"] = f"&{name}_lrn"
+    else:
+        members |= numbers
+    title = comment(f"{each.step.op} {each.step.node}")
+    return f"{title}\n{before}static const struct npuc_host {name} = {named(**members)};\n\n"
+
+
+def _copy(copy: Copy) -> str:
+    axes = [listed([axis.extent, axis.source, axis.target]) for axis in copy.axes]
+    members: dict[str, Any] = {"bytes": copy.piece, "from": copy.source, "to": copy.target}
+    return named(**members, **({"axis": listed(axes)} if axes else {}))
+
+
+def _figures(program: Program, found: Plan) -> dict[str, str]:
+    """What README.md says of this program."""
+    segments = sum(isinstance(each, Segment) for each in found.actions)
+    return {
+        "model": _model(program),
+        "machine": Contents.of(program.manifest).machine.name,
+        "segments": str(segments),
+        "host_steps": str(len(found.actions) - segments),
+        "image_bytes": f"{sum(len(data) for data in program.files.values()):,}",
+        "arena_bytes": f"{found.arena_bytes:,}",
+        "inputs": _rows(program.inputs, found),
+        "outputs": _rows(program.outputs, found),
+    }
+
+
+def _rows(ports: Sequence[Port], found: Plan) -> str:
+    """The rows of a table of tensors."""
+    rows: list[str] = []
+    for number, port in enumerate(ports):
+        name = " ".join(port.name.split()).replace("|", "\\|")
+        size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, ("-", 0))[0]
+        rows.append(f"| {number} | {name} | {port.dtype} | {list(port.shape)} | {size} | {scale} |")
+    return "\n".join(rows)

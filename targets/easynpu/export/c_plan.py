@@ -1,0 +1,139 @@
+"""A program as the C driver takes it: its actions in order, and where the tensors of the host lie.
+
+Tensors that are neither input nor output share an arena, each for the actions between its first writer and its
+last reader. A copy that keeps all elements in order is left out where both tensors may share their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.allocation import Buffer, allocate, peak
+from npuc.errors import UnsupportedOperator
+from npuc.host import CONSTANT, HostStep
+from npuc.ir import Array, TensorType
+from npuc.program import Program
+from npuc.targets.easynpu.export.c_host import Copy, Operation, bytes_of, operations
+from npuc.targets.easynpu.program.artefact import Contents, Segment
+
+ALIGNMENT = 8
+"""Bytes: what the largest element type likes; the driver needs none."""
+ELEMENTS = ("int8", "int64", "float32")
+"""Element types of inputs, outputs and constants."""
+
+Action = Segment | Operation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver does, and its tensors in order of appearance.
+
+    storage: for every tensor the one whose memory it has, often itself; addresses: of those in the arena;
+    constants: of those that the program holds; scales: scale and zero point of inputs and outputs
+    that are int8 on the machine.
+    """
+
+    actions: tuple[Action, ...]
+    types: Mapping[str, TensorType]
+    storage: Mapping[str, str]
+    addresses: Mapping[str, int]
+    constants: Mapping[str, Array]
+    arena_bytes: int
+    scales: Mapping[str, tuple[float, float]]
+
+
+def plan(program: Program) -> Plan:
+    """The plan of a program. Raises UnsupportedOperator (E202) for what the driver does not compute."""
+    types = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
+    border = {*types, *(port.name for port in program.outputs)}
+    actions: list[Action] = []
+    for step in Contents.of(program.manifest).steps:
+        if isinstance(step, HostStep):
+            actions += operations(step, types)
+        else:
+            types.update((move.tensor, TensorType(move.shape, "int8")) for move in step.stores)
+            actions.append(step)
+    operations_only = [each for each in actions if isinstance(each, Operation)]
+    constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
+    outside = border | constants.keys()
+    for name in sorted(outside):
+        if types[name].dtype not in ELEMENTS:
+            reason = f"the C driver has no {types[name].dtype} tensors"
+            raise UnsupportedOperator("E202", reason, tensor=name, limit=", ".join(ELEMENTS))
+    kept, storage = _shared(actions, types, outside)
+    buffers = _lifetimes(kept, types, storage, outside)
+    addresses = allocate(buffers)
+    arena, scales = peak(buffers, addresses), _scales(operations_only)
+    return Plan(tuple(kept), types, storage, addresses, constants, arena, scales)
+
+
+def _value(step: HostStep) -> Array:
+    return np.array(step.attrs["value"], step.attrs["dtype"])
+
+
+def _shared(
+    actions: Sequence[Action], types: Mapping[str, TensorType], outside: set[str]
+) -> tuple[list[Action], dict[str, str]]:
+    """The actions without copies of a whole tensor as it is, and whose memory every tensor has.
+
+    outside: the tensors that lie outside the arena. Only a copy from one of them to another is needed.
+    """
+    storage = {name: name for name in types}
+    kept: list[Action] = []
+    for each in actions:
+        if not isinstance(each, Operation) or not _keeps_order(each, types):
+            kept.append(each)
+        elif each.target not in outside:
+            storage[each.target] = storage[each.source]
+        elif storage[each.source] not in outside:
+            before = storage[each.source]
+            storage |= {name: each.target for name, place in storage.items() if place == before}
+        else:
+            kept.append(each)
+    return kept, storage
+
+
+def _keeps_order(each: Operation, types: Mapping[str, TensorType]) -> bool:
+    """Whether it copies a whole tensor to a whole tensor as it is."""
+    size = bytes_of(types[each.source])
+    return size == bytes_of(types[each.target]) and each.copy == Copy(size, 0, 0, ())
+
+
+def _lifetimes(
+    actions: Sequence[Action], types: Mapping[str, TensorType], storage: Mapping[str, str], outside: set[str]
+) -> list[Buffer]:
+    """The tensors of the arena with the actions between which they are alive."""
+    alive: dict[str, list[int]] = {}
+    for number, action in enumerate(actions):
+        for name in _touched(action):
+            alive.setdefault(storage[name], []).append(number)
+    return [
+        Buffer(name, -(-bytes_of(types[name]) // ALIGNMENT) * ALIGNMENT, numbers[0], numbers[-1])
+        for name, numbers in alive.items()
+        if name not in outside
+    ]
+
+
+def _touched(action: Action) -> list[str]:
+    if isinstance(action, Operation):
+        return [action.source, action.target]
+    return [move.tensor for move in (*action.loads, *action.stores)]
+
+
+def _scales(found: Sequence[Operation]) -> dict[str, tuple[float, float]]:
+    """Scale and zero point of the int8 form that a float tensor has; copies hand them on."""
+    scales: dict[str, tuple[float, float]] = {}
+    for each in found:
+        if each.name == "npuc_dequantize":
+            scales[each.target] = (each.numbers["scale"], each.numbers["zero"])
+        elif each.copy is not None and each.source in scales:
+            scales[each.target] = scales[each.source]
+    for each in reversed(found):
+        if each.name == "npuc_quantize":
+            scales[each.source] = (each.numbers["scale"], each.numbers["zero"])
+        elif each.copy is not None and each.target in scales:
+            scales.setdefault(each.source, scales[each.target])
+    return scales

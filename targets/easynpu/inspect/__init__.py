@@ -1,0 +1,1 @@
+"""What a program is, for people: timeline, memory annotation, origin of every element."""

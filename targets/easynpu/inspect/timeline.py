@@ -1,0 +1,151 @@
+"""When an EasyNPU program does what, from its words: the array's chains, the host's transfers, the maps between.
+
+The array and the host work in turn, as segments are loaded, run and stored. Chains take the cycles of the cycle
+model, transfers those that the machine's host_bytes_per_cycle gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.listing import disassemble
+from npuc.targets.easynpu.machine.memory import Map, feature_words
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import SETUP, written_words
+from npuc.targets.easynpu.machine.timing import Followers, chain_cost, port_use
+from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
+from npuc.targets.easynpu.simulate.chains import Stage, chains
+from npuc.targets.easynpu.simulate.streams import parameter_words
+from npuc.timeline import Activity, Buffer, Timeline
+
+ARRAY, HOST = "array", "host"
+
+
+def chain_cycles(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> int:
+    """Cycles of a chain by the cycle model; words: its instruction words, extension words included.
+
+    low: the current map lies at the low end of the Fmap DTCM.
+    """
+    if chain[0].reshape is not None:
+        word = chain[0].reshape
+        return words + SETUP + feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
+    kept = sum(stage.keeps for stage in chain)
+    parts, behind = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
+    source = chain[0].ifmap(machine, low).place.memory
+    ports = tuple(
+        port_use(
+            stage.operand().place.memory if stage.name in ("add", "mul") else None,
+            [each.place.memory for each in _written(stage, stage is chain[-1], machine, low)],
+            source,
+        )
+        for stage in chain[kept:]
+    )
+    followers = Followers(len(behind), sum(map(parameter_words, behind)), words - len(parts), ports)
+    y, x = np.array([parts[0].y]), np.array([parts[0].x])
+    return int(chain_cost(parts, y, x, machine, followers).cycles[0])
+
+
+def _written(stage: Stage, last: bool, machine: Machine, low: bool) -> list[Map]:
+    """The maps that a word writes."""
+    stored = [stage.stored()] if stage.layer.stored else []
+    return [*stored, stage.ofmap(machine, not low)] if last else stored
+
+
+def _read(chain: Sequence[Stage], machine: Machine, low: bool) -> Iterator[Map]:
+    """The maps that a chain reads."""
+    for before, stage in zip((None, *chain), chain, strict=False):
+        if before is None or before.keeps:
+            yield stage.ifmap(machine, low)
+        if stage.name in ("add", "mul"):
+            yield stage.operand()
+
+
+def timeline(program: Program) -> Timeline:
+    """The run of a program. Raises ArtefactError (E502, E503) where it could not be run."""
+    contents = Contents.of(program.manifest)
+    run = _Run(program, contents)
+    for step in contents.steps:
+        if isinstance(step, Segment):
+            run.segment(step)
+    return Timeline(run.cycle, tuple(run.activities), tuple(run.buffers))
+
+
+@dataclass
+class _Run:
+    """What is known so far of a run."""
+
+    program: Program
+    contents: Contents
+    cycle: int = 0
+    activities: list[Activity] = field(default_factory=list[Activity])
+    buffers: list[Buffer] = field(default_factory=list[Buffer])
+    holders: dict[str, Array] = field(default_factory=dict[str, Array])
+    words: tuple[isa.Instruction, ...] = ()
+
+    def segment(self, segment: Segment) -> None:
+        """Loads, chains and stores, one after the other; weights are in use until the last chain."""
+        machine, first = self.contents.machine, 0
+        weights: list[Buffer] = []
+        for image in segment.images:
+            data = image.data(self.program.files, machine)
+            self._transfer(f"load {image.memory}", len(data))
+            if image.memory == "itcm":
+                first, self.words = image.start, isa.bytes_to_words(data)
+            else:
+                weights.append(self._buffer("weight", image.file, image.address, image.words, self.cycle))
+        for move in segment.loads:
+            self._transfer(f"load {move.tensor}", self._bytes(move))
+            self._write(move.map, move.tensor, self.cycle)
+        self._chains(first, segment.count)
+        self.buffers += [replace(each, end=self.cycle) for each in weights]
+        for move in segment.stores:
+            self._read(move.map)
+            self._transfer(f"store {move.tensor}", self._bytes(move))
+
+    def _chains(self, first: int, count: int) -> None:
+        machine, table, low, done = self.contents.machine, self.contents.instructions, True, first
+        for chain in chains(self.words[:count], first):
+            words, done = chain[-1].number + 1 - done, chain[-1].number + 1
+            started, self.cycle = self.cycle, self.cycle + chain_cycles(chain, words, machine, low)
+            label = " ; ".join(disassemble(stage.word) for stage in chain)
+            self.activities.append(Activity(ARRAY, label, started, self.cycle, table[chain[-1].number].tensor))
+            for where in _read(chain, machine, low):
+                self._read(where)
+            for stage in chain:
+                for where in _written(stage, stage is chain[-1], machine, low):
+                    self._write(where, table[stage.number].tensor or "", started)
+            low = low if "dst" in chain[-1].operands else not low
+
+    def _transfer(self, label: str, size: int) -> None:
+        started = self.cycle
+        self.cycle += -(-size // self.contents.machine.host_bytes_per_cycle)
+        self.activities.append(Activity(HOST, label, started, self.cycle))
+
+    def _bytes(self, move: TensorMove) -> int:
+        return feature_words(move.channels, move.height, move.width) * self.contents.machine.word_bytes
+
+    def _buffer(self, memory: str, label: str, address: int, words: int, start: int) -> Buffer:
+        size = self.contents.machine.word_bytes
+        return Buffer(memory, label, address * size, words * size, start, self.cycle)
+
+    def _write(self, where: Map, tensor: str, start: int) -> None:
+        first, last = where.span
+        self._holders(where)[where.grid] = len(self.buffers)
+        self.buffers.append(self._buffer(where.place.memory, tensor, first, last - first + 1, start))
+
+    def _read(self, where: Map) -> None:
+        """What lies there is in use until now."""
+        for at in np.unique(self._holders(where)[where.grid]).tolist():
+            self.buffers[at] = replace(self.buffers[at], end=self.cycle)
+
+    def _holders(self, where: Map) -> Array:
+        """The buffer that each word of the memory belongs to, by position."""
+        memory = where.place.memory
+        words = self.contents.machine.capacity_words(memory)
+        return self.holders.setdefault(memory, np.zeros(words, np.int64))

@@ -1,0 +1,1 @@
+"""Single layers: which nodes the PE array runs, and as which words."""

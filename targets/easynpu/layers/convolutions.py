@@ -1,0 +1,145 @@
+"""Convolutions, depthwise convolutions and average pools as jobs, with what is fused behind them.
+
+What no single word can do is split exactly: output channels into jobs, input channels and kernels into parts whose
+psums are kept from word to word (extension).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.ir import Array, Node
+from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
+from npuc.targets.easynpu.layers.borders import border_weights
+from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
+from npuc.targets.easynpu.layers.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
+from npuc.targets.easynpu.layers.kernels import split_kernel, window_word
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, pack_layer
+
+
+def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
+    """A convolution or average pool and what is fused behind it, by chunks of output channels.
+
+    Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM, UnsupportedOperator (E204) where documented
+    words cannot express a split.
+    """
+    w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:4])
+    last = (node, *followers)[-1]
+    added = next((each for each in followers if each.op == "IntAdd"), None)
+    name = conv_mnemonic(node.integer("group", 1), scope.graph.shape(node.inputs[0])[1], len(w))
+    name = "avgpool" if node.integer("average") else name
+    if is_batch_norm(scope.graph, node) and (scope.documented or not node.integer("relu")):
+        name = "bn"
+    result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
+    size = _chunk(scope, node, name, followers)
+    if node.integer("blocks", 1) > 1 and not scope.documented:
+        size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
+    for chunk in bands(result.channels, size):
+        kernels = slice(first + chunk.start, first + chunk.stop)
+        stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels])
+        operand = None
+        if added is not None:
+            other = next(each for each in added.inputs if each != node.output)
+            operand = chunk_view(scope.operand(other, added), chunk)
+        stages = (*stages, *following(scope, followers, chunk))
+        yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
+
+
+def _chunk(scope: Scope, node: Node, name: str, followers: Sequence[Node]) -> int:
+    """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
+    dense = name == "conv"
+    kernel = scope.graph.shape(node.inputs[1])[2:]
+    word, _ = window_word(scope, node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
+    parts = [part.word for part in split_kernel(word, scope.machine, dense=dense)]
+    per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
+    if node.integer("padding"):
+        borders = border_weights(scope.graph.constants[node.inputs[1]], dense=dense)
+        per_group += len(parts) * sum(BS_WORDS + int(np.prod(each.shape[1:])) for each in borders)
+    per_group += sum(group_words(each) for each in followers)
+    tables = table_words(followers)
+    most = min(FIELD_CHANNELS // LANES, scope.machine.weight_pad_entries, scope.machine.psum_entries)
+    most = min(most, held_groups(scope, node, 1, followers))
+    fitting = min(most, (scope.machine.weight_words - tables) // per_group)
+    if fitting < 1:
+        raise DoesNotFit(
+            "E302",
+            f"16 outputs take {per_group + tables} weight words",
+            node=node.name,
+            op="Conv",
+            limit=f"weight_words = {scope.machine.weight_words}",
+            remedy=f"a machine with weight_words = {per_group + tables} (--machine FILE)",
+        )
+    return fitting * LANES
+
+
+def _conv_stages(
+    scope: Scope, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array
+) -> tuple[Stage, ...]:
+    """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
+    dense = name == "conv"
+    word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
+    runs = [slice(0, w.shape[1])]
+    if dense and node.integer("blocks", 1) > 1:
+        runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
+    parts = [
+        replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
+        for run in runs
+        for part in split_kernel(
+            replace(word, Ci=run.stop - run.start) if dense else word, scope.machine, dense=dense
+        )
+    ]
+    if scope.documented and len(parts) > 1:
+        raise UnsupportedOperator(
+            "E204",
+            f"{word.Ci} channels and a {word.Hk} x {word.Wk} kernel take {len(parts)} words that keep psums",
+            node=node.name,
+            op="Conv",
+            limit="Ci <= 256 and a kernel within an ifmap pad",
+            remedy="compile with --isa extended"
+            + (", or --allow split_average_pool" if node.integer("average") else ""),
+        )
+    relu = bool(node.integer("relu"))
+    merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
+    stages: list[Stage] = []
+    if node.integer("padding"):
+        bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(
+            np.int32
+        )
+        stages += _border_stages(scope, node, word, w, bias, dense=dense)
+    for part in parts:
+        first, last = not stages, part is parts[-1]
+        kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
+        block = pack_layer(kernel, bias if first else np.zeros_like(bias), shift, dense=dense)
+        mnemonic = f"{name}_relu" if merged and last else name
+        source = x.part(part.row, part.column)
+        if dense:
+            source = source.channel_groups(part.channels.start // LANES, part.word.Ci)
+        tensor = node.output if last and merged == relu else None
+        coded = replace(part.word, opcode=BY_MNEMONIC[mnemonic].opcode)
+        stages.append(Stage(coded, block, node, tensor, source, keeps=not last))
+    if relu and not merged:
+        stages.append(relu_stage(scope, node, chunk))
+    return tuple(stages)
+
+
+def _border_stages(
+    scope: Scope, node: Node, word: Layer, w: Array, bias: Array, *, dense: bool
+) -> Iterator[Stage]:
+    """The words that put the node's integer around its map, the first with the bias; all keep their psums."""
+    pixel = scope.views.tensors[node.inputs[-1]]
+    none = np.zeros(len(w), np.int8)
+    for weights in border_weights(w, dense=dense):
+        opcode = BY_MNEMONIC["conv" if dense else "dwconv"].opcode
+        whole = replace(word, opcode=opcode, Ci=weights.shape[1] if dense else word.Co)
+        for part in split_kernel(whole, scope.machine, dense=dense):
+            kernel = weights[:, part.channels if dense else slice(None), part.rows, part.columns]
+            source = pixel.pixel_for(part.word.Ci, part.word.Hi, part.word.Wi)
+            yield Stage(part.word, pack_layer(kernel, bias, none, dense=dense), node, None, source, keeps=True)
+            bias = np.zeros_like(bias)

@@ -1,0 +1,103 @@
+"""Which nodes the array runs, and which of them continue on the result of another as fused words.
+
+Source: easynpu, Layer fusion: batch normalisation, activations and elementwise operations follow in the same pass
+over a tile, in any order; pools do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, is_window
+from npuc.targets.easynpu.layers.movement import WORD_OP
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
+from npuc.targets.easynpu.machine.parameters import Machine
+
+POINTWISE = ("IntRelu", "IntTable", "IntPRelu")
+"""Functions of one element: they continue on any result but a pool's."""
+ARRAY_OPS = ("IntConv", "IntAdd", "IntSum", "IntMul", "MaxPool", WORD_OP, *POINTWISE)
+
+
+def runs_on_array(graph: Graph, node: Node) -> bool:
+    """Whether a node of the integer graph is executed by the PE array, or is address arithmetic."""
+    if graph.tensors[node.output].dtype != "int8":
+        return False
+    if node.op == "Concat":
+        return len(graph.shape(node.output)) == 4 and node.integer("axis") > 0
+    if node.op == "DepthToSpace":
+        return interleaved(graph, node) is not None
+    return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
+
+
+def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
+    """Depthwise where every channel is its own group, dense where there is one group."""
+    return "dwconv" if group == channels == outputs and group > 1 else "conv"
+
+
+def is_batch_norm(graph: Graph, node: Node) -> bool:
+    """Whether an integer convolution is w * x + b per channel: depthwise, 1x1, stride 1, no padding."""
+    if node.op != "IntConv" or node.integer("average"):
+        return False
+    shape, outputs = graph.shape(node.inputs[0]), graph.shape(node.inputs[1])[0]
+    if conv_mnemonic(node.integer("group", 1), shape[1], outputs) != "dwconv":
+        return False
+    window = window_of(node, (1, 1))
+    taps = graph.shape(node.inputs[1])[2:]
+    return taps == (1, 1) and window.strides == (1, 1) and not any((*window.begins, *window.ends))
+
+
+def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mapping[int, Node]:
+    """For each node, by identity, that continues on the result of another: that other node.
+
+    A chain ends where the bias and scale pads are full.
+    """
+    present = {id(node) for node in nodes}
+    found: dict[int, Node] = {}
+    entries = {id(node): _pad_entries(node) for node in nodes}
+    for node in nodes:
+        producer = graph.producers.get(_continued(graph, node))
+        if producer is None or id(producer) not in present or producer.integer("average"):
+            continue
+        adds = node.op == "IntAdd"
+        heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntSum", "IntMul", *POINTWISE)
+        same = graph.shape(producer.output) == graph.shape(node.output)
+        if adds and id(producer) in found:  # a chain has one operand, which a sum before it may have taken
+            continue
+        held = entries[id(producer)] + entries[id(node)]
+        if held > machine.parameter_pad_entries:
+            continue
+        if producer.op in heads and same and graph.only_reader(producer.output) is node:
+            found[id(node)] = producer
+            entries[id(node)] = held
+    return found
+
+
+def _pad_entries(node: Node) -> int:
+    """Entries of the bias and scale pads that a node takes for 16 channels: a table one per segment."""
+    return LANES if node.op == "IntTable" else int(group_words(node) > 0)
+
+
+def _continued(graph: Graph, node: Node) -> str:
+    """The input whose producer the node may be fused behind; none if empty."""
+    if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
+        return node.inputs[node.integer("fused_input")]
+    return node.inputs[0] if node.op in POINTWISE or is_batch_norm(graph, node) else ""
+
+
+def group_words(node: Node) -> int:
+    """Weight words per 16 channels of a word behind a convolution."""
+    words = {
+        "IntAdd": BS_WORDS,
+        "IntMul": BS_WORDS,
+        "IntSum": 2 * (BS_WORDS + 1),
+        "IntPRelu": SLOPE_WORDS,
+        "IntConv": BS_WORDS + 1,
+    }
+    return words.get(node.op, 0)
+
+
+def table_words(chain: Sequence[Node]) -> int:
+    """Weight words of the tables of a chain, whatever its channels."""
+    return TABLE_WORDS * sum(node.op == "IntTable" for node in chain)

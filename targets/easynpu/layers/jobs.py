@@ -1,0 +1,129 @@
+"""What the array does in one go: a job is a chain of fused layer words with the weight blocks they stream.
+
+Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and an activation becomes
+three words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.targets.easynpu.layers.addressing import map_shape
+from npuc.targets.easynpu.layers.views import View, Views
+from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer, Reshape
+from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.parameters import Machine
+
+FIELD_CHANNELS = 256
+"""Ci and Co have 8 bits, stored minus one."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer word without tile and flags, its block of the weight stream, and what it computes."""
+
+    word: Layer | Reshape
+    block: Array
+    node: Node
+    tensor: str | None = None
+    """The int8 tensor it produces, whole or in part; None for a value that exists only between two stages."""
+    source: View | None = None
+    """The map it reads itself; None for a stage that continues on the result before it."""
+    keeps: bool = False
+    """Its psums are kept for the next stage."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fused chain: reads the sources of its stages, perhaps adds or multiplies `operand`, writes `result`."""
+
+    stages: tuple[Stage, ...]
+    result: View
+    operand: View | None = None
+    start: tuple[int, int, int] = (0, 0, 0)
+    """The first channel, row and column that it computes of its tensors."""
+    kept: View | None = None
+    """Where the result is stored in the order that it had before a reshape."""
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """The maps that the stages read, in order."""
+        return tuple(stage.source for stage in self.stages if stage.source is not None)
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        """Every map that the job reads."""
+        return (*self.sources, self.operand) if self.operand is not None else self.sources
+
+    @property
+    def writes(self) -> tuple[View, ...]:
+        """Every map that the job writes."""
+        return (self.result, self.kept) if self.kept is not None else (self.result,)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What jobs are made from: a run of array nodes, where their tensors lie, and what the machine allows."""
+
+    graph: Graph
+    nodes: Sequence[Node]
+    views: Views
+    windows: Mapping[str, Window]
+    """What is computed or held of every tensor."""
+    machine: Machine
+    documented: bool
+    """Only words that the document defines."""
+
+    def size(self, node: Node) -> tuple[int, int]:
+        """Rows and columns that are computed of a node's result."""
+        return self.windows[node.output].shape[1:]
+
+    def start(self, node: Node, chunk: slice) -> tuple[int, int, int]:
+        """The first channel, row and column that are computed of a chunk of a node's result."""
+        channel, row, column = self.windows[node.output].start
+        return channel + chunk.start, row, column
+
+    def aligned(self, name: str, node: Node) -> View:
+        """The part of an elementwise operand that meets the computed window of the result."""
+        held, wanted = self.windows[name].start, self.windows[node.output].start
+        height, width = self.size(node)
+        view = self.views.tensors[name]
+        shape = map_shape(self.graph.shape(name))
+        channel, row, column = (
+            0 if extent == 1 else w - h for extent, w, h in zip(shape, wanted, held, strict=True)
+        )
+        size = view.channels, min(height, shape[1]), min(width, shape[2])
+        return view.window((channel, row, column), size)
+
+    def operand(self, name: str, node: Node) -> View:
+        """The second operand, repeated over the map where it is smaller."""
+        height, width = self.size(node)
+        return self.aligned(name, node).broadcast_to(height, width)
+
+
+def bands(extent: int, most: int) -> list[slice]:
+    """Consecutive ranges of at most this many elements."""
+    return [slice(start, min(start + most, extent)) for start in range(0, extent, most)]
+
+
+def chunk_view(view: View, chunk: slice) -> View:
+    """The channels of a chunk, which starts at a multiple of 16."""
+    return view.channel_groups(chunk.start // LANES, chunk.stop - chunk.start)
+
+
+def pointwise_word(mnemonic: str, channels: int, height: int, width: int) -> Layer:
+    """A 1x1 word over a map."""
+    return Layer(
+        opcode=BY_MNEMONIC[mnemonic].opcode,
+        Hi=height, Wi=width, Ci=channels, Ho=height, Wo=width, Co=channels, Zs=groups(channels),
+    )  # fmt: skip
+
+
+def no_words() -> Array:
+    """The weight block of a word that streams none."""
+    return np.zeros((0, LANES), np.int8)

@@ -1,0 +1,147 @@
+"""Window operators as layer words: the geometry of one word, and the words that share one too large.
+
+A word takes at most 256 channels and a kernel within an ifmap pad; what exceeds that is split exactly into parts
+whose psums are kept from word to word (extension).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from npuc.errors import DoesNotFit
+from npuc.ir import Node
+from npuc.ops.windows import window_of
+from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
+from npuc.targets.easynpu.layers.tiling import FIELD_MOST
+from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.windows import Window, whole
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.parameters import Machine
+
+
+def geometry(
+    node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, int]
+) -> tuple[dict[str, int], int, int]:
+    """The layer word's fields for a window operator, and the first row and column that it reads of what is held.
+
+    x: all of the input; held: what the DTCM holds of it; y: what is computed of the output. Padding before the
+    map is in the word, padding after it is implied by Ho and Wo.
+    """
+    window = window_of(node, kernel)
+    row, Ph, Hi = _axis(y.rows, held.rows, x.rows[1], window.strides[0], window.begins[0])
+    column, Pw, Wi = _axis(y.columns, held.columns, x.columns[1], window.strides[1], window.begins[1])
+    (outputs, rows, columns), channels = y.shape, held.shape[0]
+    strides = [1 if count == 1 else stride for count, stride in zip(y.shape[1:], window.strides, strict=True)]
+    fields = {
+        "Sh": strides[0], "Sw": strides[1],
+        "Ph": Ph, "Pw": Pw,
+        "Dh": window.dilations[0] - 1, "Dw": window.dilations[1] - 1,
+        "Hk": kernel[0], "Wk": kernel[1],
+        "Hi": Hi, "Wi": Wi, "Ci": channels,
+        "Ho": rows, "Wo": columns, "Co": outputs, "Zs": groups(outputs),
+    }  # fmt: skip
+    return fields, row, column
+
+
+def _axis(
+    wanted: tuple[int, int], held: tuple[int, int], extent: int, stride: int, padding: int
+) -> tuple[int, int, int]:
+    """(first row read of what is held, padding before it, rows from there on)."""
+    start = wanted[0] * stride - padding
+    first = min(max(start, 0), extent - 1)
+    return first - held[0], max(-start, 0), held[1] - first
+
+
+def window_word(
+    scope: Scope, node: Node, mnemonic: str, kernel: tuple[int, int], chunk: slice, *, dense: bool
+) -> tuple[Layer, View]:
+    """The word of a window operator for a chunk of output channels, as if every field and pad sufficed."""
+    name = node.inputs[0]
+    fields, row, column = geometry(
+        node, whole(scope.graph, name), scope.windows[node.output], scope.windows[name], kernel
+    )
+    outputs = chunk.stop - chunk.start
+    fields |= {"Co": outputs, "Zs": groups(outputs)} | ({} if dense else {"Ci": outputs})
+    source = scope.views.tensors[name].part(row, column)
+    if not dense:
+        source = chunk_view(source, chunk)
+    return Layer(opcode=BY_MNEMONIC[mnemonic].opcode, **fields), source
+
+
+@dataclass(frozen=True)
+class Part:
+    """Part of a convolution: its word, the slices of the weights, and where its window starts in the map."""
+
+    word: Layer
+    channels: slice
+    rows: slice
+    columns: slice
+    row: int
+    column: int
+
+
+FIELD_DILATIONS = 16
+"""Dh and Dw have 4 bits, stored minus one: further apart, every tap has a word of its own."""
+
+
+def split_kernel(whole: Layer, machine: Machine, *, dense: bool) -> Iterator[Part]:
+    """The words that compute a convolution together, each within 256 channels and an ifmap pad.
+
+    A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
+    padding before it. Bands that lie in the padding altogether contribute nothing and are left out.
+    """
+    rows, columns = _kernel_bands(whole, machine)
+    channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
+    found = 0
+    for row_band, column_band, channel_band in product(rows, columns, channels):
+        row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)
+        column, Pw, Wi = _shifted(column_band.start * (whole.Dw + 1), whole.Pw, whole.Wi)
+        if Hi <= 0 or Wi <= 0:
+            continue
+        found += 1
+        high, wide = (band.stop - band.start for band in (row_band, column_band))
+        word = replace(
+            whole,
+            Ph=Ph, Hi=Hi, Hk=high, Dh=whole.Dh if high > 1 else 0,
+            Pw=Pw, Wi=Wi, Wk=wide, Dw=whole.Dw if wide > 1 else 0,
+            Ci=channel_band.stop - channel_band.start,
+        )  # fmt: skip
+        yield Part(word, channel_band, row_band, column_band, row, column)
+    if not found:
+        raise DoesNotFit("E303", "the kernel meets nothing but padding")
+
+
+def _shifted(offset: int, padding: int, extent: int) -> tuple[int, int, int]:
+    """(first row, padding, rows) of the map for a band that starts `offset` rows into the kernel."""
+    start = max(offset - padding, 0)
+    return start, max(padding - offset, 0), extent - start
+
+
+def _kernel_bands(whole: Layer, machine: Machine) -> tuple[list[slice], list[slice]]:
+    """Kernel rows and columns in the fewest bands whose reach fits a pad; rows are cut before columns."""
+    best: tuple[int, list[slice], list[slice]] | None = None
+    for wide in range(1, (whole.Wk if whole.Dw < FIELD_DILATIONS else 1) + 1):
+        reach = (wide - 1) * (whole.Dw + 1) + 1
+        high = _most_taps(machine.ifmap_pad_entries // reach, whole.Dh + 1, whole.Hk)
+        if reach > FIELD_MOST or not high:
+            continue
+        rows, columns = bands(whole.Hk, _even(whole.Hk, high)), bands(whole.Wk, _even(whole.Wk, wide))
+        if best is None or len(rows) * len(columns) <= best[0]:
+            best = len(rows) * len(columns), rows, columns
+    assert best is not None  # a single tap fits every pad
+    return best[1], best[2]
+
+
+def _even(extent: int, most: int) -> int:
+    """The size of equal bands, as few as `most` allows."""
+    return -(-extent // -(-extent // most))
+
+
+def _most_taps(entries: int, dilation: int, kernel: int) -> int:
+    """Taps of a kernel axis whose reach is within these entries (and the 6-bit field)."""
+    if dilation > FIELD_DILATIONS:
+        return min(entries, 1)
+    return min(kernel, (min(entries, FIELD_MOST) - 1) // dilation + 1 if entries else 0)

@@ -1,0 +1,106 @@
+"""Data movement between layers as reshape words: chains of int8 nodes that one word expresses become one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+
+import numpy as np
+
+from npuc.interpreter import evaluate
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, map_shape
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
+
+MOVES = ("Transpose", "Reshape", "SpaceToDepth", "DepthToSpace")
+WORD_OP = "IntReshape"
+"""A node that one reshape word computes; its attributes are the word's fields."""
+
+Move = tuple[str, tuple[tuple[str, Attr], ...]]
+"""An operator and its attributes, sorted."""
+
+
+def with_reshape_words(graph: Graph, fits: Callable[[Graph, Node], bool]) -> Graph:
+    """The integer graph with a node for every reshape word in place of the nodes that it computes.
+
+    fits: whether the machine can hold map and result of such a node. What address arithmetic does without any word
+    (aliases, interleaved phases) and what no single word expresses stays.
+    """
+    nodes: list[Node] = []
+    replaced: set[int] = set()
+    for node in graph.nodes:
+        if id(node) in replaced:
+            continue
+        chain = _longest(graph, _chain(graph, node), fits)
+        replaced.update(id(each) for each in chain)
+        nodes.append(_merged(graph, chain) or node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def word_of(node: Node) -> Reshape:
+    """The word of such a node."""
+    fields = {name: value for name, value in node.attrs.items() if isinstance(value, int)}
+    return Reshape(**fields)
+
+
+def _chain(graph: Graph, node: Node) -> list[Node]:
+    """The node and those that read nothing but its result, as far as all of them only move int8 elements."""
+    found: list[Node] = []
+    following: Node | None = node
+    while following is not None and _moves(graph, following):
+        found.append(following)
+        following = graph.only_reader(following.output)
+    return found
+
+
+def _moves(graph: Graph, node: Node) -> bool:
+    movement = node.op in MOVES and graph.tensors[node.output].dtype == "int8"
+    return movement and interleaved(graph, node) is None
+
+
+def _longest(graph: Graph, chain: Sequence[Node], fits: Callable[[Graph, Node], bool]) -> Sequence[Node]:
+    """The first nodes of a chain, as many as one word expresses and the machine holds; none if no word does."""
+    for count in range(len(chain), 0, -1):
+        merged = _merged(graph, chain[:count])
+        if merged is not None and fits(graph, merged):
+            return chain[:count]
+    return []
+
+
+def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
+    """One node with the word of the chain; None if no word does it, or address arithmetic suffices."""
+    if not chain or all(is_alias(graph, node) for node in chain):
+        return None
+    first, last = chain[0], chain[-1]
+    if not all(_is_map(graph.shape(name)) for name in (first.inputs[0], last.output)):
+        return None
+    moves = tuple((node.op, tuple(sorted(node.attrs.items()))) for node in chain)
+    word = _word(moves, graph.shape(first.inputs[0]), graph.shape(last.output))
+    if word is None:
+        return None
+    fields = {name: value for name, value in asdict(word).items() if value != getattr(Reshape(), name)}
+    sources = tuple(dict.fromkeys(source for node in chain for source in node.sources))
+    return Node(WORD_OP, first.inputs[:1], last.outputs, fields, last.name, sources)
+
+
+def _is_map(shape: Sequence[int]) -> bool:
+    return len(shape) in (2, 4) and shape[0] == 1
+
+
+@cache
+def _word(moves: tuple[Move, ...], before: tuple[int, ...], after: tuple[int, ...]) -> Reshape | None:
+    """The word that does what the operators do to a tensor of this shape."""
+    channels, height, width = map_shape(before)
+    result = _moved(moves, np.arange(channels * height * width).reshape(height, width, channels), before)
+    shape: Shape = (height, width, channels)
+    return word_for(result.reshape(map_shape(after)).transpose(1, 2, 0), shape)
+
+
+def _moved(moves: Sequence[Move], elements: Array, shape: Sequence[int]) -> Array:
+    """The elements (H, W, C) of a map as a tensor of this shape, after the operators."""
+    value = elements.transpose(2, 0, 1).reshape(shape)
+    for op, attrs in moves:
+        (value,) = evaluate(Node(op, ("x",), ("y",), dict(attrs), op), [value])
+    return value

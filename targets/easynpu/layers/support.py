@@ -1,0 +1,220 @@
+"""What EasyNPU runs, in the form the array needs: one constraint a function, its docstring the user's sentence.
+
+The supported-operators page and `npuc check` derive from the table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from npuc.bits import encode
+from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
+from npuc.errors import EncodingError, NpucError, Problem
+from npuc.host_nodes import quantised_forms
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.rewriting.patterns import along_axis
+from npuc.quantize.arithmetic.tables import TABLE_OPS
+from npuc.quantize.scales.constraints import ONNX_MOVEMENT, average_kernel
+from npuc.targets.easynpu.layers.addressing import map_shape
+from npuc.targets.easynpu.layers.fusion import conv_mnemonic
+from npuc.targets.easynpu.layers.kernels import geometry, split_kernel
+from npuc.targets.easynpu.layers.tiling import best_tile
+from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
+from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import Followers
+
+
+def one_image(graph: Graph, node: Node) -> str | None:
+    """The tensors are (1, C, H, W) or (1, C): the batch is 1."""
+    shapes = [graph.shape(node.inputs[0]), graph.shape(node.output)]
+    wrong = [shape for shape in shapes if len(shape) not in (2, 4) or shape[0] != 1]
+    return f"the shape is {list(wrong[0])}" if wrong else None
+
+
+def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
+    """The convolution has one group, or one group per channel."""
+    group, channels = node.integer("group", 1), graph.shape(node.inputs[0])[1]
+    outputs = graph.shape(node.output)[1]
+    return None if group == 1 or group == channels == outputs else f"{group} groups of {channels} channels"
+
+
+def counts_no_padding(graph: Graph, node: Node) -> str | None:
+    """An average is over a whole window: no padding, or padding that counts (count_include_pad = 1)."""
+    window = window_of(node, average_kernel(graph, node))
+    extents = graph.shape(node.output)[2:]
+    spatial = graph.shape(node.inputs[0])[2:]
+    ends = [
+        (count - 1) * s + reach - begin - extent
+        for count, s, reach, begin, extent in zip(
+            extents, window.strides, window.reach, window.begins, spatial, strict=True
+        )
+    ]
+    padded = any(window.begins) or any(end > 0 for end in ends)
+    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
+    if padded and (beyond or not node.integer("count_include_pad")):
+        return f"the window reaches into padding of {list(window.begins)} and {[max(e, 0) for e in ends]}"
+    return None
+
+
+def whole_or_repeated(graph: Graph, node: Node) -> str | None:
+    """Both operands are computed at run time; one may repeat its only row or column, never its only channel."""
+    constants = [name for name in node.inputs if name in graph.constants]
+    if constants:
+        return f"'{constants[0]}' is a constant"
+    shapes = [graph.shape(name) for name in node.inputs]
+    result = graph.shape(node.output)
+    fits = result in shapes and all(
+        len(shape) == len(result)
+        and shape[1] == result[1]
+        and all(extent in (1, full) for extent, full in zip(shape, result, strict=True))
+        for shape in shapes
+    )
+    return None if fits else f"the shapes are {list(shapes[0])} and {list(shapes[1])}"
+
+
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope = graph.constants.get(node.inputs[1])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    fits = along_axis(slope, graph.shape(node.inputs[0]), 1) is not None or (slope == slope.reshape(-1)[0]).all()
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator that the array runs: its instruction and its constraints."""
+
+    instruction: str
+    constraints: tuple[Constraint, ...]
+    remedy: str
+
+
+BATCH = "bind the batch to 1 with --input-shape"
+SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
+
+ARRAY: Mapping[str, Row] = {
+    "Conv": Row(
+        "conv, dwconv (with ReLU)",
+        (one_image, constant_weights, finite_constants, dense_or_depthwise, clips_at_zero),
+        SIMPLIFY,
+    ),
+    "Gemm": Row("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
+    "MaxPool": Row("maxpool", (one_image,), BATCH),
+    "GlobalMaxPool": Row("maxpool", (one_image,), BATCH),
+    "AveragePool": Row(
+        "avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"
+    ),
+    "GlobalAveragePool": Row("avgpool", (one_image,), BATCH),
+    "Add": Row("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
+    "Mul": Row("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
+    "Relu": Row("relu", (one_image,), BATCH),
+    **{op: Row("act", (one_image,), BATCH) for op in TABLE_OPS},
+    "Clip": Row("relu (from 0), act", (one_image,), BATCH),
+    "PRelu": Row(
+        "prelu, act (one slope)",
+        (one_image, slope_per_channel, finite_constants),
+        "share the slope between pixels",
+    ),
+}
+
+REWRITTEN: Mapping[str, tuple[str, str]] = {
+    "ConvTranspose": ("conv", "The weights are constants, and the image grows at most 16 times each way."),
+    "BatchNormalization": ("conv, dwconv", "The parameters are constants."),
+    "Sub": ("add", "As of Add; the sign goes into weights."),
+    "Max": ("maxpool, relu", "Two operands, of which at least one is computed at run time."),
+    "Min": ("maxpool, relu", "Two operands, of which at least one is computed at run time."),
+    "Resize": ("maxpool, conv", "Repeated pixels are copies, other interpolation is two products."),
+    "MatMul": ("conv", "One factor is a constant."),
+    "ReduceMean": ("avgpool, conv", "Any axes."),
+    "ReduceSum": ("dwconv, conv", "Any axes."),
+    "ReduceMax": ("maxpool", "Any axes."),
+    "ReduceMin": ("maxpool", "Any axes."),
+    "Pad": ("dwconv", "Any mode; zeros before a convolution become its padding."),
+    "Gather": ("conv", "The indices are constants; channels become weights, other axes slices."),
+    "Expand": ("maxpool", "Copies."),
+    **quantised_forms("conv, dwconv"),
+}
+"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+
+HOST: Mapping[str, str] = {
+    "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
+    "DequantizeLinear": "it converts an input of the network; of weights it gives values",
+    "Softmax": "the machine has no exponential and no division",
+    "LogSoftmax": "the machine has no exponential and no logarithm",
+    "ArgMax": "the machine has no index arithmetic",
+    "LRN": "the machine has no power function",
+    **dict.fromkeys(ONNX_MOVEMENT, "neither addresses nor a reshape word give this order of elements"),
+}
+
+
+def refusal(graph: Graph, node: Node, machine: Machine) -> Problem | None:
+    """Why the array cannot run the node (a node of the optimised float graph), or None if it can."""
+    row = ARRAY.get(node.op)
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    if row is None and node.op in REWRITTEN:
+        limit = REWRITTEN[node.op][1]
+        return Problem(
+            "E202", "no rewriting applies to it", limit=limit, remedy="npuc operators --target easynpu", **where
+        )
+    if row is None:
+        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
+        return Problem(
+            "E202",
+            "the machine has no such operator",
+            limit=known,
+            remedy="npuc operators --target easynpu",
+            **where,
+        )
+    for constraint in row.constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+    try:
+        word = layer_word(graph, node)
+        dense = word.operation is not None and word.operation.mnemonic == "conv"
+        parts = [part.word for part in split_kernel(word, machine, dense=dense)]
+        best_tile([replace(part, Zs=1) for part in parts], machine, Followers())
+        for part in parts:
+            encode(replace(part, Co=1, Zs=1, Ci=1, Ho=1, Wo=1, Hi=1, Wi=1))  # channels and maps are split
+    except EncodingError as error:
+        problem = error.problems[0]
+        return Problem(
+            "E301", problem.reason, limit=problem.limit, remedy="a smaller map or fewer channels", **where
+        )
+    except NpucError as error:
+        problem = error.problems[0]
+        return Problem(problem.code, problem.reason, limit=problem.limit, remedy=problem.remedy, **where)
+    return None
+
+
+def layer_word(graph: Graph, node: Node) -> Layer:
+    """The geometry of a float node as its layer word will have it."""
+    x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
+    held, computed = whole(graph, node.inputs[0]), whole(graph, node.output)
+    match node.op:
+        case "Conv":
+            name = conv_mnemonic(node.integer("group", 1), x[1], y[1])
+            height, width = graph.shape(node.inputs[1])[2:]
+            fields, _, _ = geometry(node, held, computed, held, (height, width))
+            return Layer(opcode=BY_MNEMONIC[name].opcode, **fields)
+        case "MaxPool" | "AveragePool":
+            fields, _, _ = geometry(node, held, computed, held, average_kernel(graph, node))
+            return Layer(opcode=BY_MNEMONIC["maxpool"].opcode, **fields)
+        case "GlobalAveragePool" | "GlobalMaxPool":
+            channels, height, width = map_shape(x)
+            return Layer(
+                opcode=BY_MNEMONIC["maxpool"].opcode,
+                Hi=height, Wi=width, Hk=height, Wk=width, Ci=channels, Co=channels, Zs=groups(channels),
+            )  # fmt: skip
+        case _:
+            channels, height, width = map_shape(y)
+            return Layer(
+                opcode=BY_MNEMONIC["relu"].opcode,
+                Hi=height, Wi=width, Ho=height, Wo=width, Ci=channels, Co=channels, Zs=groups(channels),
+            )  # fmt: skip

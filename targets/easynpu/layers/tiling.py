@@ -1,0 +1,118 @@
+"""The tile (y, x) of each layer by enumeration of every legal one: hardly any cycle lost, the fewest DTCM words.
+
+Legal (easynpu reference, section 4): x*y*zs psums, zs weights, x'*y' ifmap entries per pad, 6-bit extents. There
+are fewer than 700 candidates a layer, so all are evaluated at once and the optimum is stated, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.errors import DoesNotFit
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import (
+    Followers,
+    chain_cost,
+    is_dense,
+    kernel_extent,
+    of_a_row,
+    tile_input,
+    weight_words,
+)
+
+FIELD_MOST = 64
+"""y, x, y' and x' have 6 bits, stored minus one."""
+PERCENT = 1
+"""Cycles that may be given for fewer words."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The chosen tile and what makes it the best: the certificate of the enumeration."""
+
+    y: int
+    x: int
+    cycles: int
+    candidates: int
+    fewest_cycles: int
+    """Of any candidate; the chosen one has at most 1 % more."""
+    runner_up: tuple[int, int, int] | None
+    """(y, x, cycles) of the candidate that would be chosen without this one."""
+    compute_cycles: int
+    """Cycles in which the PEs compute, bubbles included."""
+    bus_words: int
+    """Ifmap and ofmap words on the shared bus."""
+    words: int
+    """Words read from and written to DTCMs: those on the bus, and the weights, which every tile reads again."""
+
+
+def best_tile(
+    parts: Sequence[Layer], machine: Machine, followers: Followers, where: str = ""
+) -> tuple[tuple[int, int], Tiling]:
+    """The best tile (y, x) of a layer and the certificate. parts: its word, or the words that keep psums.
+
+    Of the tiles with at most 1 % more cycles than the fastest: the fewest DTCM words, which is what takes energy;
+    then the fewest cycles; then the widest. Raises DoesNotFit (E303) if no tile is legal for every part.
+    """
+    last = parts[-1]
+    if is_dense(last) and last.Zs > machine.weight_pad_entries:
+        raise _too_many_channels(last, "weight_pad_entries", machine.weight_pad_entries, where)
+    y, x = (axis.ravel() for axis in np.mgrid[1 : min(last.Ho, FIELD_MOST) + 1, 1 : min(last.Wo, FIELD_MOST) + 1])
+    legal = np.logical_and.reduce([_legal(part, machine, y, x) for part in parts])
+    if not legal.any():
+        raise _no_tile(last, machine, where)
+    y, x = y[legal], x[legal]
+    cost = chain_cost(parts, y, x, machine, followers)
+    cycles, fewest = cost.cycles, int(cost.cycles.min())
+    words = cost.bus + sum(map(weight_words, parts)) * -(-last.Ho // y) * -(-last.Wo // x)
+    slow = 100 * cycles > (100 + PERCENT) * fewest
+    order = np.lexsort((-x, cycles, np.where(slow, 0, words), slow))
+    best, *others = ((int(y[at]), int(x[at]), int(cycles[at])) for at in order[:2])
+    compute, bus, moved = (int(each[order[0]]) for each in (cost.compute, cost.bus, words))
+    return best[:2], Tiling(*best, len(order), fewest, others[0] if others else None, compute, bus, moved)
+
+
+def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    rows, columns = tile_input(layer, y, x)
+    per_pe = layer.Zs if is_dense(layer) else 1
+    return (
+        (of_a_row(y * x, machine) * per_pe <= machine.psum_entries)
+        & (rows * columns <= machine.ifmap_pad_entries)
+        & (rows <= FIELD_MOST)
+        & (columns <= FIELD_MOST)
+    )
+
+
+def with_tile(layer: Layer, y: int, x: int) -> Layer:
+    """The word with a tile and the sub-ifmap that it needs."""
+    rows, columns = tile_input(layer, y, x)
+    return replace(layer, y=y, x=x, yi=int(rows), xi=int(columns))
+
+
+def _no_tile(layer: Layer, machine: Machine, where: str) -> DoesNotFit:
+    height, width = kernel_extent(layer.Hk, layer.Dh), kernel_extent(layer.Wk, layer.Dw)
+    if height * width > machine.ifmap_pad_entries:
+        return DoesNotFit(
+            "E303",
+            f"the kernel spans {height} x {width} = {height * width} entries of an ifmap pad",
+            node=where,
+            limit=f"ifmap_pad_entries = {machine.ifmap_pad_entries}",
+            remedy=f"a machine with ifmap_pad_entries = {height * width} (--machine FILE), or a smaller kernel",
+        )
+    if max(height, width) > FIELD_MOST:
+        return DoesNotFit("E303", f"the kernel spans {height} x {width}", node=where, limit="64 rows and columns")
+    return _too_many_channels(layer, "psum_entries", machine.psum_entries, where)
+
+
+def _too_many_channels(layer: Layer, parameter: str, limit: int, where: str) -> DoesNotFit:
+    return DoesNotFit(
+        "E303",
+        f"{layer.Zs} output channels per PE for one pixel",
+        node=where,
+        limit=f"{parameter} = {limit}",
+        remedy=f"a machine with {parameter} = {layer.Zs} (--machine FILE)",
+    )

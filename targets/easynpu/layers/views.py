@@ -1,0 +1,213 @@
+"""Which part of which buffer a tensor is: concatenation, splitting and broadcasting as address arithmetic.
+
+A buffer is a feature map in a DTCM. A tensor is a whole buffer, or a window of one: channel groups, rows and
+columns from an offset, perhaps every n-th row or column, perhaps one pixel for all. Only word granularity exists:
+channel offsets are multiples of 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
+from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.machine.memory import LANES, Place
+
+
+@dataclass(frozen=True)
+class View:
+    """A map (channels, height, width) inside a buffer; offsets and steps in groups, rows and columns."""
+
+    buffer: str
+    channels: int
+    height: int
+    width: int
+    group: int = 0
+    row: int = 0
+    column: int = 0
+    row_step: int = 1
+    column_step: int = 1
+    """A step of 0 repeats the one row or column: a broadcast operand."""
+    group_step: int = 1
+    """0 repeats the first 16 channels."""
+
+    def within(self, whole: Place) -> Place:
+        """Where the view lies when its buffer lies at this place."""
+        base = whole.base + self.row * whole.row + self.column * whole.pixel + self.group * whole.group
+        row, pixel = whole.row * self.row_step, whole.pixel * self.column_step
+        return replace(whole, base=base, row=row, pixel=pixel, group=whole.group * self.group_step)
+
+    def channel_groups(self, first: int, channels: int) -> View:
+        """The groups from `first` on that hold this many channels."""
+        return replace(self, group=self.group + first * self.group_step, channels=channels)
+
+    def pixel_for(self, channels: int, height: int, width: int) -> View:
+        """The first pixel and its first 16 channels, repeated over a map."""
+        return View(self.buffer, channels, height, width, self.group, self.row, self.column, 0, 0, 0)
+
+    def part(self, row: int, column: int) -> View:
+        """The rows and columns from an offset on."""
+        return replace(
+            self,
+            row=self.row + row * self.row_step,
+            column=self.column + column * self.column_step,
+            height=self.height - row,
+            width=self.width - column,
+        )
+
+    def window(self, start: Shape, shape: Shape) -> View:
+        """A map of this shape (C, H, W) from a channel (a multiple of 16), a row and a column on."""
+        channel, row, column = start
+        channels, height, width = shape
+        moved = self.part(row, column).channel_groups(channel // LANES, channels)
+        return replace(moved, height=height, width=width)
+
+    def interleaved(self, row: int, column: int, step: tuple[int, int], size: tuple[int, int]) -> View:
+        """Every step-th row and column from an offset on, of a given size."""
+        return replace(
+            self.part(row, column),
+            height=size[0],
+            width=size[1],
+            row_step=self.row_step * step[0],
+            column_step=self.column_step * step[1],
+        )
+
+    def broadcast_to(self, height: int, width: int) -> View:
+        """The view repeated over a map: a step of 0 where it has one row or column."""
+        return replace(
+            self,
+            height=height,
+            width=width,
+            row_step=self.row_step if self.height == height else 0,
+            column_step=self.column_step if self.width == width else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Views:
+    """The view of every int8 tensor, and the shape (C, H, W) of every buffer."""
+
+    tensors: Mapping[str, View]
+    buffers: Mapping[str, Shape]
+    copies: Mapping[str, tuple[tuple[str, View], ...]] = field(
+        default_factory=dict[str, "tuple[tuple[str, View], ...]"]
+    )
+    """Per concatenation result: the operands that must be copied into it, and their windows."""
+
+    def is_whole(self, view: View) -> bool:
+        """Whether the view is its buffer, so that no address arithmetic is needed."""
+        return view == View(view.buffer, *self.buffers[view.buffer])
+
+
+def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> Views:
+    """The views of the tensors that a run of array nodes reads and writes.
+
+    windows: what is held of every tensor: all of it, or the window of a tile.
+    """
+    return _Planner(graph, nodes, windows).result()
+
+
+class _Planner:
+    """Decides from the last node to the first which tensors are written straight into a concatenation."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> None:
+        self.graph = graph
+        self.nodes = nodes
+        self.windows = windows
+        self.shapes = {name: window.shape for name, window in windows.items()}
+        self.views: dict[str, View] = {}
+        self.buffers: dict[str, Shape] = {}
+        self.copies: dict[str, tuple[tuple[str, View], ...]] = {}
+        self.parts = {name for node in nodes if is_part(graph, node) for name in node.outputs}
+
+    def result(self) -> Views:
+        phases = {node.output: interleaved(self.graph, node) for node in self.nodes}
+        never_stored = {id(concat) for concat in phases.values()}
+        for node in reversed(self.nodes):
+            concat = phases[node.output]
+            if concat is not None:
+                self._interleave(node, concat)
+            elif node.op == "Concat" and id(node) not in never_stored:
+                self._concat(node)
+        for node in self.nodes:
+            for name in node.inputs:
+                if name not in self.graph.constants:
+                    self._view(name)
+            if is_part(self.graph, node):
+                self._parts(node)
+            else:
+                for name in node.outputs:
+                    self._view(name)
+        return Views(self.views, self.buffers, self.copies)
+
+    def _view(self, name: str) -> View:
+        """The tensor's view; a buffer of its own where nothing else was decided."""
+        if name not in self.views:
+            shape = self.shapes[name]
+            self.buffers[name] = shape
+            self.views[name] = View(name, *shape)
+        return self.views[name]
+
+    def _concat(self, node: Node) -> None:
+        """Gives each operand its window of the result, unless it already has a place or comes from outside."""
+        whole, axis = self._view(node.output), node.integer("axis")
+        offsets = concat_offsets(self.graph, node) or []
+        self._write_into(
+            node.output,
+            [
+                (name, concat_window(whole, axis, offset, self._operand_shape(name, axis, whole)))
+                for name, offset in zip(node.inputs, offsets, strict=False)
+            ],
+        )
+
+    def _operand_shape(self, name: str, axis: int, whole: View) -> Shape:
+        """What a result of this size takes of an operand: all its channels, or all of it along other axes."""
+        channels, height, width = self.shapes[name]
+        return (channels, whole.height, whole.width) if axis == 1 else (channels, height, width)
+
+    def _interleave(self, node: Node, concat: Node) -> None:
+        """Gives each phase its rows and columns of the result; the concatenation itself is never stored."""
+        whole, step = self._view(node.output), node.integer("blocksize")
+        _, height, width = self.shapes[concat.output]
+        phases = [
+            (name, whole.interleaved(index // step, index % step, (step, step), (height, width)))
+            for index, name in enumerate(concat.inputs)
+        ]
+        self._write_into(node.output, phases)
+        self.views[concat.output] = whole
+
+    def _write_into(self, result: str, windows: Sequence[tuple[str, View]]) -> None:
+        """Lets each operand be written to its window of a result, or notes that it must be copied there.
+
+        An operand of which a tile computes more than the result needs keeps a buffer of its own.
+        """
+        copied: list[tuple[str, View]] = []
+        for name, window in windows:
+            halo = self.shapes[name][1:] != (window.height, window.width)
+            if name in self.views or name in self.parts or halo:
+                copied.append((name, window))
+            else:
+                self.views[name] = window
+        self.copies[result] = tuple(copied)
+
+    def _parts(self, node: Node) -> None:
+        """Gives each result of a Slice, a Split or a copy its part of what is held of the source."""
+        source, held = self._view(node.inputs[0]), self.windows[node.inputs[0]]
+        if node.op == "Split":
+            starts = [{node.integer("axis"): offset} for offset in split_offsets(self.graph, node)]
+        elif node.op == "Slice":
+            starts = [dict(zip(node.integers("axes"), node.integers("starts"), strict=True))]
+        else:
+            starts = [dict[int, int]()]
+        for name, start in zip(node.outputs, starts, strict=True):
+            first = self.windows[name].start
+            channel, row, column = (start.get(axis + 1, 0) + first[axis] - held.start[axis] for axis in range(3))
+            self.views[name] = source.window((channel, row, column), self.shapes[name])
+
+
+def concat_window(whole: View, axis: int, offset: int, shape: Shape) -> View:
+    """The window of a concatenation's result that an operand of this shape fills."""
+    channel, row, column = (offset if axis == each else 0 for each in (1, 2, 3))
+    return whole.window((channel, row, column), shape)

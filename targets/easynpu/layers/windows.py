@@ -1,0 +1,165 @@
+"""Windows of feature maps: which part of its inputs a node needs for a part of its output.
+
+A window is a range of channels, rows and columns of a tensor, in the tensor's own coordinates. Tiles of a layer
+range are planned and lowered by asking, from its last node to its first, what each must compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.targets.easynpu.layers.addressing import interleaved, map_shape, moved_axes
+from npuc.targets.easynpu.machine.memory import groups
+
+Range = tuple[int, int]
+Rows = Array
+"""Rows (or columns, or channels), one entry a tile."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Half-open ranges of channels, rows and columns."""
+
+    channels: Range
+    rows: Range
+    columns: Range
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the window."""
+        channels, rows, columns = (end - start for start, end in (self.channels, self.rows, self.columns))
+        return channels, rows, columns
+
+    @property
+    def start(self) -> tuple[int, int, int]:
+        """First channel, row and column."""
+        return self.channels[0], self.rows[0], self.columns[0]
+
+    @property
+    def words(self) -> int:
+        """DTCM words of the window."""
+        channels, height, width = self.shape
+        return height * width * groups(channels)
+
+
+def whole(graph: Graph, tensor: str) -> Window:
+    """All of a tensor."""
+    channels, height, width = map_shape(graph.shape(tensor))
+    return Window((0, channels), (0, height), (0, width))
+
+
+def is_channelwise(graph: Graph, node: Node) -> bool:
+    """Whether each output channel depends on the same input channel only."""
+    if node.op != "IntConv":
+        return node.op not in ("Concat", "Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
+    group = node.integer("group", 1)
+    return group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A window operator along one axis: how its output's rows lie over its input's."""
+
+    extent: int
+    """Rows of the input."""
+    outputs: int
+    """Rows of the output."""
+    stride: int
+    padding: int
+    reach: int
+    """Rows from the first to the last tap."""
+
+    @classmethod
+    def of(cls, graph: Graph, node: Node, axis: int) -> Sliding:
+        """A convolution or a pool along the rows (axis 1) or columns (axis 2) of its map."""
+        kernel = graph.shape(node.inputs[1])[2:] if node.op == "IntConv" else node.integers("kernel_shape")
+        window, at = window_of(node, (kernel[0], kernel[1])), axis - 1
+        extent, outputs = (map_shape(graph.shape(name))[axis] for name in (node.inputs[0], node.output))
+        return cls(extent, outputs, window.strides[at], window.begins[at], window.reach[at])
+
+    def needed(self, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+        """The rows of the input that are read for the output rows low..high; at least one.
+
+        Rows that no window meets (beyond the last, or between windows further apart than they reach) are asked for
+        as well, so that every element of every layer is computed and can be compared.
+        """
+        first = np.minimum(np.maximum(low * self.stride - self.padding, 0), self.extent - 1)
+        last = (high - 1) * self.stride - self.padding + max(self.reach, self.stride)
+        last = np.where(high == self.outputs, self.extent, np.minimum(last, self.extent))
+        return first, np.maximum(last, first + 1)
+
+
+def interleaving(graph: Graph, node: Node) -> int:
+    """Rows (or columns) of the result for one of each phase that a node interleaves; 1 for any other node."""
+    return node.integer("blocksize") if interleaved(graph, node) is not None else 1
+
+
+def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:
+    """What a node reads of an activation along an axis (0 channels, 1 rows, 2 columns) for parts of its output."""
+    extent = map_shape(graph.shape(name))[axis]
+    if node.op == "IntConv" and name != node.inputs[0]:  # the pixel that surrounds the map
+        return np.zeros_like(low), np.full_like(high, extent)
+    if axis and node.op in ("IntConv", "MaxPool"):
+        return Sliding.of(graph, node, axis).needed(low, high)
+    if axis and (step := interleaving(graph, node)) > 1:
+        return low // step, -(-high // step)
+    mixes = axis in moved_axes(graph, node) if axis else not is_channelwise(graph, node)
+    if mixes or extent == 1:  # one row or column is repeated over the others
+        return np.zeros_like(low), np.full_like(high, extent)
+    return low, high
+
+
+def ranges_for(
+    graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, tuple[Rows, Rows]], axis: int
+) -> dict[str, tuple[Rows, Rows]]:
+    """The range along an axis that must be computed or loaded of every tensor, for many tiles of the outputs."""
+    found = dict(outputs)
+    for node in reversed(nodes):
+        wanted = [found[name] for name in node.outputs if name in found]
+        if not wanted:
+            continue
+        low, high = wanted[0]
+        for first, last in wanted[1:]:
+            low, high = np.minimum(low, first), np.maximum(high, last)
+        if axis and (step := interleaving(graph, node)) > 1:  # whole blocks, so that every phase has as many rows
+            low, high = low // step * step, -(-high // step) * step
+            found[node.output] = low, high
+        moves = axis in moved_axes(graph, node)
+        for name in node.outputs:
+            if moves:
+                extent = map_shape(graph.shape(name))[axis]
+                found[name] = np.zeros_like(low), np.full_like(high, extent)
+            found.setdefault(name, (low, high))
+        for name in dict.fromkeys(each for each in node.inputs if each not in graph.constants):
+            first, last = needed(graph, node, name, axis, low, high)
+            if name in found:
+                first, last = np.minimum(found[name][0], first), np.maximum(found[name][1], last)
+            found[name] = first, last
+    return found
+
+
+def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Window]) -> dict[str, Window]:
+    """What must be computed (or loaded) of every tensor so that these windows of the outputs result."""
+    along = [
+        ranges_for(graph, nodes, {name: _range(window, axis) for name, window in outputs.items()}, axis)
+        for axis in range(3)
+    ]
+    return {
+        name: Window(*((int(low), int(high)) for low, high in (ranges[name] for ranges in along)))
+        for name in along[0]
+    }
+
+
+def _range(window: Window, axis: int) -> tuple[Rows, Rows]:
+    low, high = (window.channels, window.rows, window.columns)[axis]
+    return np.array(low), np.array(high)
+
+
+def is_tileable(graph: Graph, nodes: Iterable[Node], axis: int) -> bool:
+    """Whether a range can be computed in tiles along an axis: no node in it moves elements along it."""
+    return not any(axis in moved_axes(graph, node) for node in nodes)

@@ -1,0 +1,123 @@
+"""Listings: a line of text per instruction word, and back.
+
+A line is `mnemonic[.fused][.stored] field=value ... ; comment`. Fields at their default may be left out; a
+word that no opcode defines is written `word 0x...`. assemble(disassemble(word)) == word for every word.
+"""
+
+from __future__ import annotations
+
+from npuc.bits import encode, places
+from npuc.errors import ArtefactError, EncodingError
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.isa import (
+    FUSED,
+    HALT,
+    STORED,
+    Control,
+    Halt,
+    Instruction,
+    Layer,
+    Operand,
+    Reshape,
+    Undefined,
+)
+
+
+def mnemonic(instruction: Instruction) -> str:
+    """The listing's name of a word, flags included."""
+    match instruction:
+        case Layer():
+            operation = instruction.operation
+            name = operation.mnemonic if operation else "?"
+            return name + ".fused" * instruction.fused + ".stored" * instruction.stored
+        case Reshape():
+            return "reshape"
+        case Operand() | Control():
+            return isa.ROLES[instruction.opcode]
+        case Halt():
+            return "halt"
+        case Undefined():
+            return "word"
+
+
+def disassemble(instruction: Instruction) -> str:
+    """One line; fields at their default are left out."""
+    if isinstance(instruction, Undefined):
+        return f"word 0x{encode(instruction):032x}"
+    defaults = type(instruction)()
+    shown = [
+        f"{name}={getattr(instruction, name)}"
+        for name in places(type(instruction))
+        if name != "opcode" and getattr(instruction, name) != getattr(defaults, name)
+    ]
+    return " ".join([mnemonic(instruction), *shown])
+
+
+def assemble(line: str, number: int = 1) -> Instruction | None:
+    """The word of a line, or None for a blank or comment line. Raises ArtefactError (E504)."""
+    text = line.split(";")[0].split()
+    if not text:
+        return None
+    name, *pairs = text
+    if name == "word":
+        return _raw_word(pairs, number)
+    cls, opcode = _opcode(name, number)
+    known = places(cls)
+    values: dict[str, int] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in known or key == "opcode":
+            raise _bad(number, f"{name} has no field '{key}'", f"fields: {', '.join(set_fields(cls))}")
+        if key in values:
+            raise _bad(number, f"'{key}' is set twice", "each field once")
+        values[key] = _number(value, number)
+    instruction = cls(opcode=opcode, **values)
+    try:
+        encode(instruction)
+    except EncodingError as error:
+        raise _bad(number, error.problems[0].reason, error.problems[0].limit or "") from None
+    return instruction
+
+
+def set_fields(cls: type[Instruction]) -> list[str]:
+    """The fields a listing can set."""
+    return [name for name in places(cls) if name != "opcode"]
+
+
+def _opcode(name: str, number: int) -> tuple[type[Instruction], int]:
+    if name == "halt":
+        return Halt, HALT
+    if name in isa.EXTENSIONS:
+        return isa.EXTENSIONS[name].word, isa.EXTENSIONS[name].opcode
+    base, *flags = name.split(".")
+    if base not in isa.BY_MNEMONIC or not set(flags) <= {"fused", "stored"}:
+        raise _bad(
+            number,
+            f"unknown instruction '{name}'",
+            f"one of {', '.join([*isa.BY_MNEMONIC, *isa.EXTENSIONS])}",
+        )
+    opcode = isa.BY_MNEMONIC[base].opcode | FUSED * ("fused" in flags) | STORED * ("stored" in flags)
+    cls = isa.word_type(opcode)
+    if cls not in (Layer, Reshape):
+        raise _bad(number, f"unknown instruction '{name}'", f"'{base}' has no flags")
+    return cls, opcode
+
+
+def _raw_word(pairs: list[str], number: int) -> Instruction:
+    if len(pairs) != 1:
+        raise _bad(number, "'word' takes one number", "word 0x<32 hexadecimal digits>")
+    value = _number(pairs[0], number)
+    if not 0 <= value < 1 << isa.WORD_BITS:
+        raise _bad(number, "the word does not fit", "128 bits")
+    return isa.decode_word(value)
+
+
+def _number(text: str, number: int) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise _bad(number, f"'{text}' is not a number", "decimal, or hexadecimal with 0x") from None
+
+
+def _bad(number: int, reason: str, limit: str) -> ArtefactError:
+    return ArtefactError("E504", f"line {number}: {reason}", limit=limit or None)

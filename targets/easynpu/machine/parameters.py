@@ -1,0 +1,106 @@
+"""The numbers of an EasyNPU machine, once; a TOML file overrides any of them.
+
+Source: easynpu, chapters Scratch Pad (16 ifmap pads of 64 entries, weight pads of 16), PE (Pe_ps_addr has
+6 bits, hence 64 psums) and Storage (20 KB + 20 KB + 24 KB of DTCM in words of 128 bits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import DoesNotFit
+from npuc.quantize.scales.assignment import DEMANDS
+from npuc.storage.machine_files import bad_machine, described, read_values
+
+MACHINES = Path(__file__).parents[1] / "machines"
+ROWS_MOST = 64
+PAGE = "docs/easynpu.md"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One EasyNPU. Pads and memories are in entries and words; a word is one byte per PE."""
+
+    name: str = "default"
+    pes: int = 16
+    pe_rows: int = 1
+    """Rows of 16 PEs that share weights and ifmap pads (a read port each) and divide the positions of a tile."""
+    ifmap_pad_entries: int = 64
+    psum_entries: int = 64
+    """Of every row."""
+    weight_pad_entries: int = 16
+    parameter_pad_entries: int = 64
+    """Entries of 32 + 8 bits per PE: bias and scale of a layer and of the words fused behind it (the author's RTL
+    has 16, for one layer of 16 output channels per PE)."""
+    fmap_words: int = 1280
+    skip_words: int = 1280
+    weight_words: int = 1536
+    itcm_words: int = 256
+    host_bytes_per_cycle: int = 1
+    """What the host moves to or from the DTCMs in a cycle: weighs transfers against computation in plans."""
+    psum_write_first: bool = False
+    """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
+    scales: str = "free"
+    """What activations may have: one of quantize.scales.DEMANDS."""
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """Multiply-accumulates of all PEs."""
+        return self.pes * self.pe_rows
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a DTCM word: one per PE."""
+        return self.pes
+
+    def capacity_words(self, memory: str) -> int:
+        """Words of a memory named as on the command line: fmap, skip, weight, itcm."""
+        return int(getattr(self, f"{memory}_words"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values as the manifest records them."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: dict[str, Any], origin: str) -> Machine:
+        """A machine from names and values. Raises DoesNotFit (E305) for what no EasyNPU can be."""
+        machine = described(cls, values, origin, PAGE)
+        if machine.pes != 16:
+            raise _bad(
+                origin, f"pes = {machine.pes}", "16: the instruction and the memory word are made for 16 PEs"
+            )
+        if machine.scales not in DEMANDS:
+            raise _bad(origin, f"scales = {machine.scales!r}", ", ".join(DEMANDS))
+        if machine.pe_rows > ROWS_MOST:
+            raise _bad(origin, f"pe_rows = {machine.pe_rows}", f"1..{ROWS_MOST}")
+        if machine.weight_pad_entries > 256:
+            raise _bad(origin, f"weight_pad_entries = {machine.weight_pad_entries}", "1..256 (Zs has 8 bits)")
+        return machine
+
+
+def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
+    return bad_machine(origin, reason, limit, PAGE)
+
+
+def names() -> tuple[str, ...]:
+    """The machines that ship with npuc."""
+    return ("default", *sorted(path.stem for path in MACHINES.glob("*.toml")))
+
+
+def load(name_or_file: str | None = None, scales: str | None = None) -> Machine:
+    """The default machine, a shipped one by name, or one from a TOML file.
+
+    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unknown name, an unreadable
+    file or invalid values.
+    """
+    machine = _described(name_or_file)
+    return replace(machine, scales=scales or machine.scales)
+
+
+def _described(name_or_file: str | None) -> Machine:
+    if name_or_file is None or name_or_file == "default":
+        return Machine()
+    path = MACHINES / f"{name_or_file}.toml" if name_or_file in names() else Path(name_or_file)
+    return Machine.of({"name": path.stem, **read_values(path, names(), PAGE)}, path.name)

@@ -1,0 +1,224 @@
+"""What a reshape word does to a map, and which word gives a wanted order.
+
+The document says it in prose (easynpu, Reshape): dimensions are exchanged, or one is split and its parts are
+stacked on another, as piles of mah-jong tiles are. Its two examples, in length, width and height:
+
+- [6, 4, 2] halved in length and doubled in height: the second half of the length is put on top of the first. The
+  document calls the result [3, 4, 6], which is 72 tiles of 48; it is [3, 4, 4].
+- [2, 4, 6] halved in height and doubled in length: the upper half is inserted into the lower one, not put beside
+  it. The result is [4, 4, 3].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import permutations, product
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.memory import LANES
+
+SETUP = 5
+"""Cycles in which a machine divides the extents of a word that reads a map, as many as others load parameters."""
+DIMENSIONS = "nhwc"
+N, H, W, C = range(4)
+ORDER = (C, W, H, N)
+"""The dimensions are split in this order, each as the ones before it left it."""
+PERMUTATIONS = tuple(permutations(range(4)))
+"""By the word's perm: dimension i of the result is dimension PERMUTATIONS[perm][i] of the map."""
+FACTOR_MOST = 256
+EXTENT_MOST = 256
+
+Shape = tuple[int, int, int]
+"""(H, W, C)"""
+Split = tuple[int, int, int, int]
+"""(parts, onto, minor, insert) of a dimension."""
+
+
+def splits(word: Reshape) -> list[Split]:
+    """(parts, onto, minor, insert) of N, H, W and C."""
+    return [
+        (
+            getattr(word, f"split_{name}"),
+            getattr(word, f"onto_{name}"),
+            getattr(word, f"minor_{name}"),
+            getattr(word, f"insert_{name}"),
+        )
+        for name in DIMENSIONS
+    ]
+
+
+def problem(word: Reshape) -> str | None:
+    """Why the word describes no rearrangement of its map into its result, or None."""
+    if word.perm >= len(PERMUTATIONS):
+        return f"permutation {word.perm} of {len(PERMUTATIONS)}"
+    extents = [(1, word.Hi, word.Wi, word.Ci)[source] for source in PERMUTATIONS[word.perm]]
+    table = splits(word)
+    for dimension in ORDER:
+        parts, onto, _, _ = table[dimension]
+        if extents[dimension] % parts:
+            return f"{DIMENSIONS[dimension].upper()} = {extents[dimension]} is split into {parts} parts"
+        extents[dimension] //= parts
+        extents[onto] *= parts
+    if extents != [1, word.Ho, word.Wo, word.Co]:
+        return f"N, H, W, C are {extents} after the splits, the result is {[1, word.Ho, word.Wo, word.Co]}"
+    return None
+
+
+def destination(word: Reshape, at: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """Where the elements at (row, column, channel) of the map go: row, column and channel of the result.
+
+    A dimension of R * parts indices is split either by blocks (part = index // R, rest = index % R) or, minor,
+    into every parts-th index (part = index % parts, rest = index // parts). The rest stays where it is; the part
+    goes to the dimension it is stacked on, of T indices: behind them (part * T + index), or inserted between them
+    (index * parts + part). That may be the split dimension itself. The word must have no `problem`.
+    """
+    order = PERMUTATIONS[word.perm]
+    index = [(np.zeros_like(at[0]), *at)[source] for source in order]
+    extents = [(1, word.Hi, word.Wi, word.Ci)[source] for source in order]
+    for dimension, (parts, onto, minor, insert) in ((each, splits(word)[each]) for each in ORDER):
+        rest = extents[dimension] // parts
+        part = index[dimension] % parts if minor else index[dimension] // rest
+        index[dimension] = index[dimension] // parts if minor else index[dimension] % rest
+        extents[dimension] = rest
+        index[onto] = index[onto] * parts + part if insert else part * extents[onto] + index[onto]
+        extents[onto] *= parts
+    return index[H], index[W], index[C]
+
+
+def rearranged(x: Array, word: Reshape) -> Array:
+    """Maps (samples, Hi, Wi, Ci) in the word's order: (samples, Ho, Wo, Co).
+
+    Raises ArtefactError (E503) where the word contradicts itself.
+    """
+    wrong = problem(word)
+    if wrong is not None:
+        raise ArtefactError("E503", f"a reshape word contradicts itself: {wrong}")
+    result = np.empty((len(x), word.Ho, word.Wo, word.Co), x.dtype)
+    row, column, channel = targets(word)
+    result[:, row, column, channel] = x
+    return result
+
+
+def run_length(word: Reshape) -> int:
+    """Channels of the map, from every multiple of this number on, that stay neighbours in the result.
+
+    All of them, those of a part where C is split by blocks, or 1 where they are separated.
+    """
+    table = splits(word)
+    parts, _, minor, _ = table[C]
+    inserted = any(each > 1 and onto == C and insert for each, onto, _, insert in table)
+    moved = PERMUTATIONS[word.perm][C] != C or (minor and parts > 1)
+    return 1 if moved or inserted else word.Ci // parts
+
+
+def piece_starts(word: Reshape) -> Array:
+    """Which elements (Hi, Wi, Ci) of the map begin a piece: lanes of a word that go to one word as neighbours."""
+    channel = targets(word)[2]
+    at = np.arange(word.Ci)
+    return (at % LANES == 0) | (at % run_length(word) == 0) | (channel % LANES == 0)
+
+
+def written_words(word: Reshape) -> int:
+    """Words that are written for the map, with lane enables: each of its words once per piece of it."""
+    return int(piece_starts(word).sum())
+
+
+def runs_most(run: int) -> int:
+    """Runs of this length that 16 successive channels can meet."""
+    return (LANES - 2) // run + 2
+
+
+def most_written(word: Reshape) -> int:
+    """Pieces that no word of the map exceeds, as a machine tells by the word alone.
+
+    A word's runs, where these fill words evenly; otherwise every run may reach over the end of a word.
+    """
+    run, lanes = run_length(word), min(word.Ci, LANES)
+    if run % LANES == 0:
+        return 1
+    if LANES % run == 0:
+        return lanes // run
+    stacked = any(parts > 1 and onto == C for parts, onto, _, _ in splits(word))
+    if run == word.Ci:
+        return 2 if stacked else 1
+    if run > LANES:
+        return 4
+    return lanes if stacked else min(lanes, runs_most(run))
+
+
+def targets(word: Reshape) -> tuple[Array, Array, Array]:
+    """Row, column and channel of the result for every element (Hi, Wi, Ci) of the map."""
+    row, column, channel = np.indices((word.Hi, word.Wi, word.Ci))
+    return destination(word, (row, column, channel))
+
+
+def word_for(order: Array, before: Shape) -> Reshape | None:
+    """The reshape word that turns a map of shape `before` into a wanted order, or None if no single word does.
+
+    order: (Ho, Wo, Co), which element of the flattened map (H, W, C) stands there. Few splits are preferred.
+    """
+    after = order.shape
+    if max(*before, *after) > EXTENT_MOST or order.size != np.prod(before):
+        return None
+    place = np.empty(order.size, np.int64)
+    place[order.ravel()] = np.arange(order.size)
+    some = np.random.default_rng(0).integers(order.size, size=64)
+    for word in _candidates(before, (after[0], after[1], after[2])):
+        if _sends(word, some, place) and _sends(word, np.arange(order.size), place):
+            return word
+    return None
+
+
+def _sends(word: Reshape, elements: Array, place: Array) -> bool:
+    """Whether the word sends these elements of the flattened map to their places in the flattened result."""
+    row, column, channel = np.unravel_index(elements, (word.Hi, word.Wi, word.Ci))
+    to = destination(word, (row, column, channel))
+    return bool((np.ravel_multi_index(to, (word.Ho, word.Wo, word.Co)) == place[elements]).all())
+
+
+def _candidates(before: Shape, after: Shape) -> Iterator[Reshape]:
+    """The words from one shape to another that leave N alone, with no split, then one, then two."""
+    Hi, Wi, Ci = before
+    plain = Reshape(Hi=Hi, Wi=Wi, Ci=Ci, Ho=after[0], Wo=after[1], Co=after[2])
+    for count in range(3):
+        for perm in range(6):  # N stays first
+            extents = tuple((1, Hi, Wi, Ci)[source] for source in PERMUTATIONS[perm])
+            yield from _split_further(replace(plain, perm=perm), extents, (1, *after), ORDER[:3], count)
+
+
+def _split_further(
+    word: Reshape, extents: tuple[int, ...], wanted: tuple[int, ...], dimensions: tuple[int, ...], count: int
+) -> Iterator[Reshape]:
+    """The words with this many more splits of these dimensions, in order, that reach the wanted extents."""
+    if not count:
+        if extents == wanted:
+            yield word
+        return
+    for position, dimension in enumerate(dimensions[: len(dimensions) - count + 1]):
+        for parts, onto in product(_divisors(extents[dimension]), (H, W, C)):
+            reached = list(extents)
+            reached[dimension] //= parts
+            reached[onto] *= parts
+            if count == 1 and tuple(reached) != wanted:
+                continue
+            for minor, insert in product((0, 1), (0, 1)):
+                fields = _fields(dimension, (parts, onto, minor, insert))
+                rest = dimensions[position + 1 :]
+                yield from _split_further(replace(word, **fields), tuple(reached), wanted, rest, count - 1)
+
+
+def _fields(dimension: int, split: Split) -> dict[str, int]:
+    name = DIMENSIONS[dimension]
+    return {f"{key}_{name}": value for key, value in zip(("split", "onto", "minor", "insert"), split, strict=True)}
+
+
+@cache
+def _divisors(extent: int) -> tuple[int, ...]:
+    """The numbers of equal parts, more than one, that the field holds."""
+    return tuple(parts for parts in range(2, min(extent, FACTOR_MOST) + 1) if extent % parts == 0)

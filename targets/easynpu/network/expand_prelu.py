@@ -1,0 +1,72 @@
+"""PReLU with a slope per channel by ReLU and convolutions only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.patterns import along_axis
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def expand_prelu(graph: Graph) -> Graph:
+    """PRelu with different slopes a becomes relu(x) - a * relu(-x), summed by a 1x1 convolution.
+
+    Exact, and still rounded once when quantised: a convolution gives x and -x as 2 C channels with a ReLU, and one
+    from 2 C to C channels weighs them with 1 and -a. A Conv that only the PRelu reads gives both signs itself.
+    For machines without a word for slopes; x: (1, C, ...) with two spatial axes or none.
+    """
+    return rewrite(graph, _expand)
+
+
+def _expand(draft: Draft, node: Node) -> bool:
+    shape = draft.shape(node.inputs[0])
+    slope = draft.constants.get(node.inputs[1]) if node.op == "PRelu" else None
+    slopes = along_axis(slope, shape, 1) if slope is not None and len(shape) in (2, 4) else None
+    if slopes is None or (slopes == slopes[0]).all():
+        return False
+    stem, unit = node.output, np.eye(len(slopes), dtype=np.float32)[..., None, None]
+    before, signs = _signs(draft, node, unit)
+    weights = np.concatenate([unit, -slopes[:, None, None, None] * unit], axis=1)
+    total = draft.fresh(f"{stem}/map") if len(shape) == 2 else node.output
+    sources = node.sources
+    taps = draft.constant(weights.astype(np.float32), f"{stem}/slopes")
+    after = [Node("Conv", (signs, taps), (total,), {}, node.name, sources)]
+    if len(shape) == 2:
+        after.append(Node("Reshape", (total,), node.outputs, {"shape": shape}, f"{node.name}/row", sources))
+    draft.replace(node, *before, *after)
+    return True
+
+
+def _signs(draft: Draft, node: Node, unit: np.ndarray) -> tuple[list[Node], str]:
+    """relu(x) and relu(-x) as 2 C channels: the nodes that give them, and their tensor."""
+    x, stem = node.inputs[0], node.output
+    producer, signs = draft.private(x), draft.fresh(f"{stem}/signs")
+    nodes: list[Node] = []
+    if producer is not None and _gives_both(draft, producer):
+        w, *bias = (draft.constants[name] for name in producer.inputs[1:] if name)
+        conv = replace(producer, sources=draft.sources(producer, node))
+    else:
+        w, bias = unit, []
+        if len(draft.shape(x)) == 2:
+            vector = draft.fresh(f"{stem}/vector")
+            shape = (*draft.shape(x), 1, 1)
+            nodes.append(Node("Reshape", (x,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources))
+            x = vector
+        conv = Node("Conv", (x, ""), ("",), {}, f"{node.name}/signs", node.sources)
+    both = [
+        draft.constant(np.concatenate([each, -each]), f"{signs}/{key}")
+        for key, each in zip(("w", "b"), (w, *bias), strict=False)
+    ]
+    attrs = {**conv.attrs, "activation": "Relu"}
+    nodes.append(replace(conv, inputs=(conv.inputs[0], *both), outputs=(signs,), attrs=attrs))
+    return nodes, signs
+
+
+def _gives_both(draft: Draft, producer: Node) -> bool:
+    """Whether a node is a dense convolution with constant weights and without activation."""
+    constant = all(name in draft.constants for name in producer.inputs[1:] if name)
+    plain = producer.integer("group", 1) == 1 and not producer.text("activation")
+    return producer.op == "Conv" and plain and constant

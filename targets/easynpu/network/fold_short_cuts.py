@@ -1,0 +1,121 @@
+"""Short-cuts over a single convolution as a tap of it: the document's psum + m * ifmap within its word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.quantize.arithmetic.weights import quantise_weights
+from npuc.quantize.calibration.histograms import Spread
+
+STEPS = 24
+"""Scales that are tried for a tensor, four an octave, from the one with which nothing saturates downward."""
+
+
+@dataclass(frozen=True)
+class FoldShortCuts:
+    """Add(Conv(x), x) becomes one Conv, whose tap over the pixel itself is larger by 1.
+
+    The convolution has as many outputs as inputs, stride 1 and a tap over the pixel, and only the sum reads it.
+    Exact in real numbers, and rounded once where convolution and sum are rounded each for itself. But the weights'
+    step must now suit 1 as well as the other weights: where that makes a larger error than the rounding, by the
+    spread of the values, the sum stays. Source: easynpu, Short_cut operator.
+    """
+
+    spreads: Mapping[str, Spread]
+    __name__ = "fold_short_cuts"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with short-cuts in the weights where that costs no accuracy."""
+        return rewrite(graph, self._fold)
+
+    def _fold(self, draft: Draft, node: Node) -> bool:
+        found = _short_cut(draft, node)
+        if found is None:
+            return False
+        conv, w = found
+        folded = _with_pixel(conv, w)
+        if not self._pays(conv, node, w, folded):
+            return False
+        activation: dict[str, Attr] = {
+            key: node.attrs[key] for key in ("activation", "min", "max") if key in node.attrs
+        }
+        inputs = (conv.inputs[0], draft.constant(folded, f"{node.output}/short_cut"), *conv.inputs[2:])
+        sources = draft.sources(conv, node)
+        draft.replace(node, Node("Conv", inputs, node.outputs, {**conv.attrs, **activation}, node.name, sources))
+        return True
+
+    def _pays(self, conv: Node, add: Node, w: Array, folded: Array) -> bool:
+        """Whether the squared errors of one convolution are no more than those of a convolution and a sum."""
+        names = (conv.inputs[0], conv.output, add.output)
+        if any(name not in self.spreads or not self.spreads[name].energy for name in names):
+            return False
+        x, result, total = (self.spreads[name] for name in names)
+        tied = _scales(max(x.largest, result.largest))
+        shared = float(tied[np.argmin(x.error(tied) + result.error(tied))])
+        own = float(_scales(x.largest)[np.argmin(x.error(_scales(x.largest)))])
+        sums = shared * 2.0 ** np.arange(8)
+        apart = _weight_error(w, shared, shared) * x.energy + float(
+            x.error(np.array([shared]))[0]
+            - x.error(np.array([own]))[0]
+            + result.error(np.array([shared]))[0]
+            + total.error(sums).min()
+        )
+        y = _scales(total.largest)
+        together = _weight_error(folded, own, float(y[np.argmin(total.error(y))])) * x.energy
+        return together + float(total.error(y).min()) <= apart
+
+
+def _short_cut(draft: Draft, node: Node) -> tuple[Node, Array] | None:
+    """The convolution and its weights, if the node adds its input to its result."""
+    if node.op != "Add" or node.text("activation") not in ("", "Relu", "Clip"):
+        return None
+    for index in (0, 1):
+        conv = draft.private(node.inputs[index])
+        if (
+            conv is None
+            or conv.op != "Conv"
+            or conv.inputs[0] != node.inputs[1 - index]
+            or conv.text("activation")
+        ):
+            continue
+        w = draft.constants.get(conv.inputs[1])
+        if w is None or draft.shape(conv.inputs[0]) != draft.shape(conv.output) or w.dtype != np.float32:
+            continue
+        if all(name in draft.constants for name in conv.inputs[2:] if name) and _pixel(conv, w) is not None:
+            return conv, w
+    return None
+
+
+def _pixel(conv: Node, w: Array) -> tuple[int, ...] | None:
+    """The tap that lies over the output's own pixel, or None."""
+    window = window_of(conv, w.shape[2:])
+    taps = tuple(begin // dilation for begin, dilation in zip(window.begins, window.dilations, strict=True))
+    meets = all(begin % dilation == 0 for begin, dilation in zip(window.begins, window.dilations, strict=True))
+    inside = all(tap < extent for tap, extent in zip(taps, w.shape[2:], strict=True))
+    return taps if meets and inside and set(window.strides) == {1} else None
+
+
+def _with_pixel(conv: Node, w: Array) -> Array:
+    """The weights (Co, Ci/group, *kernel) with 1 more over each channel's own pixel."""
+    channels = np.arange(len(w))
+    folded = w.copy()
+    folded[(channels, channels % w.shape[1], *(_pixel(conv, w) or ()))] += 1
+    return folded
+
+
+def _scales(largest: float) -> Array:
+    return largest / 127 * np.exp2(-np.arange(STEPS) / 4)
+
+
+def _weight_error(w: Array, x_scale: float, y_scale: float) -> float:
+    """What rounding the weights adds to the squared results, for each unit of the squared inputs."""
+    found = quantise_weights(w, None, x_scale, y_scale)
+    step = np.exp2(-found.shift.astype(np.float64)) * y_scale / x_scale
+    error = found.w * step.reshape(-1, *(1 for _ in w.shape[1:])) - w
+    return float(np.sum(error**2)) / len(w)

@@ -1,0 +1,36 @@
+"""Rounding to steps that begin at 0 limits like a ReLU, which quantisers therefore leave out: it is put back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+LIMITED = ("Conv", "Add")
+MOVES = ("Reshape", "Transpose", "MaxPool")
+
+
+def limit_at_zero(graph: Graph) -> Graph:
+    """A ReLU on the Conv or Add whose result FakeQuantize alone reads, perhaps moved, and rounds to 0 or more.
+
+    It changes nothing where the steps are kept, and is needed where other steps take their place.
+    """
+    return rewrite(graph, _limit)
+
+
+def _limit(draft: Draft, node: Node) -> bool:
+    if node.op != "FakeQuantize" or node.integer("zero_point") != (-128 if node.text("dtype") == "int8" else 0):
+        return False
+    producer, moves = draft.private(node.inputs[0]), list[Node]()
+    while producer is not None and producer.op in MOVES:
+        moves.insert(0, producer)
+        producer = draft.private(producer.inputs[0])
+    if producer is None or producer.op not in LIMITED or producer.text("activation"):
+        return False
+    limited = draft.fresh(f"{producer.output}/limited")
+    new = [replace(producer.with_attrs(activation="Relu"), outputs=(limited,))]
+    for move in moves:
+        new.append(replace(move, inputs=(new[-1].output,), outputs=(draft.fresh(f"{move.output}/limited"),)))
+    draft.replace(node, *new, replace(node, inputs=(new[-1].output,)))
+    return True

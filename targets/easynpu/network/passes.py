@@ -1,0 +1,77 @@
+"""The float passes of EasyNPU, in order: what the array has no word for becomes what it has.
+
+1. Forms. Volumes become images, a batch of images several networks of one image; reductions, interpolation,
+   maxima, padding and matrix products become pooling and convolutions over images. Products may come from
+   interpolation, so they are last.
+2. Weights. Differences, batch normalisation, groups, shuffled channels and transposed convolutions become dense
+   and depthwise convolutions (permutations of channels before other Gathers become many slices); windows that the
+   array does not average or compare are split. Then activations are fused again, as new convolutions have arisen.
+3. Shapes. What is elementwise and still on a tensor that is no image computes on one. This follows everything
+   that moves functions across a Reshape. Copies and rows follow: any pass before may leave some. Last, what limits
+   the results that are left.
+"""
+
+from npuc.passes.expansion.as_images import as_images
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.batch_to_channels import batch_to_channels
+from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
+from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
+from npuc.passes.expansion.pads_to_convs import pads_to_convs
+from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.resize_to_copies import resize_to_copies
+from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_batch import split_batch
+from npuc.passes.expansion.split_max_pool import split_max_pool
+from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.fusion.fuse_again import fuse_again
+from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.pipeline import Pass
+from npuc.targets.easynpu.network.expand_groups import expand_groups
+from npuc.targets.easynpu.network.fold_strides import fold_strides
+from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
+from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
+from npuc.targets.easynpu.network.rescale_operands import rescale_operands
+from npuc.targets.easynpu.network.resize_to_products import resize_to_products
+from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
+from npuc.targets.easynpu.network.split_padding import split_padding
+from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
+
+UNLIMITED = 1 << 30
+"""Kept psums take windows of any size; strides stay limited."""
+PASSES: tuple[Pass, ...] = (
+    volumes_to_images,
+    split_batch,
+    resize_to_copies,
+    reductions_to_pools,
+    resize_to_products,
+    maxima_to_pools,
+    fold_strides,
+    pads_to_convs,
+    products_to_convs,
+    subtract_by_adding,
+    batch_norm_to_conv,
+    conv_transpose_to_convs,
+    expand_groups,
+    sink_shuffles,
+    permute_channels_by_conv,
+    gathers_to_slices,
+    strided_slices_to_convs,
+    split_average_borders,
+    SplitAveragePool(limits=Limits(positions=UNLIMITED, extent=UNLIMITED)),
+    split_max_pool,
+    split_padding,
+    fuse_again,
+    separate_clips,
+    batch_to_channels,
+    as_images,
+    copies_to_concats,
+    gemm_to_conv,
+    limit_at_zero,
+    rescale_operands,
+)

@@ -1,0 +1,88 @@
+"""How EasyNPU quantises a network: which nodes become integer, and by which rungs of the ladder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.pipeline import Hook, run_passes
+from npuc.quantize.arithmetic.tables import domains
+from npuc.quantize.calibration.histograms import spreads, uniform
+from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.mixed import Host, mixed, without
+from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
+from npuc.quantize.network.build import quantiser
+from npuc.quantize.scales.assignment import POWER_OF_TWO
+from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import given_steps, reaches
+from npuc.quantize.scales.offsets import IN_BIASES
+from npuc.quantize.scales.synthetic import made_up
+from npuc.storage.data import Samples
+from npuc.target import Options
+from npuc.targets.easynpu.layers import support
+from npuc.targets.easynpu.layers.tables import best_table
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
+
+
+def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
+    """The nodes that run on the array."""
+
+    def accepted(node: Node) -> bool:
+        return node.op in support.ARRAY and support.refusal(graph, node, machine) is None
+
+    return integer_nodes(graph, accepted)
+
+
+def network(
+    graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
+) -> tuple[Network, tuple[Step, ...]]:
+    """The integer network, and what was tried to make it better.
+
+    A model that brings its scales along keeps them; calibration data make its weights fit them better. The
+    documented instructions have no words for the padding of maps with a zero point.
+    """
+    level, documented = LEVELS[options.level], options.isa == "documented"
+    method = options.method or level.method
+    find = options.spreads or spreads
+    nodes = integer(graph, machine)
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
+    free = [name for name in tensors if name not in given and name not in known]
+    found = {**find(graph, samples.feeds(), free, domains(graph, nodes)), **known}
+    graph = run_passes(graph, (FoldShortCuts(found),), hook)
+    nodes = integer(graph, machine)
+    tensors = tensors_of(nodes)
+    found = {name: found[name] for name in tensors if name in found}
+    given = {name: given[name] for name in tensors if name in given}
+    free_scales = not given
+    if documented:  # the document adds and pools at equal scales: of what is given the range remains
+        found |= {name: uniform(steps.reach) for name, steps in given.items()}
+        found, given = {name: found[name] for name in tensors}, {}
+    if samples.synthetic and given:
+        samples = made_up(graph) or samples
+
+    power_of_two = machine.scales == POWER_OF_TWO
+    make = quantiser(best_table, power_of_two=power_of_two)
+
+    def drawn(host: Host) -> Network:
+        chosen = without(integer(graph, machine), host)
+        return Network(graph, chosen, found, {}, make(graph, chosen, found, method, given))
+
+    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+        zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
+        recipe = Recipe(
+            lambda each: without(integer(each, machine), host),
+            make,
+            zero_points=zeros,
+            splits=True,
+            spreads=find,
+        )
+        if free_scales:
+            return best_network(graph, recipe, samples, level, options.method, found)
+        return best_weights(drawn(host), recipe, samples, level)
+
+    if not options.mixed:
+        return best(frozenset())
+    return mixed(graph, lambda host: drawn(host).quantised, best, samples)

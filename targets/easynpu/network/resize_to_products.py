@@ -1,0 +1,79 @@
+"""Interpolation as products with constant matrices."""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import prod
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops.resize import interpolation, scales_of
+from npuc.passes.expansion.images import TIDY
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_WEIGHTS = 1 << 22
+"""Elements of a matrix; a Resize that needs a larger one stays."""
+MOST_JOINT = 64
+"""Elements of several axes together, up to which one matrix takes them all: it is rounded once, but is larger."""
+
+
+def resize_to_products(graph: Graph) -> Graph:
+    """Resize becomes a MatMul per axis whose size changes: the matrix (size, extent) of its weights times x.
+
+    x is reshaped to (elements before the axis, extent, elements behind it). Exact in every mode. Successive axes
+    of few elements are one: their matrix is the Kronecker product.
+    """
+    return rewrite(graph, _resize, *TIDY)
+
+
+def _resize(draft: Draft, node: Node) -> bool:
+    shape, sizes = draft.shape(node.inputs[0]), node.integers("sizes") if node.op == "Resize" else ()
+    axes = [axis for axis, size in enumerate(sizes) if size != shape[axis] or scales_of(node)[axis] != 1]
+    if (
+        not axes
+        or max(shape[axis] * sizes[axis] for axis in axes) > MOST_WEIGHTS
+        or not draft.types[node.inputs[0]].size
+    ):
+        return False
+    nodes: list[Node] = []
+    x = node.inputs[0]
+
+    def step(op: str, inputs: tuple[str, ...], extents: tuple[int, ...]) -> str:
+        y = draft.fresh(f"{node.output}/{'x'.join(map(str, extents))}")
+        attrs = {"shape": extents} if op == "Reshape" else {}
+        nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
+        return y
+
+    for group in _joint(axes, shape):
+        first, last = group[0], group[-1] + 1
+        matrices = [weights(node, shape[axis], sizes[axis], scales_of(node)[axis]) for axis in group]
+        matrix = reduce(np.kron, matrices)
+        name = draft.constant(matrix, f"{node.output}/weights{first}")
+        before, behind = prod(shape[:first]), prod(shape[last:])
+        image = step("Reshape", (x,), (before, matrix.shape[1], behind))
+        x = step("MatMul", (name, image), (before, matrix.shape[0], behind))
+        shape = (*shape[:first], *sizes[first:last], *shape[last:])
+    back = Node("Reshape", (x,), node.outputs, {"shape": sizes}, node.output, node.sources)
+    draft.replace(node, *nodes, back)
+    return True
+
+
+def _joint(axes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
+    """The axes in groups that one matrix takes."""
+    found: list[list[int]] = []
+    for axis in axes:
+        joins = found and found[-1][-1] == axis - 1
+        if joins and prod(shape[each] for each in (*found[-1], axis)) <= MOST_JOINT:
+            found[-1].append(axis)
+        else:
+            found.append([axis])
+    return found
+
+
+def weights(node: Node, extent: int, size: int, scale: float) -> Array:
+    """(size, extent) float32: how much of each input element is in each output element of an axis."""
+    matrix = np.zeros((size, extent), np.float32)
+    for index, weight in zip(*interpolation(node, extent, size, scale), strict=True):
+        np.add.at(matrix, (np.arange(size), index), weight)
+    return matrix

@@ -1,0 +1,35 @@
+"""Differences of two tensors as sums, for machines that only add."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def subtract_by_adding(graph: Graph) -> Graph:
+    """Sub(a, b) becomes Add(a, -b), and the sign goes into the weights that give b, if there are any.
+
+    Otherwise a BatchNormalization with the factor -1 gives -b. Both are computed, and b is (N, C, H, W) or (N, C).
+    """
+    return fold_batch_norm(rewrite(graph, _subtract))
+
+
+def _subtract(draft: Draft, node: Node) -> bool:
+    if node.op != "Sub" or any(name in draft.constants for name in node.inputs):
+        return False
+    a, b = node.inputs
+    if len(draft.shape(b)) not in (2, 4) or not only_float(draft, a, b):
+        return False
+    C, negative = draft.shape(b)[1], draft.fresh(f"{node.output}/negative")
+    parameters = {"factor": -np.ones(C), "shift": np.zeros(C), "mean": np.zeros(C), "variance": np.ones(C)}
+    names = [draft.constant(v.astype(np.float32), f"{negative}/{stem}") for stem, v in parameters.items()]
+    attrs = {"epsilon": 0.0}
+    sign = Node("BatchNormalization", (b, *names), (negative,), attrs, negative, node.sources)
+    draft.replace(node, sign, replace(node, op="Add", inputs=(a, negative)))
+    return True

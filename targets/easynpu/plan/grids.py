@@ -1,0 +1,143 @@
+"""Grids of tiles for a range of layers, and what each moves and computes.
+
+A range of layers is computed as a uniform grid of tiles of its outputs; every tile loads the windows it needs,
+runs the whole range, and stores its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.targets.easynpu.layers.addressing import map_shape
+from npuc.targets.easynpu.layers.jobs import Job
+from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.plan.regions import outputs_of
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tiles along channels, rows and columns."""
+
+    channels: int = 1
+    rows: int = 1
+    columns: int = 1
+
+    def windows(self, shape: tuple[int, int, int]) -> Iterator[Window]:
+        """The tiles of a map (C, H, W), channels outermost."""
+        per_axis = (
+            cuts(groups(shape[0]), self.channels),
+            cuts(shape[1], self.rows),
+            cuts(shape[2], self.columns),
+        )
+        for (first, end), rows, columns in product(*per_axis):
+            yield Window((first * LANES, min(end * LANES, shape[0])), rows, columns)
+
+
+def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
+    """Nearly equal ranges; never more than there are elements."""
+    tiles = min(tiles, extent)
+    bounds = [extent * tile // tiles for tile in range(tiles + 1)]
+    return list(pairwise(bounds))
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A range of nodes, its grid, and what that takes."""
+
+    nodes: tuple[Node, ...]
+    grid: Grid
+    traffic_words: int
+    """Maps and weights between host and DTCMs."""
+    compute_cycles: int
+    """Cycles in which the PEs multiply; halo counts as often as it is computed."""
+
+    def cost(self, weight: float) -> float:
+        """In cycles. weight: what a word of traffic counts for."""
+        return self.compute_cycles + self.traffic_words * weight
+
+
+@dataclass(frozen=True)
+class Share:
+    """A node's share of a run's jobs, whatever its tiles."""
+
+    weight_words: int = 0
+    """Of the weight stream."""
+    table_words: int = 0
+    """Of these, what every part of the channels streams again: an activation table."""
+    pixel_cycles: int = 0
+    """Cycles in which one row of PEs multiplies for a pixel of all channels."""
+
+    def row_cycles(self, machine: Machine) -> int:
+        """The same for all rows of PEs, which divide the pixels of a tile."""
+        return -(-self.pixel_cycles // machine.pe_rows)
+
+
+def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
+    """The share of every node, by the tensor that it produces."""
+    found: dict[str, Share] = {}
+    for job in jobs:
+        for stage in job.stages:
+            word, before = stage.word, found.get(stage.node.output, Share())
+            sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
+            found[stage.node.output] = Share(
+                before.weight_words + len(stage.block),
+                len(stage.block) if stage.node.op == "IntTable" else 0,
+                before.pixel_cycles + sweeps * groups(word.Co),
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranges of every tensor along an axis, for every useful number of tiles, one tile after the other.
+
+    Channels (axis 0) in groups of 16, else rows or columns.
+    """
+
+    counts: tuple[int, ...]
+    low: Array
+    """(tensors, tiles of all counts)"""
+    high: Array
+    ranges: Mapping[str, tuple[Array, Array]]
+    """The same in elements, by tensor."""
+
+    @cached_property
+    def starts(self) -> Array:
+        """Where the tiles of each count begin."""
+        return np.cumsum((0, *self.counts[:-1]))
+
+    @cached_property
+    def largest(self) -> Array:
+        """(counts, tensors): the largest tile's."""
+        return np.maximum.reduceat(self.high - self.low, self.starts, axis=1).T
+
+    @cached_property
+    def total(self) -> Array:
+        """(counts, tensors): of all tiles together."""
+        return np.add.reduceat(self.high - self.low, self.starts, axis=1).T
+
+    def kinds(self, count: int) -> list[Array]:
+        """(tensors, 2): the ranges of one tile of every kind, where tiles with equal extents are of one kind."""
+        start = self.starts[self.counts.index(count)]
+        low, high = self.low[:, start : start + count], self.high[:, start : start + count]
+        kinds = {tuple(sizes): at for at, sizes in enumerate((high - low).T.tolist())}
+        return [np.stack([low[:, at], high[:, at]], axis=1) for _, at in sorted(kinds.items(), reverse=True)]
+
+
+def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
+    """The windows of a range's outputs, tile by tile; none if the outputs have different numbers of tiles."""
+    outputs = outputs_of(graph, nodes)
+    windows = [list(grid.windows(map_shape(graph.shape(name)))) for name in outputs]
+    if len({len(each) for each in windows}) > 1:
+        return []
+    return [dict(zip(outputs, tile, strict=True)) for tile in zip(*windows, strict=True)]

@@ -1,0 +1,248 @@
+"""Ranges of layers with all their grids: what each would cost, and whether its tiles fit the machine.
+
+Rows and columns are independent, so all grids of a range are evaluated at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import ceil, inf
+
+import numpy as np
+
+from npuc.allocation import Buffer
+from npuc.ir import Array, Graph, Node
+from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
+from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.views import Views, views_of
+from npuc.targets.easynpu.layers.windows import Window, is_channelwise, is_tileable, ranges_for, whole
+from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
+from npuc.targets.easynpu.plan.placement import placeable
+from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
+
+MOST_TILES = 16
+"""Along rows, and along columns."""
+MOST_EXTENT = 256
+"""Rows or columns of a map that the instruction word can say."""
+
+
+class Range:
+    """Consecutive nodes with every grid that may fit them; which ones do is found when it is asked.
+
+    tail: a range with the same end that begins later, whose tiles need the same of what both compute.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        machine: Machine,
+        shares: Mapping[str, Share],
+        tail: Range | None = None,
+    ) -> None:
+        self.graph = graph
+        self.nodes = tuple(nodes)
+        self.machine = machine
+        self.tensors = _tensors(graph, nodes)
+        self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
+        self.before = fused_behind(graph, nodes, machine)
+        self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
+        self.strips = list(self._strips(shares))
+        self.fitting: dict[Grid, bool] = {}
+
+    def least(self, weight: float) -> float:
+        """What the cheapest strip would cost, whether it fits or not. weight: cycles for a word of traffic."""
+        return min((strip.cost(weight) for strip in self.strips), default=inf)
+
+    def best(self, weight: float, limit: float = inf) -> Strip | None:
+        """The cheapest strip that fits, if one below the limit does."""
+        cheap = [(cost, at) for at, strip in enumerate(self.strips) if (cost := strip.cost(weight)) < limit]
+        return next((self.strips[at] for _, at in sorted(cheap) if self.fits(self.strips[at].grid)), None)
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether every tile can be placed: the buffers of its views, by lifetime; tiles of one kind are alike."""
+        if grid not in self.fitting:
+            counts = grid.channels, grid.rows, grid.columns
+            kinds = [axis.kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
+            self.fitting[grid] = all(self._placeable(self._windows(*each)) for each in product(*kinds))
+        return self.fitting[grid]
+
+    def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, Window]:
+        found: dict[str, Window] = {}
+        for at, name in enumerate(self.tensors):
+            first, end = (int(bound) * LANES for bound in channels[at])
+            depth = map_shape(self.graph.shape(name))[0]
+            (top, bottom), (left, right) = rows[at].tolist(), columns[at].tolist()
+            found[name] = Window((first, min(end, depth)), (top, bottom), (left, right))
+        return found
+
+    def _placeable(self, windows: Mapping[str, Window]) -> bool:
+        views = views_of(self.graph, self.nodes, windows)
+        return placeable(*self._lifetimes(views), self.machine)
+
+    def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:
+        """The buffers that the jobs will hold, by first and last step, and those that are read as operands."""
+        inner = {node.output for node in self.before.values()}
+        buffer = {name: view.buffer for name, view in views.tensors.items()}
+        first = dict.fromkeys((buffer[name] for name in self.inputs), 0)
+        last = dict(first)
+        operands: set[str] = set()
+        for step, node in enumerate(self.nodes):
+            if node.output in inner:
+                continue
+            reads: list[str] = []
+            chain: Node | None = node
+            while chain is not None:
+                names = [name for name in chain.inputs if name in buffer and name not in inner]
+                reads += names
+                if chain.op in ("IntAdd", "IntMul"):
+                    operands.update(buffer[name] for name in names[-1:])
+                chain = self.before.get(id(chain))
+            for name in (*reads, *node.outputs):
+                first.setdefault(buffer[name], step)
+                last[buffer[name]] = step
+        last.update({buffer[name]: len(self.nodes) for name in self.outputs})
+        found = [Buffer(name, feature_words(*views.buffers[name]), first[name], last[name]) for name in first]
+        return found, operands
+
+    def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
+        """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
+        shapes = {map_shape(self.graph.shape(name))[1:] for name in self.outputs}
+        unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
+        if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
+            return ()
+        return tuple(self._axis(axis, tail) for axis in range(3))
+
+    def _axis(self, axis: int, tail: Range | None) -> Axis:
+        """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
+        unit = 1 if axis else LANES
+        extents = {name: map_shape(self.graph.shape(name))[axis] for name in self.outputs}
+        counts = self._counts(axis, min(-(-extent // unit) for extent in extents.values()))
+        known = tail.axes[axis] if tail is not None and tail.axes else None
+        if known is not None and known.counts == counts:
+            before = self.nodes[: -len(tail.nodes)] if tail is not None else ()
+            ranges = ranges_for(self.graph, before, known.ranges, axis)
+        else:
+            ranges = ranges_for(self.graph, self.nodes, _tiled(extents, counts, unit), axis)
+        nothing = np.zeros((2, sum(counts)), np.int64)
+        low, high = np.stack([ranges.get(name, nothing) for name in self.tensors], axis=1)
+        return Axis(counts, low // unit, -(-high // unit), ranges)
+
+    def _counts(self, axis: int, least: int) -> tuple[int, ...]:
+        """Useful numbers of tiles of an axis of so many units."""
+        most = min(least, MOST_TILES if axis else least) if _divides(self.graph, self.nodes, axis) else 1
+        return tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
+
+    def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
+        """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
+        if not self.axes:
+            return
+        channels, rows, columns = self.axes
+        capacities = self.machine.fmap_words, self.machine.skip_words
+        alive = _alive(self.nodes, self.tensors, self.outputs, self.before, self.graph)
+        inputs = [self.tensors.index(name) for name in self.inputs]
+        stored = sum(whole(self.graph, name).words for name in self.outputs)
+        mine = [shares.get(name, Share()) if name not in self.inputs else Share() for name in self.tensors]
+        weights, tables = sum(each.weight_words for each in mine), sum(each.table_words for each in mine)
+        cycles = np.array([each.row_cycles(self.machine) for each in mine])
+        sums = rows.total[:, None] * columns.total[None]
+        largest = rows.largest[:, None] * columns.largest[None]
+        tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
+        tiles = np.multiply.outer(rows.counts, columns.counts)
+        chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
+        for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
+            fitting = tall[:, None] & wide & _may_fit(largest * deepest, alive, capacities)
+            stream = weights + tables * (parts - 1)
+            resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
+            traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
+            for r, c in np.argwhere(fitting):
+                grid = Grid(parts, rows.counts[r], columns.counts[c])
+                yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
+
+
+def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
+    """Where a placement is not out of the question; words: (..., tensors), alive: (steps, tensors).
+
+    Two memories hold what is alive; each has room for one map beyond a half of the larger one, two beyond a third.
+    """
+    most = max(capacities)
+    possible = (words.max(axis=-1) <= most) & ((words @ alive.T).max(axis=-1) <= sum(capacities))
+    for parts in (2, 3):
+        possible &= ((words * parts > most) @ alive.T).max(axis=-1) <= 2 * (parts - 1)
+    return possible
+
+
+def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:
+    """Whether a DepthToSpace and the concatenation that it interleaves are not both in the range."""
+    inside = {id(node) for node in nodes}
+    pairs = ((node, interleaved(graph, node)) for node in graph.nodes if node.op == "DepthToSpace")
+    return any(concat is not None and (id(node) in inside) != (id(concat) in inside) for node, concat in pairs)
+
+
+def _tensors(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*inputs_of(graph, nodes), *(name for node in nodes for name in node.outputs))))
+
+
+def whole_peak(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], machine: Machine) -> int:
+    """The most words alive in one step if nothing is tiled."""
+    tensors = _tensors(graph, nodes)
+    words = np.array([whole(graph, name).words for name in tensors])
+    return int((_alive(nodes, tensors, outputs, fused_behind(graph, nodes, machine), graph) @ words).max())
+
+
+def _tiled(extents: Mapping[str, int], counts: Sequence[int], unit: int) -> dict[str, tuple[Array, Array]]:
+    """The tiles of outputs with these extents, for every number of tiles one after the other."""
+    found: dict[str, tuple[Array, Array]] = {}
+    for name, extent in extents.items():
+        bounds = unit * np.array([cut for n in counts for cut in cuts(-(-extent // unit), n)])
+        found[name] = bounds[:, 0], np.minimum(bounds[:, 1], extent)
+    return found
+
+
+def _divides(graph: Graph, nodes: Sequence[Node], axis: int) -> bool:
+    """Whether tiles along an axis make sense: of channels, behind a first layer that may sum over them."""
+    if axis:
+        return is_tileable(graph, nodes, axis)
+    whole_maps = all(is_tileable(graph, nodes, each) for each in range(3))
+    return whole_maps and all(is_channelwise(graph, node) for node in nodes[1:])
+
+
+def _alive(
+    nodes: Sequence[Node],
+    tensors: Sequence[str],
+    outputs: Sequence[str],
+    before: Mapping[int, Node],
+    graph: Graph,
+) -> Array:
+    """(steps, tensors): 1 where a tensor is held while a node runs; parts of a map lie in it, and take nothing."""
+    index = {name: at for at, name in enumerate(tensors)}
+    holder = {name: name for name in tensors}
+    for node in nodes:
+        if is_part(graph, node):
+            holder.update(dict.fromkeys(node.outputs, holder[node.inputs[0]]))
+    first, last = [0] * len(tensors), [0] * len(tensors)
+    merged = {index[name] for name, held in holder.items() if held != name}
+    for step, node in enumerate(nodes):
+        for name in node.inputs:
+            if name in index:
+                last[index[holder[name]]] = step
+        for name in node.outputs:
+            if holder[name] == name:
+                first[index[name]] = last[index[name]] = step
+        if node.op == "Concat":
+            operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
+            first[index[node.output]] = min([first[at] for at in operands], default=step)
+            merged.update(operands)
+        if (concat := interleaved(graph, node)) is not None and concat.output in index:
+            first[index[node.output]] = first[index[concat.output]]
+            merged.add(index[concat.output])
+    merged.update(index[node.output] for node in before.values())
+    for name in outputs:
+        last[index[holder[name]]] = len(nodes) - 1
+    steps = np.arange(len(nodes))[:, None]
+    alive = (np.array(first) <= steps) & (steps <= np.array(last))
+    alive[:, sorted(merged)] = False
+    return alive.astype(np.int64)

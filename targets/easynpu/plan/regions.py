@@ -1,0 +1,107 @@
+"""Which nodes of the integer graph run on the PE array together, and which on the host in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, runs_on_array
+from npuc.targets.easynpu.layers.jobs import Scope
+from npuc.targets.easynpu.layers.selection import select
+from npuc.targets.easynpu.layers.views import View, views_of
+from npuc.targets.easynpu.layers.windows import Window, windows_for
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.placement import Run
+
+
+@dataclass(frozen=True)
+class Region:
+    """Host nodes, then the array nodes that run without the host until the next region."""
+
+    host: tuple[Node, ...]
+    array: tuple[Node, ...]
+
+
+def regions_of(graph: Graph) -> tuple[Region, ...]:
+    """The graph as alternating host and array phases, as few as its dependencies allow."""
+    array = array_nodes(graph)
+    waiting = list(graph.nodes)
+    known = {*graph.inputs, *graph.constants, ""}
+    found: list[Region] = []
+    while waiting:
+        on_host, waiting = _ready(waiting, known, lambda node: id(node) not in array)
+        on_array, waiting = _ready(waiting, known, lambda node: id(node) in array)
+        found.append(Region(tuple(on_host), tuple(on_array)))
+    return tuple(found)
+
+
+def array_nodes(graph: Graph) -> set[int]:
+    """The nodes that the array runs, by identity; address arithmetic only where an array node reads it."""
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        if runs_on_array(graph, node):
+            read = any(id(reader) in found for name in node.outputs for reader in graph.readers[name])
+            if node.op in ARRAY_OPS or read:
+                found.add(id(node))
+    return found
+
+
+def _ready(
+    waiting: Sequence[Node], known: set[str], wanted: Callable[[Node], bool]
+) -> tuple[list[Node], list[Node]]:
+    """Takes the wanted nodes whose inputs are known, one after the other; gives those and the rest."""
+    taken: list[Node] = []
+    rest: list[Node] = []
+    for node in waiting:
+        if wanted(node) and all(name in known for name in node.inputs):
+            known.update(node.outputs)
+            taken.append(node)
+        else:
+            rest.append(node)
+    return taken, rest
+
+
+def run_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    machine: Machine,
+    outputs: Mapping[str, Window],
+    *,
+    documented: bool,
+) -> Run:
+    """The jobs that compute these windows of a run's outputs, with the tensors that cross its border."""
+    windows = windows_for(graph, nodes, outputs)
+    views = views_of(graph, nodes, windows)
+    jobs = tuple(select(Scope(graph, nodes, views, windows, machine, documented)))
+    return Run(
+        jobs,
+        {name: views.tensors[name] for name in inputs_of(graph, nodes)},
+        {name: _stored_part(views.tensors[name], windows[name], window) for name, window in outputs.items()},
+        views,
+        windows,
+        outputs,
+    )
+
+
+def _stored_part(view: View, computed: Window, stored: Window) -> View:
+    """The part of a tensor's view that is stored: its halo may be computed as well."""
+    row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
+    return view.window((0, row, column), (view.channels, *stored.shape[1:]))
+
+
+def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The tensors that the nodes read from outside, in order."""
+    written = {name for node in nodes for name in node.outputs}
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name not in graph.constants)
+    return tuple(name for name in read if name not in written)
+
+
+def outputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The tensors of the nodes that are read outside, in order."""
+    inside = {id(node) for node in nodes}
+
+    def leaves(name: str) -> bool:
+        return name in graph.outputs or any(id(reader) not in inside for reader in graph.readers[name])
+
+    return tuple(name for node in nodes for name in node.outputs if leaves(name))

@@ -1,0 +1,146 @@
+"""Maps that exceed the DTCMs: ranges of layers computed tile by tile, with halo, so that the host moves least.
+
+The nodes of a region are cut into consecutive ranges, each with a grid of tiles (grids). Dynamic programming over
+the cuts minimises the cycles of computation (halo is computed more than once) plus those of the transfers, exactly
+within its class of plans: contiguous ranges of at most 32 units, uniform grids of up to 16 x 16 tiles along the
+axes that no layer moves elements along, groups of 16 channels for single layers, tiles that the allocation places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+
+from npuc.errors import DoesNotFit
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
+from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.grids import Grid, Share, Strip
+from npuc.targets.easynpu.plan.ranges import Range
+from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
+
+MOST_UNITS = 32
+"""Of a range: a unit is a layer with what a cut would never separate from it."""
+OBJECTIVES = ("time", "traffic", "cycles")
+RARELY = 1e-6
+"""What the other quantity counts for where only traffic or only cycles is minimised: it breaks ties."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Strips, one after the other."""
+
+    strips: tuple[Strip, ...]
+    least_cycles: int
+    """Cycles in which the PEs multiply if nothing is computed twice."""
+
+    @property
+    def traffic_words(self) -> int:
+        """Maps and weights between host and DTCMs."""
+        return sum(strip.traffic_words for strip in self.strips)
+
+    @property
+    def halo_cycles(self) -> int:
+        """Cycles in which the PEs compute again what another tile has computed."""
+        return sum(strip.compute_cycles for strip in self.strips) - self.least_cycles
+
+
+def untiled(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> Plan:
+    """The plan of a region that fits as a whole: no other moves or computes less."""
+    borders = (*inputs_of(graph, nodes), *outputs_of(graph, nodes))
+    traffic = sum(whole(graph, name).words for name in borders)
+    traffic += sum(each.weight_words for each in shares.values())
+    cycles = least_cycles(graph, nodes, machine, shares)
+    return Plan((Strip(tuple(nodes), Grid(), traffic, cycles),), cycles)
+
+
+def least_cycles(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> int:
+    """Cycles in which the PEs multiply if every pixel is computed once."""
+    names = [name for node in nodes for name in node.outputs if name in shares]
+    return sum(shares[name].row_cycles(machine) * prod(map_shape(graph.shape(name))[1:]) for name in names)
+
+
+def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> dict[str, Plan]:
+    """For every objective the plan with the best cuts and grids of a region.
+
+    "time": cycles of computation and transfer; "traffic" or "cycles" alone: the other breaks ties. shares: what
+    every node streams and computes. Raises DoesNotFit (E302) where a single node fits in no tile.
+    """
+    weights = {
+        "time": machine.word_bytes / machine.host_bytes_per_cycle,
+        "traffic": 1 / RARELY,
+        "cycles": RARELY,
+    }
+    for points in (units(graph, nodes, machine), range(len(nodes) + 1)):
+        ranges: dict[tuple[int, int], Range] = {}
+        for position, end in enumerate(points):
+            tail: Range | None = None
+            for start in reversed(points[max(0, position - MOST_UNITS) : position]):
+                tail = ranges[start, end] = Range(graph, nodes[start:end], machine, shares, tail)
+        found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
+        least = least_cycles(graph, nodes, machine, shares)
+        fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
+        if fitting:
+            return fitting
+    raise _nothing_fits(
+        graph, next(node for node in nodes if not Range(graph, [node], machine, shares).best(1)), machine
+    )
+
+
+def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
+    """Where a region may be cut: before which nodes, and at its end.
+
+    Not between a layer and what is fused behind it, a part of a map and its readers, or what is joined and what
+    joins it.
+    """
+    at = {id(node): position for position, node in enumerate(nodes)}
+    spans = [(at[id(producer)], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
+    for position, node in enumerate(nodes):
+        readers = [each for name in node.outputs for each in graph.readers[name] if id(each) in at]
+        if is_part(graph, node) or (len(readers) == 1 and _joins(graph, node, readers[0])):
+            spans.append((position, max((at[id(each)] for each in readers), default=position)))
+    inside = {between for first, last in spans for between in range(first + 1, last + 1)}
+    return [position for position in range(len(nodes) + 1) if position not in inside]
+
+
+def _joins(graph: Graph, node: Node, reader: Node) -> bool:
+    """Whether a node's result exists only to be joined with others: rows and columns, or interleaved phases."""
+    return (reader.op == "Concat" and reader.integer("axis") > 1) or interleaved(graph, reader) is node
+
+
+def _best(
+    points: Sequence[int], ranges: Mapping[tuple[int, int], Range], weight: float
+) -> tuple[Strip, ...] | None:
+    """The strips of the cheapest cuts: after every point, the cheapest plan up to there; None if nothing fits.
+
+    A range is asked only while it would be cheaper than what is found if its cheapest strip fits.
+    """
+    best: dict[int, tuple[float, tuple[Strip, ...]]] = {points[0]: (0.0, ())}
+    for position, end in enumerate(points[1:], 1):
+        starts = [start for start in points[max(0, position - MOST_UNITS) : position] if start in best]
+        limit = inf
+        for hoped, start in sorted((best[start][0] + ranges[start, end].least(weight), start) for start in starts):
+            if hoped >= limit:
+                break
+            cost, before = best[start]
+            strip = ranges[start, end].best(weight, limit - cost)
+            if strip is not None:
+                limit = cost + strip.cost(weight)
+                best[end] = limit, (*before, strip)
+    return best[points[-1]][1] if points[-1] in best else None
+
+
+def _nothing_fits(graph: Graph, node: Node, machine: Machine) -> DoesNotFit:
+    needed = sum(whole(graph, name).words for name in (*inputs_of(graph, [node]), *node.outputs))
+    return DoesNotFit(
+        "E302",
+        f"no tile of it fits: input and output take {needed} words as a whole",
+        node=node.name,
+        op=node.op.removeprefix("Int"),
+        tensor=node.output,
+        limit=f"fmap_words = {machine.fmap_words}, skip_words = {machine.skip_words}",
+        remedy=f"a machine with fmap_words = {needed} (--machine FILE)",
+    )

@@ -1,0 +1,1 @@
+"""From the plan to the program: words, images, artefact and report."""

@@ -1,0 +1,185 @@
+"""What an EasyNPU program is beside its words and images: the steps a host takes to run it.
+
+A program is a list of steps, in order. A host step computes one operator on host tensors; a segment loads words
+and tensors into the memories, runs a range of the instruction memory, and stores tensors. The types here are
+written to the manifest as they are and read back, checked, by the simulator, which sees nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError, DoesNotFit
+from npuc.host import HostStep
+from npuc.ir import Array
+from npuc.storage.records import read
+from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
+from npuc.targets.easynpu.machine.memory import Map, Place, groups
+from npuc.targets.easynpu.machine.parameters import Machine
+
+
+@dataclass(frozen=True)
+class ImageLoad:
+    """Words of a file to a memory: `words` words from word `start` of the file to word `address`."""
+
+    memory: str
+    address: int
+    file: str
+    start: int
+    words: int
+
+    def data(self, files: Mapping[str, bytes], machine: Machine) -> bytes:
+        """The words. Raises ArtefactError: E502 where the entry makes no sense, E503 where they do not fit."""
+        first, last = WORD_BYTES * self.start, WORD_BYTES * (self.start + self.words)
+        if self.memory not in ("itcm", "weight") or min(self.start, self.words, self.address) < 0:
+            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
+        found = files.get(self.file, b"")[first:last]
+        if len(found) != last - first or self.address + self.words > machine.capacity_words(self.memory):
+            raise ArtefactError("E503", f"{self.words} words of {self.file} do not fit the {self.memory} memory")
+        return found
+
+
+@dataclass(frozen=True)
+class TensorMove:
+    """A feature map, or a window of one, between a host tensor int8 and its place in a DTCM."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """Of the whole host tensor: (1, C, H, W) or (1, C)."""
+    place: Place
+    channels: int
+    height: int
+    width: int
+    start: tuple[int, int, int] = (0, 0, 0)
+    """The window's first channel, row and column."""
+
+    @property
+    def map_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the whole host tensor."""
+        channels, height, width = (*self.shape[1:], 1, 1)[:3]
+        return channels, height, width
+
+    @property
+    def window(self) -> tuple[slice, slice, slice, slice]:
+        """The window as an index into (samples, C, H, W)."""
+        size = zip(self.start, (self.channels, self.height, self.width), strict=True)
+        channels, rows, columns = (slice(first, first + extent) for first, extent in size)
+        return slice(None), channels, rows, columns
+
+    @property
+    def map(self) -> Map:
+        """The words that it comes from or goes to. Raises ArtefactError (E502) where the entry makes no sense."""
+        extents = (*self.shape, self.channels, self.height, self.width)
+        if self.place.memory not in MEMORIES or not 2 <= len(self.shape) <= 4 or min(extents) < 1:
+            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
+        return Map(self.place, self.height, self.width, groups(self.channels))
+
+    def whole(self, tensors: Mapping[str, Array]) -> Array:
+        """The host tensor of which the map is a window: a view (samples, C, H, W).
+
+        Raises ArtefactError (E502) where there is no such tensor.
+        """
+        found = tensors.get(self.tensor)
+        inside = all(
+            0 <= part.start < part.stop <= extent
+            for part, extent in zip(self.window[1:], self.map_shape, strict=True)
+        )
+        if found is None or found.dtype != np.int8 or found[0].size != prod(self.shape) or not inside:
+            raise ArtefactError(
+                "E502", f"manifest.json is damaged: no tensor for {self}", remedy="compile the model again"
+            )
+        return found.reshape(len(found), *self.map_shape)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Load, run `count` instruction words from ITCM address 0, store. Every run starts at the low end."""
+
+    images: tuple[ImageLoad, ...]
+    loads: tuple[TensorMove, ...]
+    count: int
+    stores: tuple[TensorMove, ...]
+
+
+Step = HostStep | Segment
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """A step as the manifest has it."""
+    kind = "host" if isinstance(step, HostStep) else "segment"
+    return {"kind": kind, **asdict(step)}
+
+
+def step_from_json(entry: Any, where: str) -> Step:
+    """The step of a manifest entry. Raises ArtefactError (E502) for a malformed one."""
+    kind = read(Kind, entry, where).kind
+    if kind not in ("host", "segment"):
+        raise ArtefactError(
+            "E502", f"manifest.json is damaged: {where} is of kind '{kind}'", limit="host, segment"
+        )
+    return read(HostStep if kind == "host" else Segment, entry, where)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What distinguishes the steps."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What an instruction word is for: its ONNX nodes, and the part of an int8 tensor that it produces."""
+
+    nodes: tuple[str, ...]
+    tensor: str | None
+    shape: tuple[int, ...] | None
+    start: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest says to the simulator."""
+
+    steps: tuple[Step, ...]
+    instructions: tuple[Produced, ...]
+    machine: Machine
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Contents:
+        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
+        try:
+            machine = Machine.of(
+                dict(read(Mapping[str, Any], manifest.get("machine"), "machine")), "of the artefact"
+            )
+        except DoesNotFit as error:
+            raise ArtefactError("E502", f"manifest.json is damaged: {error.problems[0].reason}") from None
+        return cls(
+            tuple(step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
+            _table(read(tuple[Produced, ...], manifest.get("instructions"), "instructions")),
+            machine,
+        )
+
+
+LARGEST = 1 << 28
+"""Elements of a tensor: the field widths of a layer word allow 2^24."""
+
+
+def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
+    """The instruction table. Raises ArtefactError (E502) for a tensor without a possible shape, or with two."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, entry in enumerate(entries):
+        if entry.tensor is None:
+            continue
+        shape = entry.shape or ()
+        possible = 2 <= len(shape) <= 4 and min(shape) > 0 and prod(shape) <= LARGEST
+        if not possible or shapes.setdefault(entry.tensor, shape) != shape:
+            reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
+            raise ArtefactError("E502", reason, tensor=entry.tensor, remedy="compile the model again")
+    return entries

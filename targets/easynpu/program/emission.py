@@ -1,0 +1,212 @@
+"""From placed jobs to instruction words, the weight image and segments.
+
+Per job: extension words where addresses are explicit, then the layer words of its chain with their flags. The
+weight stream of a run is the blocks of its words in order; where words or weights exceed the machine, the run is
+cut into segments, each of which loads its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from npuc.bits import encode
+from npuc.errors import DoesNotFit, EncodingError
+from npuc.ir import Array
+from npuc.targets.easynpu.layers.jobs import Job, Stage
+from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, with_tile
+from npuc.targets.easynpu.machine.isa import (
+    EXTENSIONS,
+    FUSED,
+    MEMORIES,
+    STORED,
+    Control,
+    Instruction,
+    Layer,
+    Operand,
+    Reshape,
+)
+from npuc.targets.easynpu.machine.memory import Place, feature_words
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
+from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
+from npuc.targets.easynpu.plan.placement import PlacedJob
+
+
+@dataclass(frozen=True)
+class EmittedJob:
+    """A job's words, its weight words and the certificate of its tile."""
+
+    placed: PlacedJob
+    words: tuple[Instruction, ...]
+    weights: Array
+    tiling: Tiling
+
+
+def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
+    """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
+
+    extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
+    """
+    runs: list[list[Job]] = [[]]
+    words = weights = 0
+    for job in jobs:
+        more_words, more_weights = instruction_words(job, extended=extended), weight_words(job)
+        _expect(machine, "weight", more_weights, job)
+        _expect(machine, "itcm", more_words, job)
+        if words + more_words > machine.itcm_words or weights + more_weights > machine.weight_words:
+            runs.append([])
+            words = weights = 0
+        runs[-1].append(job)
+        words, weights = words + more_words, weights + more_weights
+    return runs
+
+
+def instruction_words(job: Job, *, extended: bool) -> int:
+    """Words of a job: its stages and, with addresses, the extension words before them."""
+    kept = sum(stage.keeps for stage in job.stages)
+    operands = len(job.reads) + len(job.writes)
+    return len(job.stages) + kept + (operands if extended else 0)
+
+
+def weight_words(job: Job) -> int:
+    """Words that the job streams from the weight DTCM."""
+    return sum(len(stage.block) for stage in job.stages)
+
+
+def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
+    capacity = machine.capacity_words(memory)
+    if words > capacity:
+        node = job.stages[0].node
+        what = "its weights and bias-scale blocks take" if memory == "weight" else "its instructions take"
+        raise DoesNotFit(
+            "E302",
+            f"{what} {words} words",
+            node=node.name,
+            op=node.op.removeprefix("Int"),
+            limit=f"{memory}_words = {capacity}",
+            remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
+        )
+
+
+def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
+    """The words of a job. Raises DoesNotFit (E303) without a legal tile, EncodingError (E301) for a field."""
+    job = placed.job
+    if isinstance(job.stages[0].word, Reshape):
+        return _emit_reshape(placed, job.stages[0], job.stages[0].word)
+    layers = [stage.word for stage in job.stages if isinstance(stage.word, Layer)]
+    parts = [stage for stage in job.stages if stage.source is not None]
+    computing = job.stages[: len(layers)]
+    rest, behind = computing[len(parts) :], layers[len(parts) :]
+    followers = Followers(
+        stages=len(rest),
+        bs_words=sum(
+            min(len(stage.block), parameter_words(layer)) for stage, layer in zip(rest, behind, strict=True)
+        ),
+        words=len(job.stages) - len(parts) + _extra_words(placed),
+        ports=_ports(placed, (parts[-1], *rest)),
+    )
+    tile, tiling = best_tile(layers[: len(parts)], machine, followers, job.stages[0].node.name)
+    words: list[Instruction] = []
+    sources = iter(placed.sources)
+    for stage in job.stages:
+        last, stores = stage is job.stages[-1], stage is computing[-1] and placed.stored is not None
+        place = next(sources) if stage.source is not None else None
+        words += _extensions(placed, stage, place, last=last, stores=stores)
+        word = stage.word
+        if isinstance(word, Layer):
+            tiled = with_tile(word, *tile)
+            word = replace(tiled, opcode=tiled.opcode | (0 if last else FUSED) | (STORED if stores else 0))
+        words.append(word)
+    for word in words:
+        _check_fields(word, job.stages[0])
+    return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
+
+
+def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
+    """A reshape reads every word of its map once and writes what rearrangement.written_words counts."""
+    words = [*_extensions(placed, stage, placed.sources[0], last=True, stores=False), word]
+    bus = feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
+    cycles = len(words) + SETUP + bus
+    tiling = Tiling(word.Ho, word.Wo, cycles, 1, cycles, None, 0, bus, bus)
+    return EmittedJob(placed, tuple(words), stage.block, tiling)
+
+
+def expect_fields(jobs: Sequence[Job]) -> None:
+    """Raises DoesNotFit (E301) where a layer's geometry exceeds the instruction word, whatever its tile."""
+    for job in jobs:
+        for stage in job.stages:
+            _check_fields(stage.word, job.stages[0])
+
+
+def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
+    """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
+    results = [place.memory for place in (placed.dst, placed.stored) if place is not None]
+    end = placed.job.stages[-1].word
+    times = most_written(end) if isinstance(end, Reshape) else 1
+    return tuple(
+        port_use(
+            placed.opb.memory if placed.opb is not None and _combines(stage) else None,
+            results if stage is stages[-1] else (),
+            placed.sources[0].memory,
+            times if stage is stages[-1] else 1,
+        )
+        for stage in stages
+    )
+
+
+def _combines(stage: Stage) -> bool:
+    """Whether the stage reads a second operand."""
+    operation = stage.word.operation
+    return operation is not None and operation.mnemonic in ("add", "mul")
+
+
+def _extra_words(placed: PlacedJob) -> int:
+    return instruction_words(placed.job, extended=placed.explicit) - len(placed.job.stages)
+
+
+def _extensions(
+    placed: PlacedJob, stage: Stage, source: Place | None, *, last: bool, stores: bool
+) -> list[Instruction]:
+    """The extension words before a stage: its source, the operand of a combination, the result, kept psums."""
+    found: list[Instruction] = []
+    if placed.explicit:
+        roles = (
+            ("src", source),
+            ("opb", placed.opb if _combines(stage) else None),
+            ("dst", placed.dst if last else None),
+            ("sto", placed.stored if stores else None),
+        )
+        found += [operand(role, place) for role, place in roles if place is not None]
+    if stage.keeps:
+        found.append(Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1))
+    return found
+
+
+def operand(role: str, place: Place) -> Operand:
+    """The extension word that puts an operand at this place."""
+    return Operand(
+        opcode=EXTENSIONS[role].opcode,
+        memory=MEMORIES.index(place.memory),
+        base=place.base,
+        row=place.row,
+        pixel=place.pixel,
+        group=place.group,
+    )
+
+
+def _check_fields(word: Instruction, stage: Stage) -> None:
+    try:
+        encode(word)
+    except EncodingError as error:
+        problem = error.problems[0]
+        raise DoesNotFit(
+            "E301",
+            problem.reason,
+            node=stage.node.name,
+            op=stage.node.op.removeprefix("Int"),
+            limit=problem.limit,
+            remedy="a smaller map, or fewer channels: the instruction word fixes these widths",
+        ) from None

@@ -1,0 +1,251 @@
+"""From the integer graph to an EasyNPU program: regions -> jobs -> places -> words, images and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from npuc.allocation import Buffer
+from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.host import HostStep
+from npuc.host_nodes import constant_steps, host_step
+from npuc.ir import Graph, Node
+from npuc.quantize.improvement.mixed import REASON
+from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.borders import PIXEL, pixel
+from npuc.targets.easynpu.layers.jobs import Job
+from npuc.targets.easynpu.layers.movement import with_reshape_words
+from npuc.targets.easynpu.layers.support import HOST
+from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import LANES
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.ordering import best_order
+from npuc.targets.easynpu.plan.placement import (
+    Crossing,
+    Placement,
+    Run,
+    Usage,
+    explicit,
+    fits_implicitly,
+    implicit,
+    implicit_refusal,
+    placeable,
+)
+from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
+from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
+from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
+from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program's parts: steps, words, the weight image, and the jobs behind them for the report."""
+
+    steps: tuple[Step, ...]
+    words: tuple[isa.Instruction, ...]
+    weights: bytes
+    jobs: tuple[EmittedJob, ...]
+    usage: Mapping[str, Usage]
+    plans: tuple[Mapping[str, Plan], ...] = ()
+    """Per run of array nodes, the best plan for every objective; empty with documented addressing."""
+
+
+def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective: str = "time") -> Lowered:
+    """The program of an integer graph.
+
+    documented: only the document's words and implicit addresses; raises UnsupportedOperator (E204) for a graph
+    that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
+    too small.
+    """
+    graph = with_reshape_words(quantised.graph, lambda graph, node: _holds(graph, node, machine, documented))
+    regions = regions_of(graph)
+    steps: list[Step] = []
+    words: list[isa.Instruction] = []
+    weights = _WeightImage()
+    jobs: list[EmittedJob] = []
+    usage: list[Mapping[str, Usage]] = []
+    read: set[str] = set()
+    considered: list[Mapping[str, Plan]] = []
+    for region in regions:
+        steps += constant_steps(graph, region.host, read)
+        steps += [_host_step(graph, node, regions, region) for node in region.host]
+        if not region.array:
+            continue
+        best, found = computed(graph, region.array, machine, documented, objective)
+        considered.append(best)
+        for placement in found:
+            emitted = [emit_job(each, machine) for each in placement.jobs]
+            stream = b"".join(job.weights.tobytes() for job in emitted)
+            steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
+            words += [word for job in emitted for word in job.words]
+            jobs += emitted
+            usage.append(placement.usage)
+    peaks = _usage(usage, steps)
+    return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
+
+
+def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
+    """Whether there is room for a node's map and its result, which are not computed in tiles."""
+    maps = [Buffer(name, whole(graph, name).words, 0, 0) for name in (node.inputs[0], node.output)]
+    if documented:
+        return sum(each.size for each in maps) <= machine.fmap_words
+    return placeable(maps, set(), machine)
+
+
+class _WeightImage:
+    """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
+
+    def __init__(self) -> None:
+        self.image = bytearray()
+        self.starts: dict[bytes, int] = {}
+        self.resident = b""
+
+    def load(self, stream: bytes) -> tuple[ImageLoad, ...]:
+        """What a segment with this weight stream must load."""
+        if not stream or stream == self.resident:
+            return ()
+        self.resident = stream
+        if stream not in self.starts:
+            self.starts[stream] = len(self.image) // LANES
+            self.image += stream
+        return (ImageLoad("weight", 0, "weight.bin", self.starts[stream], len(stream) // LANES),)
+
+
+def computed(
+    graph: Graph, nodes: Sequence[Node], machine: Machine, documented: bool, objective: str
+) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
+    """The placed runs that compute these nodes, one per segment: all at once, or in tiles where maps do not fit.
+
+    Before them the best plan for every objective, of which the runs follow one; none with documented addressing.
+    Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
+    addressing cannot express them.
+    """
+    nodes = best_order(graph, nodes, machine)
+    outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
+    run = run_of(graph, nodes, machine, outputs, documented=documented)
+    shares = shares_of(run.jobs)
+    try:
+        expect_fields(run.jobs)
+        found = placed(run, machine, documented)
+        return {} if documented else dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares)), found
+    except DoesNotFit as error:
+        if documented or error.problems[0].code not in ("E302", "E301"):
+            raise
+    best = plans(graph, nodes, machine, shares)
+    return best, _tiles(graph, best[objective], machine)
+
+
+def _tiles(graph: Graph, plan: Plan, machine: Machine) -> Iterator[Placement]:
+    """The placed runs of a plan, tile by tile."""
+    for strip in plan.strips:
+        for tile in tiles_of(graph, strip.nodes, strip.grid):
+            yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
+
+
+def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
+    """The run, cut into segments where words or weights exceed the machine, each with its places.
+
+    Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
+    """
+    refusal = implicit_refusal(run)
+    if refusal is None:
+        pieces = cut(run.jobs, machine, extended=False)
+        if documented or (len(pieces) == 1 and fits_implicitly(run, machine)):
+            return [implicit(part, machine) for part in _chained(run, pieces)]
+    elif documented:
+        raise UnsupportedOperator(
+            "E204",
+            refusal,
+            node=run.jobs[0].stages[0].node.name,
+            limit="one chain, at most one tensor kept for an addition (easynpu, Storage)",
+            remedy="compile with --isa extended",
+        )
+    return _explicit_segments(run, machine)
+
+
+def _chained(run: Run, pieces: Sequence[list[Job]]) -> list[Run]:
+    """Segments of one implicit run: each gives its last result to the host, which loads it for the next."""
+    found: list[Run] = []
+    inputs = run.inputs
+    for position, piece in enumerate(pieces):
+        result = piece[-1].result
+        later = {job.operand.buffer for each in pieces[position + 1 :] for job in each if job.operand is not None}
+        kept = later & ({job.result.buffer for job in piece} | {view.buffer for view in inputs.values()})
+        if kept - {result.buffer}:
+            raise UnsupportedOperator(
+                "E204",
+                f"'{min(kept)}' is kept for an addition in a later segment",
+                tensor=min(kept),
+                limit="a kept tensor is used in its own segment with --isa documented",
+                remedy="compile with --isa extended, or use a machine with more weight_words",
+            )
+        last = position == len(pieces) - 1
+        outputs = run.outputs if last else {result.buffer: result}
+        stored = run.stored if last else {result.buffer: run.windows[result.buffer]}
+        found.append(replace(run, jobs=tuple(piece), inputs=inputs, outputs=outputs, stored=stored))
+        inputs = {result.buffer: result}
+    return found
+
+
+def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
+    """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
+    placement = explicit(run, machine)
+    pieces = cut(run.jobs, machine, extended=True)
+    found: list[Placement] = []
+    start = 0
+    for position, piece in enumerate(pieces):
+        last = position == len(pieces) - 1
+        jobs = placement.jobs[start : start + len(piece)]
+        inputs, outputs = placement.inputs if position == 0 else (), placement.outputs if last else ()
+        found.append(Placement(jobs, inputs, outputs, placement.usage))
+        start += len(piece)
+    return found
+
+
+def _segment(
+    graph: Graph, placement: Placement, jobs: Sequence[EmittedJob], words: int, weights: Sequence[ImageLoad]
+) -> Segment:
+    """The host's part of a run: which words and maps it loads and stores."""
+    count = sum(len(job.words) for job in jobs)
+    images = [ImageLoad("itcm", 0, "itcm.bin", words, count), *weights]
+
+    def moves(crossings: Sequence[Crossing]) -> tuple[TensorMove, ...]:
+        return tuple(
+            TensorMove(each.tensor, graph.shape(each.tensor), each.place, *each.window.shape, each.window.start)
+            for each in crossings
+        )
+
+    return Segment(tuple(images), moves(placement.inputs), count, moves(placement.outputs))
+
+
+def _host_step(graph: Graph, node: Node, regions: Sequence[Region], region: Region) -> HostStep:
+    """A node of the integer graph as a step of the host."""
+    if node.op == PIXEL:
+        return HostStep.constant(node.output, pixel(node))
+    arrays = [position for position, each in enumerate(regions) if each.array]
+    here = regions.index(region)
+    at_border = not arrays or here <= arrays[0] or here > arrays[-1]
+    return host_step(graph, node, HOST.get(node.op, REASON), at_border=at_border)
+
+
+def _usage(runs: Sequence[Mapping[str, Usage]], steps: Sequence[Step]) -> dict[str, Usage]:
+    """Peak and lower bound of every memory over all runs, in words."""
+    found = {
+        memory: Usage(
+            max((usage[memory].peak for usage in runs), default=0),
+            max((usage[memory].lower_bound for usage in runs), default=0),
+        )
+        for memory in ("fmap", "skip")
+    }
+    for memory in ("weight", "itcm"):
+        loads = [
+            image.words
+            for step in steps
+            if isinstance(step, Segment)
+            for image in step.images
+            if image.memory == memory
+        ]
+        found[memory] = Usage(max(loads, default=0), max(loads, default=0))
+    return found

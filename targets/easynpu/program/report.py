@@ -1,0 +1,193 @@
+"""What the compiler says of an EasyNPU program: the manifest's tables and the compile report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from math import prod
+from typing import Any
+
+from npuc.host import HostStep
+from npuc.ir import Graph, Node
+from npuc.quantize.arithmetic.ranges import bound
+from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.jobs import Stage
+from npuc.targets.easynpu.machine import isa, listing
+from npuc.targets.easynpu.machine.isa import Layer, Reshape
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.program.artefact import Segment, step_to_json
+from npuc.targets.easynpu.program.emission import EmittedJob
+from npuc.targets.easynpu.program.lowering import Lowered
+from npuc.targets.easynpu.program.traffic import host_traffic
+
+
+def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
+    """A row per layer, in order: jobs of tiles and channel groups of the same nodes are one layer."""
+    found: dict[tuple[str, ...], list[tuple[int, EmittedJob]]] = {}
+    index = 0
+    for job in jobs:
+        key = tuple(dict.fromkeys(stage.node.output for stage in job.placed.job.stages))
+        found.setdefault(key, []).append((index, job))
+        index += len(job.words)
+    return [_layer(parts, quantised, machine) for parts in found.values()]
+
+
+def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machine: Machine) -> dict[str, Any]:
+    """The contract's fields of a layer and the certificate of its first tile."""
+    first, job = parts[0]
+    stages = job.placed.job.stages
+    nodes = {id(stage.node): stage.node for stage in stages}
+    multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
+    errors = [node.integer("error_lsb") for node in nodes.values() if node.op == "IntTable"]
+    bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
+    compute = sum(each.tiling.compute_cycles for _, each in parts)
+    bus = sum(each.tiling.bus_words for _, each in parts)
+    result = next((stage.tensor for stage in reversed(stages) if stage.tensor), job.placed.job.result.buffer)
+    return {
+        "name": quantised.floats.get(result, result),
+        "op": "+".join(listing.mnemonic(stage.word) for stage in stages),
+        "nodes": list(dict.fromkeys(source for node in nodes.values() for source in node.sources)),
+        "macs": multiplied,
+        "cycles": sum(each.tiling.cycles for _, each in parts),
+        "compute_cycles": compute,
+        "bus_words": bus,
+        "dtcm_words": sum(each.tiling.words for _, each in parts),
+        "bytes": bus * machine.word_bytes,
+        "bound": "bus" if bus > compute else "compute",
+        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "instruction": first,
+        "jobs": len(parts),
+        "tile": [job.tiling.y, job.tiling.x],
+        "tile_candidates": job.tiling.candidates,
+        "tile_fewest_cycles": sum(each.tiling.fewest_cycles for _, each in parts),
+        "tile_runner_up": list(job.tiling.runner_up) if job.tiling.runner_up else None,
+        "weight_words": len(job.weights),
+        "table_error_lsb": max(errors) if errors else None,
+        "accumulator_bound": max(bounds) if bounds else None,
+        "padding_cycles": sum(_padding_cycles(stage) for _, each in parts for stage in each.placed.job.stages),
+    }
+
+
+def _padding_cycles(stage: Stage) -> int:
+    """Compute cycles of a word that puts a zero point around a map; 0 of other words."""
+    node, word = stage.node, stage.word
+    if not node.integer("padding") or stage.source is None or stage.source.buffer != node.inputs[-1]:
+        return 0
+    if not isinstance(word, Layer):
+        return 0
+    return prod((word.Ho, word.Wo, word.Hk, word.Wk, word.Zs)) * (word.Ci if is_dense(word) else 1)
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution or fully connected layer of the network; 0 for anything else.
+
+    Zeros that make a grouped convolution dense do not count, nor do convolutions that only move channels.
+    """
+    if node.op != "IntConv" or node.integer("average") or node.integer("selects"):
+        return 0
+    kernel = prod(graph.shape(node.inputs[1])[1:])
+    return prod(graph.shape(node.output)) * kernel // node.integer("blocks", 1)
+
+
+def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:
+    """For every instruction word: its ONNX nodes and, for a layer word, the part of an int8 tensor it produces."""
+    table: list[dict[str, Any]] = []
+    for job in jobs:
+        stages = iter(job.placed.job.stages)
+        sources = list(dict.fromkeys(source for stage in job.placed.job.stages for source in stage.node.sources))
+        for word in job.words:
+            stage = next(stages) if isinstance(word, (Layer, Reshape)) else None
+            table.append(
+                {
+                    "index": len(table),
+                    "mnemonic": listing.mnemonic(word),
+                    "nodes": list(stage.node.sources) if stage else sources,
+                    "tensor": stage.tensor if stage else None,
+                    "shape": list(graph.shape(stage.tensor)) if stage and stage.tensor else None,
+                    "start": list(job.placed.job.start),
+                }
+            )
+    return table
+
+
+def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    rows = layers(lowered.jobs, quantised, machine)
+    cycles = sum(layer["cycles"] for layer in rows)
+    ideal = sum(layer["ideal_cycles"] for layer in rows)
+    traffic = host_traffic(lowered, quantised.graph, machine)
+    return {
+        "target": "easynpu",
+        "machine": machine.name,
+        "instructions": len(lowered.words),
+        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
+        "macs": sum(layer["macs"] for layer in rows),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+        "padding_cycles": sum(layer["padding_cycles"] for layer in rows),
+        "clock_mhz": None,
+        "macs_per_cycle": machine.macs_per_cycle,
+        "bytes_per_cycle": machine.word_bytes,
+        "memory": {
+            memory: {
+                "peak_bytes": usage.peak * machine.word_bytes,
+                "capacity_bytes": machine.capacity_words(memory) * machine.word_bytes,
+                "lower_bound_bytes": usage.lower_bound * machine.word_bytes,
+            }
+            for memory, usage in lowered.usage.items()
+        },
+        "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
+        "host_traffic": traffic,
+        "host_steps": [
+            {"node": step.node, "op": step.op, "reason": step.reason}
+            for step in lowered.steps
+            if isinstance(step, HostStep) and not step.conversion
+        ],
+        "layers": rows,
+    }
+
+
+def manifest(
+    lowered: Lowered, quantised: Quantised, machine: Machine, *, documented: bool
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The target's part of the manifest, and the files it describes."""
+    uses_extensions = not all(map(_is_documented, lowered.words))
+    entry = {
+        "target": "easynpu",
+        "machine": machine.as_dict(),
+        "isa": "documented" if documented or not uses_extensions else "extended",
+        "steps": [step_to_json(step) for step in lowered.steps],
+        "instructions": instruction_table(lowered.jobs, quantised.graph),
+        "placements": _placements(lowered, quantised.scales),
+        "report": summary(lowered, quantised, machine),
+    }
+    return entry, {"itcm.bin": isa.words_to_bytes(lowered.words), "weight.bin": lowered.weights}
+
+
+def _is_documented(word: isa.Instruction) -> bool:
+    """Whether the document defines the word."""
+    return isinstance(word, (Layer, Reshape)) and word.operation is not None and word.operation.documented
+
+
+def _placements(lowered: Lowered, scales: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Where the maps that cross the machine's border lie: region, address, layout, type, shape, scale."""
+    segments = [step for step in lowered.steps if isinstance(step, Segment)]
+    return [
+        {
+            "tensor": move.tensor,
+            "direction": direction,
+            "segment": number,
+            "region": move.place.memory,
+            "address": move.place.base,
+            "layout": {"order": "HWC16", **{k: v for k, v in asdict(move.place).items() if k != "memory"}},
+            "dtype": "int8",
+            "shape": [1, move.channels, move.height, move.width],
+            "start": list(move.start),
+            "scale": scales.get(move.tensor),
+        }
+        for number, segment in enumerate(segments)
+        for direction, moves in (("load", segment.loads), ("store", segment.stores))
+        for move in moves
+    ]

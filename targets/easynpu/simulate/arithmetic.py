@@ -1,0 +1,216 @@
+"""What the PE array computes on whole layers: exact integers, by onnxruntime's float32 where that is exact.
+
+An accumulator below 2^24 is exact in float32, and so is its product with 2^-n; convolutions are therefore run by
+onnxruntime with weights scaled by 2^-n and bias scaled and raised by 1/2, which leaves only floor and saturation
+to do. Raised by 128 where there is no ReLU, results are never negative after saturation, and the floor is a cast
+to uint8. Where the bound of a channel does not allow that, the input channels are split and the parts are summed
+in double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, reduce
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.memory import (
+    BS_WORDS,
+    groups,
+    unpack_bias_scale,
+    unpack_channel_weights,
+    unpack_slopes,
+    unpack_table,
+    unpack_weights,
+)
+from npuc.targets.easynpu.machine.timing import is_dense, kernel_extent
+from npuc.targets.easynpu.simulate.convolution import convolution, padding, reached
+
+EXACT_FLOAT32 = 1 << 24
+ACCUMULATOR = 1 << 31
+RAISED = 128
+"""Added to results without ReLU, so that none is negative after saturation."""
+
+
+def block_words(layer: Layer) -> int:
+    """Words of a convolution's block in the weight stream: bias-scale, then weights."""
+    taps = layer.Hk * layer.Wk * (layer.Ci if is_dense(layer) else 1)
+    return groups(layer.Co) * (BS_WORDS + taps)
+
+
+def quantise(acc: Array, scale: Array) -> Array:
+    """int8 of accumulators (int64): sat8(round_half_up(acc * 2^scale)); scale: int8 per channel, negative = right.
+
+    Raises ArtefactError (E503) where a left shift would leave 32 bits, as the machine would wrap there.
+    """
+    right, left = np.maximum(-scale.astype(np.int64), 0), np.maximum(scale.astype(np.int64), 0)
+    if max(right.max(initial=0), left.max(initial=0)) > 31 or (np.abs(acc) << left).max(initial=0) >= ACCUMULATOR:
+        raise ArtefactError(
+            "E503", f"shift scales of {scale.min()}..{scale.max()}", limit="-31..31 without overflow"
+        )
+    half = np.where(right > 0, np.int64(1) << np.maximum(right - 1, 0), 0)
+    return np.clip(((acc << left) + half) >> right, -128, 127).astype(np.int8)
+
+
+def combine(name: str, x: Array, other: Array, block: Array) -> Array:
+    """The requantised sum or product of two maps (samples, H, W, C) int8; block: the bias-scale words.
+
+    Raises ArtefactError (E503) for a bias: its way into the PE is taken by the second operand.
+    """
+    bias, scale = unpack_bias_scale(block, x.shape[-1])
+    if bias.any():
+        raise ArtefactError("E503", "a bias in the block of a sum or product", limit="0")
+    wide = x.astype(np.int32)
+    acc = wide + other if name == "add" else wide * other
+    if (scale == scale[0]).all() and -8 <= scale[0] <= 0:
+        shift = int(-scale[0])
+        acc += (1 << shift) >> 1
+        return np.clip(acc >> shift, -128, 127).astype(np.int8)
+    return quantise(acc.astype(np.int64), scale)
+
+
+def activation(block: Array, x: Array) -> Array:
+    """int8 of any shape after an activation table; block: its 7 words.
+
+    The table's formula is evaluated for all 256 inputs, which the elements then select.
+    """
+    table = unpack_table(block)
+    inputs = np.arange(-128, 128)
+    segment = np.searchsorted(table.start, inputs, side="right") - 1
+    acc = table.a[segment].astype(np.int64) * inputs + table.b[segment]
+    return _by_bits(_expected_within(acc), np.array([table.scale]))[x.view(np.uint8)]
+
+
+def sloped(block: Array, x: Array) -> Array:
+    """int8 (..., C) after a slope per channel for each sign of x; block: 4 words per 16 channels."""
+    channels = x.shape[-1]
+    positive, positive_scale, negative, negative_scale = unpack_slopes(block, channels)
+    inputs = np.arange(-128, 128)
+    above, below = (
+        _by_bits(inputs * each[:, None].astype(np.int64), scale[:, None])
+        for each, scale in ((positive, positive_scale), (negative, negative_scale))
+    )
+    table = np.concatenate([above[:, :128], below[:, 128:]], axis=1)
+    return table.ravel()[x.view(np.uint8) + 256 * np.arange(channels)]
+
+
+def _by_bits(acc: Array, scale: Array) -> Array:
+    """int8 of accumulators (..., 256) for x = -128..127, in the order of x's bits: 0..127, -128..-1."""
+    return np.roll(quantise(acc, scale), 128, axis=-1)
+
+
+def _expected_within(acc: Array) -> Array:
+    """The accumulators. Raises ArtefactError (E503) where one leaves 32 bits."""
+    if np.abs(acc).max(initial=0) >= ACCUMULATOR:
+        raise ArtefactError("E503", f"a table's accumulator reaches {np.abs(acc).max()}", limit="below 2^31")
+    return acc
+
+
+def max_pool(x: Array, layer: Layer) -> Array:
+    """The largest int8 under each window; the padding is -128, which the bias path injects."""
+    padded = padded_input(x, layer, -128)
+    taps = (
+        padded[
+            :,
+            hk : hk + (layer.Ho - 1) * layer.Sh + 1 : layer.Sh,
+            wk : wk + (layer.Wo - 1) * layer.Sw + 1 : layer.Sw,
+        ]
+        for hk in range(0, kernel_extent(layer.Hk, layer.Dh), layer.Dh + 1)
+        for wk in range(0, kernel_extent(layer.Wk, layer.Dw), layer.Dw + 1)
+    )
+    return reduce(np.maximum, taps)
+
+
+def padded_input(x: Array, layer: Layer, value: int) -> Array:
+    """The map with its padding; rows and columns that no window reaches are left out."""
+    top, left, bottom, right = padding(layer)
+    height, width = reached(layer)
+    x = x[:, :height, :width]
+    if not any((top, left, bottom > 0, right > 0)):
+        return x
+    around = ((0, 0), (top, max(bottom, 0)), (left, max(right, 0)), (0, 0))
+    return np.pad(x, around, constant_values=value)
+
+
+class Convolution:
+    """A convolution, fully connected, depthwise or average-pooling word with its weight block."""
+
+    def __init__(self, layer: Layer, block: Array) -> None:
+        self.layer = layer
+        self.block = block.copy()
+        split = BS_WORDS * groups(layer.Co)
+        self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
+        unpack = (layer.Hk, layer.Wk)
+        if is_dense(layer):
+            self.w = unpack_weights(block[split:], layer.Co, layer.Ci, *unpack)
+        else:
+            self.w = unpack_channel_weights(block[split:], layer.Co, *unpack)
+        operation = layer.operation
+        self.relu = operation is not None and operation.mnemonic.endswith("_relu")
+        taps = 128 * np.abs(self.w.astype(np.int64)).reshape(layer.Co, -1).sum(axis=1)
+        self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
+        if self.bound >= ACCUMULATOR:
+            raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
+
+    def __call__(self, x: Array) -> Array:
+        """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
+        if self.exact:
+            raised: Array = self._requantising.run(None, {"x": self._contiguous(x)})[0]
+            return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
+        return self.quantised(self.accumulate(x, None))
+
+    @property
+    def exact(self) -> bool:
+        """Whether one float32 convolution gives the requantised value exactly."""
+        rounding = (1 if self.relu else 2 * RAISED + 1) << max(-int(self.scale.min()) - 1, 0)
+        shifts_right = self.scale.min() >= -31 and self.scale.max() <= 0
+        return self.bound + rounding < EXACT_FLOAT32 and shifts_right and 0 not in reached(self.layer)
+
+    def accumulate(self, x: Array, psums: Array | None) -> Array:
+        """Psums (samples, Ho, Wo, Co) int64: bias or what was kept, and the sum of products.
+
+        Raises ArtefactError (E503) where both a bias and kept psums are given: the adder takes one of them.
+        """
+        layer, x = self.layer, self._contiguous(x)
+        if psums is not None and self.bias.any():
+            raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
+        total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64)
+        total += self.bias if psums is None else psums
+        for part in self._parts if 0 not in reached(layer) else ():
+            total = total + part.run(None, {"x": x})[0].astype(np.int64)
+        if np.abs(total).max(initial=0) >= ACCUMULATOR:
+            raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
+        return total
+
+    def quantised(self, acc: Array) -> Array:
+        """int8 of psums, with ReLU where the word has it."""
+        result = quantise(acc, self.scale)
+        return np.maximum(result, 0) if self.relu else result
+
+    def _contiguous(self, x: Array) -> Array:
+        height, width = reached(self.layer)
+        return np.ascontiguousarray(x[:, :height, :width])
+
+    @cached_property
+    def _requantising(self) -> Any:
+        power = np.ldexp(np.float32(1), self.scale.astype(np.int32))
+        half = np.where(self.scale < 0, np.float32(0.5), np.float32(0))
+        w = self.w.astype(np.float32) * power[:, None, None, None]
+        raised, highest = (0, 127) if self.relu else (RAISED, 255)
+        return convolution(
+            self.layer, w, self.bias.astype(np.float32) * power + half + np.float32(raised), highest
+        )
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        """Float32 convolutions over so few taps each that every sum is exact."""
+        bound = 128 * np.abs(self.w.astype(np.int64)).reshape(len(self.w), -1)
+        taps = np.arange(bound.shape[1])
+        parts = int(bound.sum(axis=1).max() // EXACT_FLOAT32) + 1
+        while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
+            parts += 1
+        masks = [(taps % parts == part).reshape(1, *self.w.shape[1:]) for part in range(parts)]
+        return [convolution(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]

@@ -1,0 +1,270 @@
+"""Instruction words as fused chains, and what no machine can execute: the same for every simulator.
+
+Source: easynpu, Master controller (opcode table: the fused and stored flags; layer fusion loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from npuc.errors import ArtefactError
+from npuc.targets.easynpu.machine import isa, listing, rearrangement
+from npuc.targets.easynpu.machine.isa import Control, Halt, Layer, Operand, Reshape
+from npuc.targets.easynpu.machine.memory import LANES, Map, Place, groups, high_end, low_end
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import is_dense, of_a_row, tile_input
+
+KEEPING = ("conv", "dwconv", "avgpool")
+"""Words that keep psums for the next word, or continue on kept ones."""
+FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul", "reshape")
+"""Words that continue on the int8 result before them, pixel by pixel."""
+POINTWISE = ("relu", "act", "prelu", "add", "mul", "reshape")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A layer word with its number in the program and the extension words before it."""
+
+    number: int
+    layer: Layer
+    operands: Mapping[str, Operand]
+    control: Control | None
+    reshape: Reshape | None = None
+    """The word, where it is a reshape; `layer` is then the pass over its map."""
+
+    @property
+    def word(self) -> Layer | Reshape:
+        """The instruction."""
+        return self.reshape or self.layer
+
+    @property
+    def name(self) -> str:
+        """The operation without the ReLU that a convolution may contain."""
+        operation = self.layer.operation
+        return operation.mnemonic.removesuffix("_relu") if operation and operation.mnemonic != "relu" else "relu"
+
+    @property
+    def keeps(self) -> bool:
+        """Its psums are handed, unquantised, to the next word."""
+        return self.control is not None and bool(self.control.keep_psum)
+
+    def ifmap(self, machine: Machine, low: bool) -> Map:
+        """The map that it reads unless it continues on a result; low: where the current map lies."""
+        layer = self.layer
+        place = self._place("src") or implicit_end(low, machine, layer.Ci, layer.Wi)
+        return Map(place, layer.Hi, layer.Wi, groups(layer.Ci))
+
+    def operand(self) -> Map:
+        """The map that an addition or a product reads beside its ifmap."""
+        return self._ofmap(self._place("opb") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
+
+    def stored(self) -> Map:
+        """Where a stored result is kept."""
+        return self._ofmap(self._place("sto") or low_end("skip", 0, self.layer.Co, self.layer.Wo))
+
+    def ofmap(self, machine: Machine, low: bool) -> Map:
+        """Where the result goes; low: to which end without an extension word."""
+        word = self.word
+        place = self._place("dst") or implicit_end(low, machine, word.Co, word.Wo)
+        return Map(place, word.Ho, word.Wo, groups(word.Co))
+
+    def _ofmap(self, place: Place) -> Map:
+        return Map(place, self.layer.Ho, self.layer.Wo, groups(self.layer.Co))
+
+    def _place(self, role: str) -> Place | None:
+        operand = self.operands.get(role)
+        if operand is None:
+            return None
+        if operand.memory >= len(isa.MEMORIES):
+            raise refused(
+                self.number, f"its {role} operand lies in memory {operand.memory} of 0 and 1", self.layer
+            )
+        return Place(isa.MEMORIES[operand.memory], operand.base, operand.row, operand.pixel, operand.group)
+
+
+def chains(words: tuple[isa.Instruction, ...], first: int) -> Iterator[list[Stage]]:
+    """The words grouped into fused chains. Raises ArtefactError (E503) for an undefined word, a repeated
+    extension word or an open chain."""
+    operands: dict[str, Operand] = {}
+    control: Control | None = None
+    chain: list[Stage] = []
+    for number, word in enumerate(words, first):
+        match word:
+            case Operand() if isa.ROLES[word.opcode] not in operands:
+                operands[isa.ROLES[word.opcode]] = word
+            case Control() if control is None:
+                control = word
+            case Operand() | Control():
+                raise refused(number, "a second extension word of its kind before one layer word", word)
+            case Layer():
+                chain.append(Stage(number, word, operands, control))
+                operands, control = {}, None
+                if not word.fused:
+                    yield chain
+                    chain = []
+            case Reshape():
+                yield [*chain, Stage(number, _pass_over(word, chain), operands, control, word)]
+                chain, operands, control = [], {}, None
+            case Halt():
+                break
+            case _:
+                raise refused(number, "the word is not an instruction", word)
+    if chain or operands or control:
+        raise refused(first + len(words) - 1, "the program ends within a chain", words[-1])
+
+
+def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
+    """The pass in which a reshape reads its map, or a result tile by tile: that of a word over pixels."""
+    y, x = (before[0].layer.y, before[0].layer.x) if before else (1, 1)
+    return Layer(
+        opcode=word.opcode, y=y, x=x, yi=y, xi=x,
+        Hi=word.Hi, Wi=word.Wi, Ci=word.Ci, Ho=word.Hi, Wo=word.Wi, Co=word.Ci, Zs=groups(word.Ci),
+    )  # fmt: skip
+
+
+def refused(number: int, reason: str, word: isa.Instruction | None) -> ArtefactError:
+    """An instruction that cannot be executed, with its listing line."""
+    text = f": {listing.disassemble(word)}" if word is not None else ""
+    return ArtefactError("E503", f"instruction {number}: {reason}{text}", remedy="npuc dump shows every word")
+
+
+def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+    """Refuses (E503) a chain with a word that contradicts itself, the machine or the word before it.
+
+    low: the current map lies at the low end of the Fmap DTCM.
+    """
+    for before, stage in zip([None, *chain], chain, strict=False):
+        problems = {
+            **_geometry(stage, machine),
+            **_order(stage, before),
+            **_idle_operands(stage, before, last=stage is chain[-1]),
+            **({} if before is None else _continuation(stage, before, chain[0])),
+        }
+        for reason, wrong in problems.items():
+            if wrong:
+                raise refused(stage.number, reason, stage.word)
+    entries = parameter_entries(chain)
+    if entries > machine.parameter_pad_entries:
+        reason = f"{entries} of {machine.parameter_pad_entries} entries of the bias and scale pads"
+        raise refused(chain[0].number, reason, chain[0].layer)
+    _check_maps(chain, machine, low)
+
+
+def parameter_entries(chain: Sequence[Stage]) -> int:
+    """Entries of the bias and scale pads: words that keep psums share theirs, a table has one per segment."""
+    entries = 0
+    for before, stage in zip((None, *chain), chain, strict=False):
+        if stage.reshape is None and (before is None or not (before.keeps or stage.name == "relu")):
+            entries += LANES if stage.name == "act" else groups(stage.layer.Co)
+    return entries
+
+
+def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
+    """Maps lie inside their memories, and nothing that the chain writes lies on another of its maps.
+
+    The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
+    where it lies: its pixel is read before the result's is written. A result and its copy are written together.
+    """
+    written = [(chain[-1], chain[-1].ofmap(machine, not low))]
+    written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
+    operands = [(stage, stage.operand()) for stage in chain if stage.name in ("add", "mul")]
+    starting = [
+        stage for before, stage in zip((None, *chain), chain, strict=False) if before is None or before.keeps
+    ]
+    read = [(stage, stage.ifmap(machine, low)) for stage in starting]
+    for stage, each in (*read, *operands, *written):
+        words, (first, last) = machine.capacity_words(each.place.memory), each.span
+        if first < 0 or last >= words:
+            reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
+            raise refused(stage.number, reason, stage.word)
+    for position, (stage, each) in enumerate(written):
+        others = [other for _, other in (*read, *written[:position])]
+        others += [other for _, other in operands if other != each]
+        if not each.distinct:
+            raise refused(stage.number, "several pixels are written to one word", stage.word)
+        if any(each.meets(other) for other in others):
+            reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
+            raise refused(stage.number, reason, stage.word)
+    last = chain[-2] if chain[-1].reshape is not None and len(chain) > 1 else chain[-1]
+    if last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
+        reason = f"the result and its copy go to the {last.stored().place.memory} DTCM, a word a cycle"
+        raise refused(last.number, reason, last.word)
+
+
+def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
+    """What a word says of itself and needs of the machine: reason -> whether it is wrong."""
+    layer = stage.layer
+    dense = is_dense(layer)
+    rows, columns = tile_input(layer, layer.y, layer.x)
+    entries, psums = rows * columns, of_a_row(layer.y * layer.x, machine) * (layer.Zs if dense else 1)
+    return {
+        f"y' x' are {layer.yi} x {layer.xi}, the tile needs {rows} x {columns}": (layer.yi, layer.xi)
+        != (rows, columns),
+        f"{entries} entries of {machine.ifmap_pad_entries} in an ifmap pad": bool(
+            entries > machine.ifmap_pad_entries
+        ),
+        f"{psums} psums of {machine.psum_entries}": psums > machine.psum_entries,
+        f"Zs = {layer.Zs} for {layer.Co} output channels": layer.Zs != groups(layer.Co),
+        f"Zs = {layer.Zs} of {machine.weight_pad_entries} weight pad entries": dense
+        and layer.Zs > machine.weight_pad_entries,
+        "a channel-wise word with Ci != Co": not dense and layer.Ci != layer.Co,
+        "a stride of 0": 0 in (layer.Sh, layer.Sw),
+        **_reshape_problem(stage),
+        "a window in a word that works pixel by pixel": stage.name in POINTWISE and _has_window(layer),
+    }
+
+
+def _reshape_problem(stage: Stage) -> dict[str, bool]:
+    wrong = None if stage.reshape is None else rearrangement.problem(stage.reshape)
+    return {} if wrong is None else {wrong: True}
+
+
+def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
+    """What the order of words allows: reason -> whether it is wrong."""
+    continues = before is not None and before.keeps
+    return {
+        "a word that cannot continue on a fused result": before is not None
+        and not continues
+        and stage.name not in FUSABLE,
+        "psums are kept for or by a word that does not accumulate": (continues or stage.keeps)
+        and stage.name not in KEEPING,
+        "psums are kept, and no word follows": stage.keeps and not stage.layer.fused,
+        "psums are kept, and a result is stored": stage.keeps and stage.layer.stored,
+    }
+
+
+def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> dict[str, bool]:
+    """Extension words that change nothing: reason -> whether it is wrong."""
+    used = {
+        "src": before is None or before.keeps,
+        "dst": last,
+        "opb": stage.name in ("add", "mul"),
+        "sto": stage.layer.stored,
+    }
+    return {f"`{role}` before a word without such an operand": not used[role] for role in stage.operands}
+
+
+def _continuation(stage: Stage, before: Stage, head: Stage) -> dict[str, bool]:
+    """What a word behind the first of its chain needs: reason -> whether it is wrong."""
+    layer, first = stage.layer, head.layer
+    return {
+        "a fused word of another output size": (layer.Ho, layer.Wo, layer.Co) != (first.Ho, first.Wo, first.Co),
+        "a fused word of another tile": (layer.y, layer.x) != (first.y, first.x),
+        "a window in a word that works pixel by pixel": not before.keeps and _has_window(layer),
+        "psums kept between a word that sums over channels and one that does not": before.keeps
+        and is_dense(layer) != is_dense(first),
+    }
+
+
+def _has_window(layer: Layer) -> bool:
+    """Whether an output is made of anything but the input of the same pixel."""
+    window = (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw)
+    return window != (1, 1, 1, 1, 0, 0) or (layer.Hi, layer.Wi) != (layer.Ho, layer.Wo)
+
+
+def implicit_end(low: bool, machine: Machine, channels: int, width: int) -> Place:
+    """One end of the Fmap DTCM: the low one, or the high one from the last word downward."""
+    if low:
+        return low_end("fmap", 0, channels, width)
+    return high_end("fmap", machine.fmap_words, channels, width)

@@ -1,0 +1,63 @@
+"""One EasyNPU of the stepping simulator: its memories, pads and psums, and what it keeps from word to word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.isa import Instruction
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.simulate.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
+
+
+@dataclass
+class Hardware:
+    """The state of a machine; at power-up nothing in it has been written."""
+
+    machine: Machine
+    fmap: Dtcm
+    skip: Dtcm
+    weight: Dtcm
+    ifmap_pads: IfmapPads
+    weight_pads: WeightPads
+    psums: PsumFile
+    parameter_pads: ParameterPads
+    itcm: tuple[Instruction, ...] = ()
+    low: bool = True
+    """The current map lies at the low end of the Fmap DTCM."""
+    weights_at: int = 0
+    """The weight stream's next word."""
+
+    @classmethod
+    def of(cls, machine: Machine) -> Hardware:
+        """The machine with these sizes."""
+        return cls(
+            machine,
+            Dtcm("fmap", machine.fmap_words),
+            Dtcm("skip", machine.skip_words),
+            Dtcm("weight", machine.weight_words),
+            IfmapPads(machine.ifmap_pad_entries),
+            WeightPads(machine.weight_pad_entries),
+            PsumFile(machine.psum_entries, machine.pe_rows),
+            ParameterPads(machine.parameter_pad_entries),
+        )
+
+    def dtcm(self, name: str) -> Dtcm:
+        """The Fmap or skip DTCM."""
+        return self.fmap if name == "fmap" else self.skip
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM from an address on with words (n, 16)."""
+        self.weight.load(address + np.arange(len(words)), words)
+
+    def begin_layer(self) -> None:
+        """Occupancy is counted anew."""
+        for pads in (self.ifmap_pads, self.weight_pads, self.psums, self.parameter_pads):
+            pads.most = 0
+
+    def end_layer(self) -> None:
+        """What the layer wrote may be read."""
+        self.fmap.settle()
+        self.skip.settle()

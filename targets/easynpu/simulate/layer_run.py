@@ -1,0 +1,328 @@
+"""A fused chain on the stepping simulator: from its first word's decoding to its last result in the DTCM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.memory import LANES, SLOPE_WORDS, Map, groups
+from npuc.targets.easynpu.machine.timing import DRAIN, is_dense
+from npuc.targets.easynpu.simulate import datapath, streams
+from npuc.targets.easynpu.simulate.chains import POINTWISE, Stage
+from npuc.targets.easynpu.simulate.events import Executed, LayerCount, Touched, Transfers
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.scattering import Scatter
+from npuc.targets.easynpu.simulate.schedule import (
+    NONE,
+    Access,
+    Plan,
+    Step,
+    Sweep,
+    Tile,
+    accumulating,
+    pad_addresses,
+    steps,
+    window,
+)
+from npuc.targets.easynpu.simulate.streams import Block
+
+COMBINING = ("add", "mul")
+
+
+class Watcher(Protocol):
+    """Who is told of everything that happens in a layer, in order."""
+
+    def started(self, run: LayerRun, words: int) -> None:
+        """The chain was decoded, its parameters and its first sub-ifmap are loaded."""
+        ...
+
+    def executed(self, run: LayerRun, step: Executed) -> None:
+        """A step was executed."""
+        ...
+
+    def finished(self, run: LayerRun) -> None:
+        """The last result was written."""
+        ...
+
+    def rearranged(self, number: int, words: int, transfers: Transfers) -> None:
+        """A reshape word was executed; words: its instruction words, extension words included."""
+        ...
+
+
+class LayerRun:
+    """One chain: `run` executes it; `results` are the int8 maps (Ho, Wo, groups, 16) of its words.
+
+    A reshape behind other words has no pass of its own: the last one's results go where it says.
+    """
+
+    def __init__(self, hardware: Hardware, chain: Sequence[Stage], watcher: Watcher | None = None) -> None:
+        machine, low = hardware.machine, hardware.low
+        self.hardware = hardware
+        self.end = chain[-1].number
+        """The number of the last word."""
+        target, reshape = chain[-1].ofmap(machine, not low), chain[-1].reshape
+        self.scatter = Scatter.of(reshape, target) if reshape is not None else None
+        self.chain = chain = chain if reshape is None else chain[:-1]
+        """The words that compute."""
+        self.watcher = watcher
+        self.parts = [stage.layer for stage in chain[: accumulating(chain)]]
+        self.dense = is_dense(self.parts[0])
+        self.sources = [stage.ifmap(machine, low) for stage in chain[: len(self.parts)]]
+        self.operands = [stage.operand() if stage.name in COMBINING else None for stage in chain]
+        self.targets = [[stage.stored()] if stage.layer.stored else [] for stage in chain]
+        self.targets[-1].insert(0, target)
+        shape = (self.parts[0].Ho, self.parts[0].Wo, groups(self.parts[0].Co), LANES)
+        self.results = [np.zeros(shape, np.int8) for _ in chain]
+        self.lanes = (np.arange(shape[2] * LANES) < self.parts[0].Co).reshape(shape[2], 1, LANES)
+        self.count = LayerCount(chain[0].number)
+        self.cycle = 0
+        self.first_load = np.zeros(0, np.int64)
+        self.blocks: list[Block] = []
+        self.weights: list[Array] = []
+        """Of each word: (Ci, taps, zs, 16), or channel-wise (groups, taps, 16)."""
+        self._plans: dict[tuple[int, int, int, int, bool], Plan] = {}
+        self._touched: dict[int, Touched] = {}
+        self._at = (0, Tile(0, 0, 0, 0))
+
+    def run(self, words: int) -> None:
+        """Executes the chain, whose instructions take this many words.
+
+        Raises ArtefactError (E503), with instruction and tile, for what the hardware could not do.
+        """
+        self._set_up(words)
+        try:
+            self._run(words)
+        except ArtefactError as error:
+            problem, (stage, tile) = error.problems[0], self._at
+            where = f"instruction {self.chain[stage].number}, tile ({tile.oy}, {tile.ox})"
+            remedy = "npuc dump shows every word"
+            raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
+
+    def _run(self, words: int) -> None:
+        """Every step, with the next one's sub-ifmap loaded under it into the other set of pads."""
+        sequence = steps(self.parts)
+        step, side = next(sequence), 0
+        self.first_load = self._load(step, side)
+        self.cycle += len(self.first_load)
+        if self.watcher is not None:
+            self.watcher.started(self, words)
+        while step is not None:
+            following = next(sequence, None)
+            self._execute(step, side, following)
+            step, side = following, 1 - side
+        self.cycle += DRAIN
+        self._finish()
+        if self.watcher is not None:
+            self.watcher.finished(self)
+
+    def _set_up(self, words: int) -> None:
+        """Decodes, loads bias and scale, fetches the first weights (channel-wise: under the first sub-ifmap)."""
+        hardware = self.hardware
+        hardware.begin_layer()
+        self.blocks, hardware.weights_at = streams.load(
+            self.chain, hardware.weights_at, hardware.weight, hardware.parameter_pads
+        )
+        self.weights = [self._participating(at) for at in range(len(self.chain))]
+        self.cycle = words + sum(block.cycles for block in self.blocks)
+        self.count.weight_words = sum(len(block.parameters) for block in self.blocks)
+        hardware.weight_pads.reset(self.cycle)
+        self.cycle += self.parts[0].Zs if self.dense else 0
+
+    def _participating(self, stage: int) -> Array:
+        """A word's weights, 0 for the PEs that take no part in the last group of output channels."""
+        layer, weights = self.chain[stage].layer, self.blocks[stage].weights
+        if is_dense(layer):
+            return weights.reshape(layer.Ci, -1, layer.Zs, LANES) * self.lanes[:, 0]
+        return weights.reshape(len(self.lanes), -1, LANES) * self.lanes
+
+    def _execute(self, step: Step, side: int, following: Step | None) -> None:
+        plan = self._plan(step)
+        first, last = plan.weight_uses
+        weights = first, last
+        if len(first):
+            weights = self.hardware.weight_pads.stream(self.cycle + first, self.cycle + last)
+        self._touched = {}
+        self._accumulate(step, side)
+        if step.last:
+            self._continue(step)
+        load, source = np.zeros(0, np.int64), self.sources[0].place.memory
+        if following is not None:
+            load, source = self._load(following, 1 - side), self.sources[following.part].place.memory
+        cycles = plan.cycles + max(0, len(load) - plan.free)
+        if self.watcher is not None:
+            done = Executed(step, plan, self.cycle, cycles, load, source, weights, self._touched)
+            self.watcher.executed(self, done)
+        self.cycle += cycles
+        self.count.compute_cycles += plan.compute
+        self.count.weight_words += len(first)
+
+    def _plan(self, step: Step) -> Plan:
+        """The sweeps of a step; equal for equal tiles."""
+        key = (step.tile.y, step.tile.x, step.part, step.channels, step.last)
+        if key not in self._plans:
+            layer = self.parts[step.part]
+            passes = step.channels * layer.Hk * layer.Wk
+            sweeps = [self._sweep(step, step.part, passes - step.last, Access())]
+            if step.last:
+                sweeps += [self._sweep(step, at, 1, self._access(at)) for at in range(step.part, len(self.chain))]
+            self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
+        return self._plans[key]
+
+    def _sweep(self, step: Step, stage: int, passes: int, access: Access) -> Sweep:
+        ozis = self.parts[0].Zs if self.dense else 1
+        words = ozis if len(self.blocks[stage].weights) else 0
+        source = self.sources[0].place.memory
+        return Sweep.of(stage, passes, ozis, words, access, step.tile.positions, source, self.hardware.machine)
+
+    def _access(self, stage: int) -> Access:
+        operand = self.operands[stage]
+        results = frozenset(each.place.memory for each in self.targets[stage])
+        writes = self.scatter.writes if self.scatter is not None and stage == len(self.chain) - 1 else 1
+        return Access(None if operand is None else operand.place.memory, results, writes)
+
+    def _load(self, step: Step, side: int) -> Array:
+        """Fills a set of ifmap pads; the addresses that were read, NONE for padding."""
+        stage, source = self.chain[step.part], self.sources[step.part].place
+        self._at = step.part, step.tile
+        wanted = window(stage.layer, step.tile)
+        values = np.full((len(wanted.entries), LANES), -128 if stage.name == "maxpool" else 0, np.int8)
+        at = source.base + wanted.iy * source.row + wanted.ix * source.pixel + step.group * source.group
+        if len(at):
+            values[wanted.inside] = self.hardware.dtcm(source.memory).read(at)
+        self.hardware.ifmap_pads.load(side, wanted.entries, values)
+        self.count.ifmap_words += len(at)
+        self.count.padding_words += len(values) - len(at)
+        addresses = np.full(len(values), NONE)
+        addresses[wanted.inside] = at
+        return addresses
+
+    def _accumulate(self, step: Step, side: int) -> None:
+        """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
+        stage, layer = self.chain[step.part], self.parts[step.part]
+        self._at = step.part, step.tile
+        ifmap = self.hardware.ifmap_pads.read(side, pad_addresses(layer, step.tile.y, step.tile.x))
+        if stage.name in POINTWISE:
+            self._write_psums(self._applied(step.part, ifmap.astype(np.int64), step))
+            return
+        before = self._bias(step) if step.first else self._psums(step)
+        weights = self.weights[step.part]
+        if stage.name == "maxpool":
+            psums = datapath.largest(before, ifmap)
+        elif self.dense:
+            first = step.group * LANES
+            psums = datapath.broadcast(before, ifmap, weights[first : first + step.channels])
+        else:
+            psums = datapath.multicast(before, ifmap, weights[step.group])
+        self._write_psums(psums)
+
+    def _continue(self, step: Step) -> None:
+        """The last pass's results, then the passes of the fused words, each on the int8 before it."""
+        x = self._result(step.part, step)
+        for stage in range(step.part + 1, len(self.chain)):
+            self._at = stage, step.tile
+            self._write_psums(self._applied(stage, x, step))
+            x = self._result(stage, step)
+
+    def _applied(self, stage: int, x: Array, step: Step) -> Array:
+        """Psums of a word that works pixel by pixel on int8 values (zs, positions, 16)."""
+        block, rows = self.blocks[stage], self._rows(step)
+        match self.chain[stage].name:
+            case "relu":
+                return np.maximum(x, 0)
+            case "act":
+                return datapath.tabulated(block.parameters, x)
+            case "prelu":
+                slopes = block.parameters.reshape(-1, SLOPE_WORDS, LANES) * self.lanes
+                return datapath.sloped(slopes[rows], x)
+            case "add":
+                return x + self._operand(stage, step)
+            case "mul":
+                return x * self._operand(stage, step)
+            case _:  # batch normalisation
+                bias = self.hardware.parameter_pads.bias(block.entries)[rows]
+                return x * self.weights[stage][rows].astype(np.int64) + (bias * self.lanes[rows, 0])[:, None]
+
+    def _operand(self, stage: int, step: Step) -> Array:
+        """The second operand (zs, positions, 16), from the result's place in its own map."""
+        operand = self.operands[stage]
+        assert operand is not None
+        at = self._addresses(operand, step)
+        self.count.operand_words += at.size
+        self._touched[stage] = Touched(at.ravel(), None)
+        return self.hardware.dtcm(operand.place.memory).read(at).astype(np.int64)
+
+    def _result(self, stage: int, step: Step) -> Array:
+        """int8 values (zs, positions, 16) of the psums, kept and written where the word says."""
+        x = self._quantised(stage, step) * self.lanes[self._rows(step)]
+        tile, rows = step.tile, self._rows(step)
+        planes = x.reshape(len(x), tile.y, tile.x, LANES).transpose(1, 2, 0, 3)
+        self.results[stage][tile.oy : tile.oy + tile.y, tile.ox : tile.ox + tile.x, rows] = planes
+        for position, target in enumerate(self.targets[stage]):
+            memory = self.hardware.dtcm(target.place.memory)
+            if self.scatter is not None and position == 0 and stage == len(self.chain) - 1:
+                at = self.scatter.write(memory, tile, rows, x)
+            else:
+                at = self._addresses(target, step)
+                memory.write(at, x)
+            if position == 0:
+                self.count.ofmap_words += at.size
+                before = self._touched.get(stage, Touched(None, None))
+                self._touched[stage] = Touched(before.operands, at.ravel())
+        return x
+
+    def _quantised(self, stage: int, step: Step) -> Array:
+        """int8 values of the psums by the word's scale, with the ReLU that a convolution may contain."""
+        block, psums, layer = self.blocks[stage], self._psums(step), self.chain[stage].layer
+        match self.chain[stage].name:
+            case "prelu" | "relu" | "maxpool":
+                return np.clip(psums, -128, 127)
+            case "act":
+                scale = np.full((len(psums), LANES), block.parameters[-1, 0], np.int64)
+            case _:
+                scale = self.hardware.parameter_pads.scale(block.entries)[self._rows(step)]
+                scale = scale * self.lanes[self._rows(step), 0]
+        x = datapath.requantised(psums, scale)
+        operation = layer.operation
+        return np.maximum(x, 0) if operation is not None and operation.mnemonic.endswith("_relu") else x
+
+    def _addresses(self, where: Map, step: Step) -> Array:
+        """The words (zs, positions) of the tile's pixels in an output-sized map."""
+        place, tile = where.place, step.tile
+        rows, columns = tile.oy + np.arange(tile.y), tile.ox + np.arange(tile.x)
+        pixels = (place.row * rows[:, None] + place.pixel * columns).ravel()
+        ozis = np.arange(where.groups)[self._rows(step)]
+        return place.base + place.group * ozis[:, None] + pixels
+
+    def _rows(self, step: Step) -> slice:
+        """The groups of output channels whose psums the step holds: all, or channel-wise its own."""
+        return slice(None) if self.dense else slice(step.group, step.group + 1)
+
+    def _bias(self, step: Step) -> Array:
+        """Psums (zs, positions, 16) as the first pass finds them: nothing but the bias."""
+        bias = self.hardware.parameter_pads.bias(self.blocks[step.part].entries)[self._rows(step)]
+        bias = bias * self.lanes[self._rows(step), 0]
+        self.hardware.psums.clear()
+        return np.repeat(bias[:, None], step.tile.positions, axis=1)
+
+    def _psums(self, step: Step) -> Array:
+        return self.hardware.psums.read(self.parts[0].Zs if self.dense else 1, step.tile.positions)
+
+    def _write_psums(self, psums: Array) -> None:
+        datapath.expect_32_bits(psums)
+        self.hardware.psums.write(psums)
+
+    def _finish(self) -> None:
+        hardware, count = self.hardware, self.count
+        hardware.end_layer()
+        if self.scatter is not None:
+            target = self.targets[-1][0]
+            self.results.append(hardware.dtcm(target.place.memory).read(target.grid))
+        count.cycles = self.cycle
+        count.ifmap_pad_entries = hardware.ifmap_pads.most
+        count.weight_pad_entries = hardware.weight_pads.most
+        count.psum_entries = hardware.psums.most
+        count.parameter_pad_entries = hardware.parameter_pads.most

@@ -1,0 +1,49 @@
+"""The host's part of a segment: what it loads into a machine and takes from it, the same for every simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import LANES, unpack_feature
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import Segment, TensorMove
+from npuc.targets.easynpu.simulate.chains import refused
+
+
+class Loadable(Protocol):
+    """A machine whose instruction memory and weight DTCM the host fills."""
+
+    itcm: tuple[isa.Instruction, ...]
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM from an address on with words (n, 16) int8."""
+        ...
+
+
+def load_images(segment: Segment, files: Mapping[str, bytes], machine: Machine, state: Loadable) -> int:
+    """Fills ITCM and weight DTCM; gives the number in itcm.bin of the first word.
+
+    Raises ArtefactError (E503) where the segment runs more words than are loaded.
+    """
+    first = 0
+    for image in segment.images:
+        data = image.data(files, machine)
+        if image.memory == "itcm":
+            first, state.itcm = image.start, isa.bytes_to_words(data)
+        else:
+            state.load_weights(image.address, np.frombuffer(data, np.int8).reshape(-1, LANES))
+    if not 0 <= segment.count <= len(state.itcm):
+        raise refused(first, f"{segment.count} words are run, {len(state.itcm)} are loaded", None)
+    return first
+
+
+def keep(move: TensorMove, words: Array, tensors: dict[str, Array]) -> None:
+    """Copies words (samples, H, W, groups, 16) to their window of a host tensor, made when the first arrives."""
+    if move.tensor not in tensors:
+        tensors[move.tensor] = np.zeros((len(words), *move.shape), np.int8)
+    move.whole(tensors)[move.window] = unpack_feature(words, move.channels)

@@ -1,0 +1,48 @@
+"""A reshape word on the stepping simulator: word by word from the map to the words of the result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.isa import Reshape
+from npuc.targets.easynpu.machine.memory import LANES, Map, to_lanes
+from npuc.targets.easynpu.machine.rearrangement import SETUP, piece_starts, rearranged, targets, written_words
+from npuc.targets.easynpu.simulate.chains import Stage
+from npuc.targets.easynpu.simulate.events import LayerCount, Transfers
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.layer_run import Watcher
+
+
+def run_reshape(
+    hardware: Hardware, stage: Stage, word: Reshape, words: int, watcher: Watcher | None = None
+) -> tuple[LayerCount, Array]:
+    """What it took, and the result (Ho, Wo, groups, 16); words: its instruction words, extension words included.
+
+    A word of the map is read in one cycle, and written with lane enables in a cycle for every piece of it.
+    """
+    hardware.begin_layer()
+    source, target = stage.ifmap(hardware.machine, hardware.low), stage.ofmap(hardware.machine, not hardware.low)
+    x = hardware.dtcm(source.place.memory).read(source.grid)
+    result = to_lanes(rearranged(x.reshape(1, word.Hi, word.Wi, -1)[..., : word.Ci], word))[0]
+    hardware.dtcm(target.place.memory).write(target.grid, result)
+    hardware.end_layer()
+    count = LayerCount(stage.number, ifmap_words=x[..., 0].size, ofmap_words=written_words(word))
+    count.cycles = words + SETUP + count.bus_words
+    if watcher is not None:
+        watcher.rearranged(stage.number, words, _transfers(word, source, target))
+    return count, result
+
+
+def _transfers(word: Reshape, source: Map, target: Map) -> Transfers:
+    """The bus, word by word: each word of the map, then the words that its pieces go to."""
+    row, column, channel = (each[piece_starts(word)] for each in targets(word))
+    at = np.indices((word.Hi, word.Wi, word.Ci))[:, piece_starts(word)]
+    reader = (at[0] * word.Wi + at[1]) * source.groups + at[2] // LANES
+    words = source.grid.size
+    first = np.searchsorted(reader, np.arange(words)) + np.arange(words)
+    addresses = np.zeros(words + len(reader), np.int64)
+    writes = np.ones(len(addresses), np.bool_)
+    writes[first] = False
+    addresses[first], addresses[writes] = source.grid.ravel(), target.grid[row, column, channel // LANES]
+    return Transfers(writes, addresses, source.place.memory, target.place.memory)

@@ -1,0 +1,179 @@
+"""A program's steps, run one after the other: host steps in numpy, segments on a simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import Observer
+from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
+from npuc.targets.easynpu.simulate.simulator import Simulator
+
+if TYPE_CHECKING:
+    from npuc.targets.easynpu.simulate.events import LayerCount
+
+
+class Executor(Protocol):
+    """A simulator: memories for some samples, and segments that run on them."""
+
+    def state(self, samples: int) -> Any:
+        """The memories at power-up."""
+        ...
+
+    def run(
+        self, segment: Segment, state: Any, tensors: dict[str, Array], observe: WordObserver | None = None
+    ) -> None:
+        """Loads, runs and stores."""
+        ...
+
+
+UNCOMPUTED = 1 << 8
+"""Stands in observed tensors where no word wrote: it differs from every int8."""
+
+
+class Runner:
+    """A program ready to run on batch after batch; its kernels are made once."""
+
+    def __init__(self, program: Program) -> None:
+        self.contents = Contents.of(program.manifest)
+        self.outputs = program.outputs
+        self.simulator: Executor = Simulator(self.contents.machine, program.files)
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        tensors = dict(feeds)
+        samples = len(next(iter(feeds.values())))
+        state = self.simulator.state(samples)
+        seen: dict[str, Array] = {}
+
+        def collect(number: int, values: Array) -> None:
+            self._collect(seen, number, values)
+
+        for step in self.contents.steps:
+            if isinstance(step, Segment):
+                self.simulator.run(step, state, tensors, None if observe is None else collect)
+            else:
+                step.run(tensors)
+                seen.update((name, tensors[name]) for name in step.outputs if tensors[name].dtype == np.int8)
+        if observe is not None:
+            for name, values in seen.items():
+                observe(name, values)
+        missing = [each.name for each in self.outputs if each.name not in tensors]
+        if missing:
+            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
+        return {each.name: tensors[each.name] for each in self.outputs}
+
+    def _collect(self, seen: dict[str, Array], number: int, values: Array) -> None:
+        """Puts the result of one layer word (samples, Ho, Wo, Co) into its window of the tensor it computes.
+
+        A word of other extents leaves its window uncomputed.
+        """
+        table = self.contents.instructions
+        entry = table[number] if number < len(table) else None
+        if entry is None or entry.tensor is None or entry.shape is None:
+            return
+        if entry.tensor not in seen:
+            seen[entry.tensor] = np.full((len(values), *entry.shape), UNCOMPUTED, np.int16)
+        whole = seen[entry.tensor].reshape(len(values), *(*entry.shape[1:], 1, 1)[:3])
+        first, row, column = entry.start
+        planes = values.transpose(0, 3, 1, 2)
+        window = whole[
+            :, first : first + planes.shape[1], row : row + planes.shape[2], column : column + planes.shape[3]
+        ]
+        if window.shape == planes.shape:
+            window[...] = planes
+
+
+def one_by_one(
+    run: Callable[[Mapping[str, Array], Observer | None], dict[str, Array]],
+    feeds: Mapping[str, Array],
+    observe: Observer | None,
+) -> dict[str, Array]:
+    """Outputs (samples, *shape) of a machine that takes one sample at a time."""
+    found: list[dict[str, Array]] = []
+    seen: dict[str, list[Array]] = {}
+
+    def collect(name: str, values: Array) -> None:
+        seen.setdefault(name, []).append(values)
+
+    for at in range(len(next(iter(feeds.values())))):
+        one = {name: values[at : at + 1] for name, values in feeds.items()}
+        found.append(run(one, None if observe is None else collect))
+    if observe is not None:
+        for name, values in seen.items():
+            observe(name, np.concatenate(values))
+    return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+
+class SteppingRunner:
+    """A program on the stepping simulator, one sample after the other; the first one is traced."""
+
+    def __init__(self, program: Program, trace: Path | None = None) -> None:
+        from npuc.targets.easynpu.simulate.stepping import Stepper
+
+        self.runner = Runner(program)
+        self.stepper = Stepper(self.runner.contents.machine, program.files)
+        self.runner.simulator = self.stepper
+        self.trace = trace
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        return one_by_one(self._run, feeds, observe)
+
+    def _run(self, feeds: Mapping[str, Array], observe: Observer | None) -> dict[str, Array]:
+        self.stepper.layers.clear()
+        with self._traced():
+            return self.runner(feeds, observe)
+
+    @property
+    def layers(self) -> list[LayerCount]:
+        """What every chain of the last sample took."""
+        return self.stepper.layers
+
+    def report(self) -> dict[str, Any]:
+        """Cycles of a sample, and what every layer took, with the ONNX nodes it stands for."""
+        table = self.runner.contents.instructions
+        rows = [
+            {
+                "nodes": list(table[each.instruction].nodes) if each.instruction < len(table) else [],
+                **each.as_json(),
+            }
+            for each in self.layers
+        ]
+        return {"cycles": sum(each.cycles for each in self.layers), "layers": rows}
+
+    @contextmanager
+    def _traced(self) -> Generator[None]:
+        """Traces the first sample; what was traced before an error is kept.
+
+        Raises ArtefactError (E506) where the file cannot be written.
+        """
+        if self.trace is None:
+            yield
+            return
+        from npuc.targets.easynpu.simulate.trace import Tracer
+
+        path, self.trace = self.trace, None
+        staging = path.with_name(f".{path.name}.partial")
+        try:
+            with staging.open("w", encoding="ascii") as file:
+                tracer = Tracer(file, self.runner.contents.machine)
+                self.stepper.watcher = tracer
+                try:
+                    yield
+                finally:
+                    tracer.close()
+                    self.stepper.watcher = None
+            staging.replace(path)
+        except OSError as error:
+            raise ArtefactError("E506", f"'{path}' cannot be written: {error.strerror or error}") from None
+        finally:
+            staging.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""The stepping simulator: tiles, scratch pads and psums as the hardware has them, cycles counted.
+
+It reads words and memory images only, like the fast simulator, and runs one sample at a time. Within a step (16
+input channels for a tile) the passes are computed together; their cycles, the words loaded under them, and what
+pads and memories would not allow are those of single cycles. Decisions: docs/decisions.md, EasyNPU stepping
+simulator. Source: easynpu, PE controller, Scheduler, Master controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.memory import pack_feature
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.program.artefact import Segment
+from npuc.targets.easynpu.simulate.chains import Stage, chains, check
+from npuc.targets.easynpu.simulate.events import LayerCount
+from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.layer_run import LayerRun, Watcher
+from npuc.targets.easynpu.simulate.loading import keep, load_images
+from npuc.targets.easynpu.simulate.reshape_run import run_reshape
+
+Observer = Callable[[int, Array], None]
+"""Called with the number of a layer word in the program and its int8 result (1, Ho, Wo, Co)."""
+
+
+class Stepper:
+    """Runs segments of one program on one sample; counts what every layer takes."""
+
+    def __init__(self, machine: Machine, files: Mapping[str, bytes], watcher: Watcher | None = None) -> None:
+        self.machine = machine
+        self.files = files
+        self.watcher = watcher
+        self.layers: list[LayerCount] = []
+        """Of the samples that ran, one after the other."""
+
+    def state(self, samples: int) -> Hardware:
+        """A machine at power-up, for one sample; nothing in it may be read."""
+        if samples != 1:
+            raise ValueError("the stepping simulator runs one sample at a time")
+        return Hardware.of(self.machine)
+
+    def run(
+        self, segment: Segment, state: Hardware, tensors: dict[str, Array], observe: Observer | None = None
+    ) -> None:
+        """Loads, runs and stores; tensors (1, 1, C, H, W) int8 by name are read and added to."""
+        first = load_images(segment, self.files, self.machine, state)
+        for move in segment.loads:
+            words = pack_feature(move.whole(tensors)[move.window])
+            state.dtcm(move.place.memory).load(move.map.grid, words[0])
+        self._execute(state, first, segment.count, observe)
+        for move in segment.stores:
+            keep(move, state.dtcm(move.place.memory).read(move.map.grid)[None], tensors)
+
+    def _execute(self, state: Hardware, first: int, count: int, observe: Observer | None) -> None:
+        state.low, state.weights_at = True, 0
+        done = first
+        for chain in chains(state.itcm[:count], first):
+            check(chain, self.machine, state.low)
+            self._run_chain(state, chain, chain[-1].number + 1 - done, observe)
+            done = chain[-1].number + 1
+
+    def _run_chain(self, state: Hardware, chain: Sequence[Stage], words: int, observe: Observer | None) -> None:
+        """words: instruction words of the chain, extension words included."""
+        if chain[0].reshape is None:
+            run = LayerRun(state, chain, self.watcher)
+            run.run(words)
+            count, results = run.count, run.results
+        else:
+            count, result = run_reshape(state, chain[0], chain[0].reshape, words, self.watcher)
+            results = [result]
+        self.layers.append(count)
+        if "dst" not in chain[-1].operands:
+            state.low = not state.low
+        for stage, result in zip(chain, results, strict=True):
+            if observe is not None and not stage.keeps:
+                observe(stage.number, result.reshape(1, *result.shape[:2], -1)[..., : stage.word.Co])

@@ -1,0 +1,301 @@
+"""NVDLA's layers as operators: what convolution, SDP and PDP compute on int8 and int16, exactly, and of fp16.
+
+A layer is one pass through SDP: accumulators of a convolution, or the elements of a map, through two stages (X1,
+X2), perhaps a table, and the output converter. Every right shift rounds half away from zero, then saturates.
+Layers in fp16 have the same form without shifts and converter; their tensors are float32 here, as on the host, and
+what is rounded where is left to the functional model.
+Source: NVDLA's own simulators, which reproduce the golden results of its test programs.
+
+| operator | inputs |
+|--|--|
+| NvConv | x, weights (Co, Ci/group, Hk, Wk), operands, table |
+| NvElementwise | x, operands, table |
+| NvAveragePool | x |
+| NvLrn | x, entries of the tables LE and LO |
+
+Operands: those of X1's adder, X1's multiplier, X2's adder and X2's multiplier, each a constant (1, 1, 1), (C, 1,
+1) or (C, H, W) of 16 bits, or a tensor (1, C, 1, 1) or (1, C, H, W). An absent one is the empty string.
+A table of int8 has a result for every input, others the entries of LE and LO, which the attributes place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npuc.ir import Array, Node, TensorType
+from npuc.ops.table import OPS, Op, bad_node, register
+from npuc.ops.windows import window_of
+from npuc.quantize.arithmetic.operators import convolve
+from npuc.targets.nvdla.arithmetic import transformed
+from npuc.targets.nvdla.arithmetic.normalisation import SIZES, ResponseTables, square_sums
+from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
+
+ALU = ("none", "sum", "max", "min")
+RECIPROCAL_BITS = 16
+"""PDP multiplies sums by reciprocals of this many fractional bits."""
+INT32 = (-(1 << 31), (1 << 31) - 1)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """X1 or X2: adder (or comparison), multiplier, shift, ReLU; every field an integer, as attributes are."""
+
+    alu: int = 0
+    """Position in ALU."""
+    alu_shift: int = 0
+    """Left shift of the adder's operand."""
+    multiply: int = 0
+    prelu: int = 0
+    """Positive values bypass multiplier and shift."""
+    shift: int = 0
+    """Right shift behind the multiplier."""
+    relu: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stage changes nothing."""
+        return not (self.alu or self.multiply or self.relu)
+
+    def as_attr(self) -> tuple[int, ...]:
+        """The stage as a node's attribute."""
+        return astuple(self)
+
+
+IDLE = Stage()
+IDENTITY = (0, 1, 0)
+"""The converter that changes nothing: offset, scale, shift."""
+
+
+def stages(node: Node) -> tuple[Stage, Stage]:
+    """X1 and X2 of a node."""
+    first, second = (node.integers(key, IDLE.as_attr()) for key in ("x1", "x2"))
+    return Stage(*first), Stage(*second)
+
+
+def converter(node: Node) -> tuple[int, int, int]:
+    """Offset, scale and shift of the output converter."""
+    offset, scale, shift = node.integers("converter", IDENTITY)
+    return offset, scale, shift
+
+
+def operands(node: Node) -> tuple[str, str, str, str, str]:
+    """X1's adder operand and multiplier, X2's, and the table; the names of tensors."""
+    found = node.inputs[2:] if node.op == "NvConv" else node.inputs[1:]
+    first, second, third, fourth, table = (*found, *("",) * (5 - len(found)))
+    return first, second, third, fourth, table
+
+
+LE_ENTRIES, LO_ENTRIES = 65, 257
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a linear table of EW or CDP lies: entries at start, start + 2^select and so on, lines outside."""
+
+    start: float
+    select: int
+    beyond: float = 0.0
+    """The slope behind the last entry times 2^shift; before the first one it is 0."""
+    shift: int = 0
+
+    def as_attr(self) -> tuple[float, ...]:
+        """The table as a node's attribute."""
+        return astuple(self)
+
+    def end(self, entries: int) -> float:
+        """The input of the last entry."""
+        return self.start + (entries - 1) * 2.0**self.select
+
+
+def tables(node: Node) -> tuple[Table, Table] | None:
+    """LE and LO of a node whose tables interpolate."""
+    if not node.attrs.get("lo"):
+        return None
+    le, lo = (
+        Table(start, int(select), beyond, int(shift))
+        for start, select, beyond, shift in (node.numbers("le"), node.numbers("lo"))
+    )
+    return le, lo
+
+
+def interpolated(placed: tuple[Table, Table], x: Array, entries: Array) -> Array:
+    """Values of LE where it reaches, of LO elsewhere: int64, rounded half away from zero, or real ones."""
+    le, lo = (_of_table(*each, x) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    return np.where((x > placed[0].start) & (x < placed[0].end(LE_ENTRIES)), le, lo)
+
+
+def _of_table(table: Table, entries: Array, x: Array) -> Array:
+    values = np.interp(x, table.start + 2.0**table.select * np.arange(len(entries)), entries.astype(np.float64))
+    further = np.maximum(x - table.end(len(entries)), 0) * table.beyond * 2.0**-table.shift
+    return values + further if _is_real(x) else _whole(values) + _whole(further)
+
+
+def _whole(values: Array) -> Array:
+    return (np.sign(values) * np.floor(np.abs(values) + 0.5)).astype(np.int64)
+
+
+def staged(x: Array, stage: Stage, alu: Array, mul: Array) -> Array:
+    """Values through a stage, int64 or real; operands broadcast against x, empty where absent."""
+    match ALU[stage.alu]:
+        case "sum":
+            x = x + _widened(alu, stage.alu_shift)
+        case "max":
+            x = np.maximum(x, _widened(alu, stage.alu_shift))
+        case "min":
+            x = np.minimum(x, _widened(alu, stage.alu_shift))
+        case _:
+            pass
+    real = _is_real(x)
+    if stage.multiply:
+        product = x * mul if real else half_away(x * mul.astype(np.int64), stage.shift)
+        x = np.where(x > 0, x, product) if stage.prelu else product
+    x = x if real else np.clip(x, *INT32)
+    return np.maximum(x, 0) if stage.relu else x
+
+
+def _is_real(x: Array) -> bool:
+    return bool(np.issubdtype(x.dtype, np.floating))
+
+
+def _widened(operand: Array, shift: int) -> Array:
+    if operand.dtype.kind == "f":
+        return operand
+    return np.clip(operand.astype(np.int64) << shift, *INT32)
+
+
+def _through(node: Node, x: Array, inputs: Sequence[Array], dtype: np.dtype[Any]) -> tuple[Array, ...]:
+    """The result of accumulators or elements: X1, X2, table, converter."""
+    for stage, alu, mul in zip(stages(node), inputs[0:4:2], inputs[1:4:2], strict=True):
+        x = staged(x, stage, alu, mul)
+    if len(inputs) > 4 and inputs[4].size:
+        x = _looked_up(node, x, inputs[4])
+    if _is_real(x):
+        return (x.astype(dtype),)
+    offset, scale, shift = converter(node)
+    return (_saturated(half_away((x - offset) * scale, shift), dtype),)
+
+
+def _looked_up(node: Node, x: Array, entries: Array) -> Array:
+    placed = tables(node)
+    if placed is not None:
+        return interpolated(placed, x, entries)
+    return entries.astype(np.int64)[np.clip(x, -128, 127) + 128]
+
+
+def _saturated(x: Array, dtype: np.dtype[Any]) -> Array:
+    limits = np.iinfo(dtype)
+    return np.clip(x, limits.min, limits.max).astype(dtype)
+
+
+def _filled(inputs: Sequence[Array]) -> list[Array]:
+    return [*inputs, *[np.empty(0, np.int16)] * (5 - len(inputs))]
+
+
+def _sums(node: Node, x: Array, w: Array) -> Array:
+    if _is_real(x) and node.integer("winograd"):
+        return transformed.sums(node, x, w).astype(x.dtype)
+    if _is_real(x):
+        (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
+        return found
+    summed = transformed.sums if node.integer("winograd") else convolve
+    return half_away(summed(node, x, w), node.integer("truncate"))
+
+
+def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x, w, *rest = inputs
+    return _through(node, _sums(node, x, w), _filled(rest), x.dtype)
+
+
+def _elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x = inputs[0] if _is_real(inputs[0]) else inputs[0].astype(np.int64)
+    return _through(node, x, _filled(inputs[1:]), inputs[0].dtype)
+
+
+def _average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    x = inputs[0]
+    taps = np.ones((x.shape[1], 1, *node.integers("kernel_shape")), np.int8)
+    total = _sums(node.with_attrs(group=x.shape[1]), x, taps)
+    for reciprocal in node.integers("reciprocals"):
+        total = total * fp17_of_bits(reciprocal) if _is_real(x) else half_away(total * reciprocal, RECIPROCAL_BITS)
+    return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
+
+
+def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    if _is_real(inputs[0]):
+        placed = tables(node)
+        assert placed is not None
+        sums = square_sums(inputs[0].astype(np.float64), node.integer("size"))
+        return ((interpolated(placed, sums, np.concatenate(inputs[1:3])) * inputs[0]).astype(inputs[0].dtype),)
+    centred = inputs[0].astype(np.int64) - node.integer("zero")
+    product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, node.integer("size"))) * centred
+    offset, scale, shift = converter(node)
+    return (_saturated(half_away((product - offset) * scale, shift), inputs[0].dtype),)
+
+
+def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
+    """The tables of a normalisation in integers."""
+    placed = tables(node)
+    assert placed is not None
+    return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), placed[0].select, placed[1].select)
+
+
+def _expect_map(node: Node, x: TensorType) -> None:
+    if len(x.shape) != 4 or x.shape[0] != 1 or x.dtype not in HOST_DTYPES.values():
+        raise bad_node(node, f"the input is {x}", tensor=node.inputs[0], limit="(1, C, H, W)")
+
+
+def _expect_operands(node: Node, y: tuple[int, ...], types: Sequence[TensorType]) -> None:
+    for name, found in zip(operands(node)[:4], types, strict=False):
+        extents = found.shape[-3:]
+        fits = all(extent in (1, full) for extent, full in zip(extents, y[1:], strict=False))
+        if name and (len(extents) != 3 or not fits):
+            raise bad_node(node, f"an operand {found} for a result {list(y)}", tensor=name)
+
+
+def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect_map(node, types[0])
+    x, w = types[0].shape, types[1].shape
+    if len(w) != 4 or w[1] * node.integer("group", 1) != x[1]:
+        raise bad_node(node, f"weights {list(w)} for an input {list(x)}")
+    y = (1, w[0], *window_of(node, kernel_extents(node, w)).extents(node, x[2:]))
+    _expect_operands(node, y, types[2:])
+    return (TensorType(y, types[0].dtype),)
+
+
+def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """A row (1, C) may be copied: it has no operands."""
+    if len(types[0].shape) != 2 or any(node.inputs[1:]):
+        _expect_map(node, types[0])
+        _expect_operands(node, types[0].shape, types[1:])
+    return (types[0],)
+
+
+def _lrn_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect_map(node, types[0])
+    if node.integer("size") not in SIZES:
+        raise bad_node(node, f"size {node.integer('size')}", limit=", ".join(map(str, SIZES)))
+    return (types[0],)
+
+
+def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    _expect_map(node, types[0])
+    extents = window_of(node, node.integers("kernel_shape")).extents(node, types[0].shape[2:])
+    return (TensorType((*types[0].shape[:2], *extents), types[0].dtype),)
+
+
+register(
+    Op("NvConv", "Convolution through both stages of SDP and its converter.", _conv_types, _conv),
+    Op(
+        "NvElementwise",
+        "Elements through both stages of SDP and its converter.",
+        _elementwise_types,
+        _elementwise,
+    ),
+    Op("NvLrn", "CDP's normalisation: tables of a sum of squares times the input.", _lrn_types, _lrn),
+    Op("NvAveragePool", "PDP's average: sums times two reciprocals.", _average_types, _average),
+)

@@ -1,0 +1,243 @@
+"""How NVDLA's integer operators are written in standard ONNX operators, so that onnxruntime computes them exactly.
+
+Sums of a convolution come from npuc.quantize.arithmetic.onnx_forms; behind them everything is in double: products of 33-bit
+sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is Sign * Floor(Abs + 1/2).
+Importing this module adds the rules to the exporter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from npuc.export_onnx import EXPORTERS, Emitter
+from npuc.ir import Array, Attr, Node
+from npuc.quantize.arithmetic.onnx_forms import DOUBLE, FLOAT, INTEGERS, as_float, step, wide_sums, windowed
+from npuc.quantize.arithmetic.operators import EXACT_FLOAT32, accumulator_bound
+from npuc.targets.nvdla.arithmetic.integer import (
+    ALU,
+    INT32,
+    LE_ENTRIES,
+    RECIPROCAL_BITS,
+    Stage,
+    Table,
+    converter,
+    lrn_tables,
+    operands,
+    stages,
+    tables,
+)
+from npuc.targets.nvdla.arithmetic.normalisation import FRACTION_BITS, START
+from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away
+from npuc.targets.nvdla.arithmetic.transformed_onnx import winograd_sums
+
+INT64 = 7
+
+
+def _conv(node: Node, emit: Emitter) -> None:
+    w = emit.graph.constants[node.inputs[1]]
+    bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
+    acc = winograd_sums(node, emit, w) if node.integer("winograd") else _summed(node, emit, w, bound)
+    if node.integer("truncate"):
+        factor = emit.constant(np.ldexp(np.float64(1), -node.integer("truncate")), "truncate")
+        acc, bound = half_away(emit, step(emit, "Mul", acc, factor)), (bound >> node.integer("truncate")) + 1
+    _through(node, emit, acc, bound)
+
+
+def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
+    """The sums of a convolution in double; none exceeds the bound."""
+    x, attrs = windowed(node, emit, w)
+    if bound < EXACT_FLOAT32:
+        return _sums(emit, step(emit, "Cast", x, to=FLOAT), as_float(emit, w), attrs)
+    return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
+
+
+def _sums(emit: Emitter, x: str, w: str, attrs: Mapping[str, Attr]) -> str:
+    """The sums of float32 values, which float32 holds, in double."""
+    return step(emit, "Cast", step(emit, "Conv", x, w, **attrs), to=DOUBLE)
+
+
+def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
+    """The sums of an int16 map and weights of 16 bits in double: digits of one times digits of the other.
+
+    A sum of products of digits stays below 2^24, so that float32 holds it.
+    """
+    taps = w[0].size
+    bits = 8 if taps < 1 << 15 else 4
+    parts = list(_parts(emit, step(emit, "Cast", x, to=FLOAT), bits))
+    total = ""
+    for position, digit in _digits(w, int(np.clip(np.log2(EXACT_FLOAT32 / taps) - bits + 1, 2, 8))):
+        weights = as_float(emit, digit)
+        for exponent, part in parts:
+            scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
+            term = step(emit, "Mul", _sums(emit, part, weights, attrs), scale)
+            total = step(emit, "Add", total, term) if total else term
+    return total
+
+
+def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
+    """An int16 as float32 in parts of so many bits, of which the last one has the sign: exponent and part."""
+    for exponent in range(0, 16 - bits, bits):
+        upper = step(emit, "Floor", step(emit, "Mul", x, emit.constant(np.float32(2.0**-bits))))
+        yield exponent, step(emit, "Sub", x, step(emit, "Mul", upper, emit.constant(np.float32(2.0**bits))))
+        x = upper
+    yield 16 - bits, x
+
+
+def _digits(w: Array, bits: int) -> list[tuple[int, Array]]:
+    """Weights as digits of so many bits, each with a sign: exponent and digits (int8)."""
+    rest, found = w.astype(np.int32), list[tuple[int, Array]]()
+    while rest.any() or not found:
+        digit = (rest + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+        found.append((bits * len(found), digit.astype(np.int8)))
+        rest = (rest - digit) >> bits
+    return found
+
+
+def _magnitude(node: Node, emit: Emitter) -> int:
+    """What no element of the node's map exceeds."""
+    return -int(np.iinfo(emit.graph.tensors[node.inputs[0]].dtype).min)
+
+
+def _elementwise(node: Node, emit: Emitter) -> None:
+    _through(node, emit, step(emit, "Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit))
+
+
+def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
+    """X1, X2, table and converter of a double x with |x| <= bound."""
+    alu1, mul1, alu2, mul2, table = operands(node)
+    for stage, alu, mul in zip(stages(node), (alu1, alu2), (mul1, mul2), strict=True):
+        x, bound = _staged(emit, x, bound, stage, alu, mul)
+    placed = tables(node)
+    if placed is not None:
+        x = _interpolated(emit, x, placed, emit.graph.constants[table])
+    elif table:
+        index = step(emit, "Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
+        values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
+        x = step(emit, "Gather", values, step(emit, "Cast", index, to=INT64))
+    offset, scale, shift = converter(node)
+    if offset:
+        x = step(emit, "Sub", x, emit.constant(np.float64(offset)))
+    if (scale, shift) != (1, 0):
+        x = half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
+    _saturated(node, emit, x)
+
+
+def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: Array) -> str:
+    """LE where it reaches, LO elsewhere."""
+    le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
+    limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
+    above, below = (step(emit, op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
+    return step(emit, "Where", step(emit, "And", above, below), le, lo)
+
+
+def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
+    """A table's entry before x, the way to the next one, and the slope behind the last."""
+    values = emit.constant(entries.astype(np.float64), "entries")
+    distance = step(emit, "Sub", x, emit.constant(np.float64(table.start)))
+    place = step(emit, "Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
+    before = clipped(emit, step(emit, "Floor", place), 0, len(entries) - 2)
+    part = clipped(emit, step(emit, "Sub", place, before), 0, 1)
+    first = step(emit, "Cast", before, to=INT64)
+    y0 = step(emit, "Gather", values, first)
+    y1 = step(emit, "Gather", values, step(emit, "Add", first, emit.constant(np.int64(1))))
+    inside = half_away(emit, step(emit, "Add", y0, step(emit, "Mul", step(emit, "Sub", y1, y0), part)))
+    if not table.beyond:
+        return inside
+    end = emit.constant(np.float64(table.end(len(entries))))
+    further = step(emit, "Max", step(emit, "Sub", x, end), emit.constant(np.float64(0)))
+    slope = emit.constant(np.ldexp(np.float64(table.beyond), -table.shift))
+    return step(emit, "Add", inside, half_away(emit, step(emit, "Mul", further, slope)))
+
+
+def _saturated(node: Node, emit: Emitter, x: str) -> None:
+    """The node's result: a double in the type of its output."""
+    dtype = emit.graph.tensors[node.output].dtype
+    limits = np.iinfo(dtype)
+    emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=INTEGERS[dtype])
+
+
+def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
+    """The result of a stage and what bounds its magnitude; saturation is written where it can happen."""
+    if stage.alu:
+        operand, reach = _operand(emit, alu, stage.alu_shift)
+        x = step(emit, {"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
+        bound += reach
+    if stage.multiply:
+        factor, reach = _operand(emit, mul, -stage.shift)
+        product = half_away(emit, step(emit, "Mul", x, factor), positive=bool(stage.relu))
+        if stage.prelu:
+            product = step(emit, "Where", step(emit, "Greater", x, emit.constant(np.float64(0))), x, product)
+        x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
+    if bound > INT32[1]:
+        x, bound = clipped(emit, x, *INT32), INT32[1]
+    if stage.relu:
+        x = step(emit, "Max", x, emit.constant(np.float64(0)))
+    return x, bound
+
+
+def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
+    """An operand times 2^shift as double, and its largest magnitude."""
+    value = emit.graph.constant(name)
+    if value is not None:
+        scaled = np.ldexp(value.astype(np.float64), shift)
+        return emit.constant(scaled, "operand"), float(np.abs(scaled).max(initial=0))
+    scaled = step(emit, "Mul", step(emit, "Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
+    return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
+
+
+def _average(node: Node, emit: Emitter) -> None:
+    channels = emit.graph.shape(node.inputs[0])[1]
+    taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.float32)
+    x, attrs = windowed(node.with_attrs(group=channels), emit, taps)
+    values = step(emit, "Cast", x, to=FLOAT)
+    total = step(emit, "Cast", step(emit, "Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
+    for reciprocal in node.integers("reciprocals"):
+        factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
+        total = half_away(emit, step(emit, "Mul", total, factor))
+    _saturated(node, emit, total)
+
+
+def _lrn(node: Node, emit: Emitter) -> None:
+    """All in double, which holds sums of squares of 17 bits and products of 33 and 16."""
+    shape, size = emit.graph.shape(node.inputs[0]), node.integer("size")
+    zero = emit.constant(np.float64(node.integer("zero")))
+    centred = step(emit, "Sub", step(emit, "Cast", node.inputs[0], to=DOUBLE), zero)
+    near = np.abs(np.subtract.outer(np.arange(shape[1]), np.arange(shape[1]))) <= size // 2
+    rows, whole = (emit.constant(np.array(each), "shape") for each in ((shape[1], -1), shape))
+    squares = step(emit, "Reshape", step(emit, "Mul", centred, centred), rows)
+    sums = step(emit, "MatMul", emit.constant(near.astype(np.float64), "neighbours"), squares)
+    sums = step(emit, "Reshape", sums, whole)
+    distance = step(emit, "Sub", sums, emit.constant(np.float64(START)))
+    tables = lrn_tables(node, *(emit.graph.constants[name] for name in node.inputs[1:3]))
+    fine, coarse = (
+        _between_entries(emit, distance, np.array(entries, np.float64), each)
+        for entries, each in ((tables.le, tables.le_step), (tables.lo, tables.lo_step))
+    )
+    near_start = step(emit, "Less", distance, emit.constant(np.float64(tables.le_end)))
+    value = step(emit, "Where", near_start, fine, coarse)
+    product = step(emit, "Mul", value, centred)
+    offset, scale, shift = converter(node)
+    centred_product = step(emit, "Sub", product, emit.constant(np.float64(offset)))
+    factor = emit.constant(np.ldexp(np.float64(scale), -shift))
+    result = half_away(emit, step(emit, "Mul", centred_product, factor))
+    _saturated(node, emit, result)
+
+
+def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
+    """Between the entries of a table whose steps have so many binary digits, of which 16 count."""
+    place = step(emit, "Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
+    place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
+    index = step(emit, "Floor", place)
+    at = step(emit, "Cast", index, to=INT64)
+    below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
+    fraction = step(emit, "Sub", place, index)
+    if digits > FRACTION_BITS:
+        counted = step(emit, "Mul", fraction, emit.constant(np.float64(2.0**FRACTION_BITS)))
+        fraction = step(emit, "Mul", step(emit, "Floor", counted), emit.constant(np.float64(2.0**-FRACTION_BITS)))
+    part = step(emit, "Mul", step(emit, "Gather", rise, at), fraction)
+    return step(emit, "Add", step(emit, "Gather", below, at), half_away(emit, part))
+
+
+EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average, "NvLrn": _lrn})

@@ -1,0 +1,1 @@
+"""A program in other forms: NVDLA's test programs, and C."""

@@ -1,0 +1,214 @@
+"""A program as C: its commands, blobs and tensors, beside the loop that plays them, which stands in c/.
+
+Nothing in the text depends on when or where it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+
+import numpy as np
+
+from npuc import c_text
+from npuc.c_text import array, comment, floating, listed, named, string
+from npuc.host import HostStep
+from npuc.program import Program
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.program.artefact import (
+    RECORD,
+    RECORD_WORDS,
+    WRITE,
+    Contents,
+    Segment,
+    TensorMove,
+    register_map_of,
+)
+
+SOURCES = Path(__file__).parent / "c"
+KINDS = ("NPUC_WRITE", "NPUC_POLL", "NPUC_WAIT")
+BYTES_A_LINE = 16
+
+
+def exported(program: Program) -> dict[str, bytes]:
+    """The program's sources, the loop, and how to use them, by path.
+
+    Raises ArtefactError (E502) for a program that is damaged.
+    """
+    contents = Contents.of(program.manifest)
+    files = {
+        path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h", ".md")
+    }
+    readme = Template(files["README.md"].decode()).substitute(_figures(program, contents))
+    return {
+        **files,
+        "README.md": readme.encode(),
+        "npuc_program.h": header(program, contents).encode(),
+        "npuc_program.c": source(program, contents).encode(),
+    }
+
+
+def header(program: Program, contents: Contents) -> str:
+    """npuc_program.h: sizes, and what npuc_program.c defines."""
+    segments = _segments(contents)
+    sizes = {
+        "DRAM_BASE": f"0x{contents.dram.base:x}u",
+        "DRAM_BYTES": f"{contents.dram.bytes}u",
+        "COMMANDS": f"{len(_records(program))}u",
+        "BLOBS": f"{len(contents.dram.images)}u",
+        "SEGMENTS": f"{len(segments)}u",
+    }
+    declarations = (
+        "extern const struct npuc_command npuc_commands[NPUC_COMMANDS];",
+        "extern const struct npuc_blob npuc_blobs[NPUC_BLOBS];",
+        "extern const struct npuc_segment npuc_segments[NPUC_SEGMENTS];",
+    )
+    definitions = (f"#define NPUC_{name} {value}" for name, value in sizes.items())
+    return c_text.header(_title(program, contents), "NPUC_PROGRAM_H", "npuc_nvdla.h", definitions, declarations)
+
+
+def source(program: Program, contents: Contents) -> str:
+    """npuc_program.c: commands, blobs, tensors, segments."""
+    images = contents.dram.images
+    blobs = [
+        listed([f"{each.address - contents.dram.base}u", f"{len(program.files[each.file])}u", f"blob_{at}"])
+        for at, each in enumerate(images)
+    ]
+    steps = contents.steps
+    segments = _segments(contents)
+    return "".join(
+        [
+            f'{_title(program, contents)}\n#include "npuc_program.h"\n\n',
+            array("struct npuc_command", "npuc_commands", _commands(program, contents), public=True),
+            *(array("uint8_t", f"blob_{at}", _bytes(program.files[each.file])) for at, each in enumerate(images)),
+            array("struct npuc_blob", "npuc_blobs", blobs, public=True),
+            *(
+                _tensors(f"{role}_{at}", moves, steps, contents)
+                for at, each in enumerate(segments)
+                for role, moves in (("loads", each.loads), ("stores", each.stores))
+            ),
+            array(
+                "struct npuc_segment", "npuc_segments", map(_segment, range(len(segments)), segments), public=True
+            ),
+        ]
+    )
+
+
+def _title(program: Program, contents: Contents) -> str:
+    return comment(f"{_model(program)} for {contents.machine.name}. Written by npuc.")
+
+
+def _model(program: Program) -> str:
+    """The file that the program was compiled from."""
+    return str(program.manifest.get("model", {}).get("name", "a network"))
+
+
+def _segments(contents: Contents) -> list[Segment]:
+    return [step for step in contents.steps if isinstance(step, Segment)]
+
+
+def _records(program: Program) -> Sequence[Sequence[int]]:
+    """The commands as registers.bin has them: kind, address, mask, value."""
+    data = program.files.get("registers.bin", b"")
+    records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
+    return records
+
+
+def _commands(program: Program, contents: Contents) -> Iterable[str]:
+    """Initialisers of the commands; those that write the low word of a memory address say so."""
+    registers = register_map_of(contents.machine)
+    for kind, address, mask, value in _records(program):
+        low = kind == WRITE and "ADDR_LOW" in registers.at(address).name
+        name = "NPUC_WRITE_ADDRESS" if low else KINDS[kind]
+        yield listed([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
+
+
+def _bytes(data: bytes) -> Iterable[str]:
+    for at in range(0, len(data), BYTES_A_LINE):
+        yield ", ".join(str(each) for each in data[at : at + BYTES_A_LINE])
+
+
+def _tensors(name: str, moves: Sequence[TensorMove], steps: Sequence[object], contents: Contents) -> str:
+    """The tables of a segment's loads or stores: the offsets of every tensor's channels, then the tensors."""
+    offsets = [
+        array("uint32_t", f"{name}_channels_{at}", _lines(channel_offsets(move, contents.machine)))
+        for at, move in enumerate(moves)
+    ]
+    rows = [_tensor(f"{name}_channels_{at}", move, steps, contents) for at, move in enumerate(moves)]
+    return "".join([*offsets, array("struct npuc_tensor", name, rows)])
+
+
+def _lines(numbers: Sequence[int]) -> Iterable[str]:
+    for at in range(0, len(numbers), BYTES_A_LINE):
+        yield ", ".join(f"{each}u" for each in numbers[at : at + BYTES_A_LINE])
+
+
+def channel_offsets(move: TensorMove, machine: Machine) -> list[int]:
+    """Bytes from the first pixel's first byte to each channel: in its atom and surface, or in the pixel."""
+    place, size = move.place, BYTES[move.place.precision]
+    if place.pixels:
+        (plane,) = move.image().planes
+        components = sorted(plane.components, key=lambda each: each.channel)
+        return [each.low // 8 for each in components[: move.map_shape[0]]]
+    lanes = machine.atom_bytes // size
+    return [lane // lanes * place.surface_stride + lane % lanes * size for lane in place.lane_numbers]
+
+
+def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: Contents) -> str:
+    channels, height, width = move.map_shape
+    place = move.place
+    stride = move.image().planes[0].pixel_bytes if place.pixels else contents.machine.atom_bytes
+    scale, zero = _scale(move.tensor, steps)
+    return named(
+        name=string(move.tensor), address=f"{place.address - contents.dram.base}u", channels=channels,
+        height=height, width=width, line_stride=f"{place.line_stride}u", pixel_stride=stride,
+        element_bytes=BYTES[place.precision], channel_offsets=offsets, scale=floating(scale), zero_point=zero,
+    )  # fmt: skip
+
+
+def _scale(tensor: str, steps: Sequence[object]) -> tuple[float, int]:
+    """Scale and zero point by the conversions that give or take a tensor; 0 where there is none."""
+    for step in steps:
+        converts = isinstance(step, HostStep) and step.op in ("QuantizeLinear", "DequantizeLinear")
+        if isinstance(step, HostStep) and converts and tensor in (*step.inputs, *step.outputs):
+            return float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
+    return 0.0, 0
+
+
+def _segment(at: int, segment: Segment) -> str:
+    counted: dict[str, object] = {
+        "commands": f"npuc_commands + {segment.start}", "command_count": segment.count,
+        "loads": f"loads_{at}" if segment.loads else 0, "load_count": len(segment.loads),
+        "stores": f"stores_{at}" if segment.stores else 0, "store_count": len(segment.stores),
+    }  # fmt: skip
+    return named(**counted)
+
+
+def _figures(program: Program, contents: Contents) -> dict[str, object]:
+    """What the README tells of the program."""
+    segments = _segments(contents)
+    numbers = {id(each): at for at, each in enumerate(segments)}
+    steps = [
+        f"{step.op} `{step.node}`" if isinstance(step, HostStep) else f"segment {numbers[id(step)]}"
+        for step in contents.steps
+    ]
+    return {
+        "model": _model(program),
+        "machine": contents.machine.name,
+        "commands": len(_records(program)),
+        "blob_bytes": sum(len(program.files[each.file]) for each in contents.dram.images),
+        "dram_bytes": contents.dram.bytes,
+        "segments": len(segments),
+        "loads": _table([move for each in segments for move in each.loads], contents),
+        "stores": _table([move for each in segments for move in each.stores], contents),
+        "steps": "\n".join(f"{at}. {text}" for at, text in enumerate(steps, 1)),
+    }
+
+
+def _table(moves: Sequence[TensorMove], contents: Contents) -> str:
+    rows = ((move, *_scale(move.tensor, contents.steps)) for move in moves)
+    return "\n".join(
+        f"| {move.tensor} | {move.place.precision} | {'x'.join(map(str, move.map_shape))} | {scale:g} | {zero} |"
+        for move, scale, zero in rows
+    )

@@ -1,0 +1,152 @@
+"""A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
+
+The input is one sample from a fixed seed; memory before a segment and the results behind it are those of the
+functional model. A segment runs from reset: what earlier ones have set once for all is set again, and every block
+begins with group 0. Each is run once more as written before it is given out.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array, TensorType
+from npuc.program import Program
+from npuc.storage.data import synthetic
+from npuc.targets.nvdla import model
+from npuc.targets.nvdla.machine.commands import SEQUENTIAL, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
+from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.program.artefact import Segment, TensorMove
+from npuc.targets.nvdla.program.running import Runner
+from npuc.targets.nvdla.trace import Check, Trace, written
+
+SEED = 0
+NAME = "trace"
+
+
+class _Recorder(Runner):
+    """A runner that keeps every segment as a test program."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.traces: list[Trace] = []
+        self.moves: list[Segment] = []
+
+    def _segment(
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+    ) -> None:
+        for move in segment.loads:
+            self._load(move, nvdla.memory, tensors)
+        before = [(address, data.tobytes()) for address, data in nvdla.memory.regions]
+        super()._segment(segment, nvdla, tensors, seen)
+        machine = self.contents.machine
+        places = [_place(move, machine) for move in segment.stores]
+        checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
+        end = segment.start + segment.count
+        commands = from_reset(
+            register_map(machine.registers), self.commands[: segment.start], self.commands[segment.start : end]
+        )
+        name = f"{NAME}_{len(self.traces)}"
+        self.traces.append(Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks)))
+        self.moves.append(segment)
+
+
+def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
+    """Address and bytes of a tensor's cube."""
+    return move.place.address, move.bytes(machine)
+
+
+def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Sequence[Command]) -> list[Command]:
+    """Commands as they run from reset, where earlier ones have run before them.
+
+    What earlier ones wrote to registers that exist once comes first; polls stand before the first OP_ENABLE, as in
+    NVDLA's own test programs, whose player gives up soon: then the CBUF has had time to be flushed. Blocks whose
+    first group would be 1 change groups: after reset group 0 is the first to run.
+    """
+    first: dict[str, int] = {}
+    for each in commands:
+        if isinstance(each, Write) and registers.at(each.address).name == "S_POINTER":
+            first.setdefault(registers.at(each.address).block, each.value & 1)
+    once = [each for each in earlier if not isinstance(each, Wait) and _exists_once(registers, each)]
+    every = [*once, *(_turned(registers, each, first) for each in commands)]
+    polls = [each for each in every if isinstance(each, Poll)]
+    others = [each for each in every if not isinstance(each, Poll)]
+    enables = (at for at, each in enumerate(others) if _enables(registers, each))
+    start = next(enables, len(others))
+    return [*others[:start], *polls, *others[start:]]
+
+
+def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
+    """Whether a register has no groups, nor points at one."""
+    register = registers.at(command.address)
+    return not register.of_group and register.name != "S_POINTER"
+
+
+def _enables(registers: RegisterMap, command: Command) -> bool:
+    """Whether a command enables a block."""
+    return isinstance(command, Write) and registers.at(command.address).name == "D_OP_ENABLE"
+
+
+def _turned(registers: RegisterMap, command: Command, first: Mapping[str, int]) -> Command:
+    """The command with the groups of its block exchanged, where the first one is 1."""
+    match command:
+        case Wait(source, group) if source is not None:
+            return Wait(source, group ^ first.get(source, 0))
+        case Write(address, value) if registers.at(address).name == "S_POINTER":
+            return Write(address, value ^ first[registers.at(address).block])
+        case _:
+            return command
+
+
+def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
+    """The files of all segments for one of commands.PLAYERS, and map.json, which says where their tensors lie.
+
+    Raises ArtefactError (E506) for a segment that needs what an earlier one has left in NVDLA's registers.
+    """
+    recorder = _Recorder(program)
+    inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
+    recorder(synthetic(inputs, 1, SEED).inputs)
+    files: dict[str, bytes] = {}
+    for each in recorder.traces:
+        _expect_alone(each, recorder.contents.machine)
+        files |= written(each, player)
+    machine = recorder.contents.machine
+    entries = [
+        {"program": f"{each.name}.cfg", "loads": _map(moves.loads, machine), "stores": _map(moves.stores, machine)}
+        for each, moves in zip(recorder.traces, recorder.moves, strict=True)
+    ]
+    return {**files, "map.json": (json.dumps(entries, indent=2) + "\n").encode()}
+
+
+def _expect_alone(trace: Trace, machine: Machine) -> None:
+    """Raises ArtefactError (E506) where a test program does not give its results from reset."""
+    try:
+        after = model.run(machine, trace.commands, trace.memory())
+        holds = all(check.holds(after) for check in trace.checks)
+    except ArtefactError:
+        holds = False
+    if not holds:
+        raise ArtefactError(
+            "E506",
+            f"segment {trace.name} does not run on its own: it needs what an earlier one has left in NVDLA",
+            remedy="export a network whose host steps stand at its beginning and end",
+        )
+
+
+def _map(moves: tuple[TensorMove, ...], machine: Machine) -> list[Mapping[str, str | int | list[int] | None]]:
+    return [
+        {
+            "tensor": move.tensor,
+            "shape": list(move.shape),
+            "address": move.place.address,
+            "bytes": move.bytes(machine),
+            "pixels": move.place.pixels or None,
+            "line_stride": move.place.line_stride,
+            "surface_stride": move.place.surface_stride,
+        }
+        for move in moves
+    ]

@@ -1,0 +1,196 @@
+"""The numbers of an NVDLA configuration, once; a TOML file overrides any of them.
+
+Source: in-memory formats (atoms of 32 bytes, kernel groups of 32 and 16, blocks of 64 elements are those of
+nv_full); the numbers of nv_small and nv_large, the CBUF and the units as NVDLA's own configurations have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from npuc.errors import DoesNotFit
+from npuc.quantize.scales.assignment import DEMANDS
+from npuc.storage.machine_files import bad_machine, described, read_values
+
+MACHINES = Path(__file__).parents[1] / "machines"
+MOST_BANKS = {"nv_small": 32, "nv_full": 16}
+"""Of the CBUF, by register map: what D_BANK has bits for."""
+UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
+"""Bytes in which registers count strides and sizes of weights, where they are not single ones."""
+PAGE = "docs/nvdla.md"
+BYTES = {"int8": 1, "int16": 2, "fp16": 2}
+"""Bytes of an element by precision."""
+MOST_BATCHES = 32
+"""Images of a batch at most: what the registers of every configuration have room for."""
+MOST_EXTENT = 8192
+"""Columns, rows and channels of a cube: registers of 13 bits hold them, less one."""
+MOST_STRIDE, MOST_KERNEL = 8, 32
+"""The largest stride and the largest kernel of a convolution, in elements."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One NVDLA. The defaults are those of nv_small."""
+
+    name: str = "nvdla-small"
+    registers: str = "nv_small"
+    """The register map: nv_small (nv_large shares it) or nv_full."""
+    atom_bytes: int = 8
+    """Bytes of an atom of a feature cube, to which addresses and strides are aligned."""
+    atomic_c: int = 8
+    """Channels that a MAC cell multiplies in a clock, in elements of any precision: a channel block of weights."""
+    atomic_k: int = 8
+    """Kernels that the MAC array computes side by side in int8; half as many in int16 and fp16."""
+    cbuf_banks: int = 32
+    cbuf_entries: int = 512
+    """Entries of a bank."""
+    cbuf_entry_bytes: int = 8
+    int16: bool = False
+    fp16: bool = False
+    winograd: bool = False
+    compression: bool = False
+    """CDMA and CSC take compressed weights."""
+    max_batches: int = 1
+    """Images that a convolution takes at once (multi-batch mode): 32 on nv_full; the others have no such mode."""
+    elementwise: bool = False
+    """SDP has the element-wise unit Y (EW)."""
+    sdp_lut: bool = False
+    rubik: bool = False
+    bdma: bool = False
+    sdp_elements: int = 1
+    """Elements that SDP takes in a clock."""
+    pdp_elements: int = 1
+    pdp_columns: int = 128
+    """Columns of results that PDP keeps, in lines of all windows that are open at once."""
+    cdp_elements: int = 1
+    rubik_bytes: int = 32
+    """Bytes that RUBIK takes in a clock: an atom of nv_full, as nobody has measured it."""
+    dma_bytes: int = 8
+    """Bytes that the memory interface moves in a clock."""
+    clock_mhz: int = 1000
+    dram_mb_per_second: int = 8000
+    scales: str = "free"
+    """What activations may have: one of quantize.scales.DEMANDS."""
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """What the convolution pipeline computes in."""
+        return ("int8", *(["int16"] if self.int16 else []), *(["fp16"] if self.fp16 else []))
+
+    @property
+    def cbuf_bytes(self) -> int:
+        """The convolution buffer."""
+        return self.cbuf_banks * self.bank_bytes
+
+    @property
+    def bank_bytes(self) -> int:
+        """One bank of the convolution buffer."""
+        return self.cbuf_entries * self.cbuf_entry_bytes
+
+    def macs_per_cycle(self, precision: str) -> int:
+        """Multiply-accumulates of the array."""
+        return self.atomic_c * self.kernel_group(precision)
+
+    @property
+    def dram_bytes_per_cycle(self) -> float:
+        """Bytes that memory and its interface move in a clock."""
+        return min(float(self.dma_bytes), self.dram_mb_per_second / self.clock_mhz)
+
+    def atom_elements(self, precision: str) -> int:
+        """Channels of an atom of a feature cube."""
+        return self.atom_bytes // BYTES[precision]
+
+    def kernel_group(self, precision: str) -> int:
+        """Kernels of a weight group."""
+        return self.atomic_k // BYTES[precision]
+
+    def capacity_bytes(self, memory: str) -> int | None:
+        """Bytes of a memory named as on the command line: cbuf; dram has no limit here."""
+        return self.cbuf_bytes if memory == "cbuf" else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values as the manifest records them."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], origin: str) -> Machine:
+        """A machine from names and values. Raises DoesNotFit (E305) for what no NVDLA can be."""
+        machine = described(cls, values, origin, PAGE)
+        if machine.registers not in ("nv_small", "nv_full"):
+            raise _bad(origin, f"registers = {machine.registers!r}", "nv_small, nv_full")
+        if machine.scales not in DEMANDS:
+            raise _bad(origin, f"scales = {machine.scales!r}", ", ".join(DEMANDS))
+        for key in ("atom_bytes", "atomic_c", "atomic_k", "cbuf_banks", "cbuf_entries", "cbuf_entry_bytes"):
+            number = getattr(machine, key)
+            if number & (number - 1):
+                raise _bad(origin, f"{key} = {number}", "a power of two")
+        _expect_consistent(machine, origin)
+        return machine
+
+
+def _expect_consistent(machine: Machine, origin: str) -> None:
+    """Raises DoesNotFit (E305) where two values contradict each other."""
+    if machine.cbuf_banks < 2:
+        raise _bad(origin, "cbuf_banks = 1", "2 or more: data and weights have banks of their own")
+    if machine.cbuf_banks > MOST_BANKS[machine.registers]:
+        most = MOST_BANKS[machine.registers]
+        raise _bad(
+            origin, f"cbuf_banks = {machine.cbuf_banks}", f"{most}, by the registers of {machine.registers}"
+        )
+    for key, unit in UNITS.get(machine.registers, {}).items():
+        if getattr(machine, key) % unit:
+            limit = f"a multiple of {unit}, in which the registers of {machine.registers} count"
+            raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
+    if machine.sdp_lut and not machine.elementwise:
+        raise _bad(origin, "sdp_lut without elementwise", "the tables are those of the element-wise unit")
+    if not 1 <= machine.max_batches <= MOST_BATCHES:
+        raise _bad(origin, f"max_batches = {machine.max_batches}", f"1..{MOST_BATCHES}: BATCHES has 5 bits")
+    if machine.cbuf_entry_bytes % machine.atom_bytes:
+        limit = f"a multiple of atom_bytes = {machine.atom_bytes}"
+        raise _bad(origin, f"cbuf_entry_bytes = {machine.cbuf_entry_bytes}", limit)
+    if (machine.int16 or machine.fp16) and (machine.atomic_k < 2 or machine.atom_bytes < 2):
+        raise _bad(origin, f"atomic_k = {machine.atomic_k}", "2 or more with int16 or fp16")
+
+
+def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
+    return bad_machine(origin, reason, limit, PAGE)
+
+
+SMALL = Machine()
+LARGE = Machine(
+    name="nvdla-large",
+    atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=512, cbuf_entry_bytes=64,
+    elementwise=True, sdp_lut=True, bdma=True,
+    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=32, dram_mb_per_second=20000,
+)  # fmt: skip
+FULL = Machine(
+    name="nvdla-full",
+    registers="nv_full",
+    atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=256, cbuf_entry_bytes=128,
+    int16=True, fp16=True, winograd=True, compression=True, max_batches=32,
+    elementwise=True, sdp_lut=True, rubik=True, bdma=True,
+    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=64, dram_mb_per_second=20000,
+)  # fmt: skip
+CONFIGURATIONS: Mapping[str, Machine] = {each.name: each for each in (SMALL, LARGE, FULL)}
+
+
+def load(target: str, name_or_file: str | None = None, scales: str | None = None) -> Machine:
+    """The configuration of a target, with the values of a TOML file in place of its own.
+
+    scales: in place of what the machine asks of them. Raises DoesNotFit (E305) for an unreadable file or invalid
+    values.
+    """
+    machine = _described(target, name_or_file)
+    return replace(machine, scales=scales or machine.scales)
+
+
+def _described(target: str, name_or_file: str | None) -> Machine:
+    base = CONFIGURATIONS[target]
+    if name_or_file is None or name_or_file in ("default", target):
+        return base
+    path = Path(name_or_file)
+    values = {"name": path.stem, **read_values(path, ("default",), PAGE)}
+    return Machine.of({**base.as_dict(), **values}, path.name)

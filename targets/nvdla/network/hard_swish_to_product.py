@@ -1,0 +1,21 @@
+"""HardSwish as a product, for machines that multiply and limit but have no tables."""
+
+from __future__ import annotations
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def hard_swish_to_product(graph: Graph) -> Graph:
+    """HardSwish(x) becomes x * HardSigmoid(x) with alpha 1/6 and beta 1/2: the same by definition."""
+    return rewrite(graph, _as_product)
+
+
+def _as_product(draft: Draft, node: Node) -> bool:
+    if node.op != "HardSwish":
+        return False
+    gate = draft.fresh(f"{node.output}/gate")
+    sigmoid = Node("HardSigmoid", node.inputs, (gate,), {"alpha": 1 / 6, "beta": 0.5}, gate, node.sources)
+    product = Node("Mul", (node.inputs[0], gate), node.outputs, {}, node.name, node.sources)
+    draft.replace(node, sigmoid, product)
+    return True

@@ -1,0 +1,77 @@
+"""Averages along axes that no equal pieces divide, such as one of 61 columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.expansion.split_average_pool import Axis, Limits
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+MOST_STAGES = 2
+"""Of one axis."""
+
+
+@dataclass(frozen=True)
+class PadLongAverages:
+    """An average over one window, of which SplitAveragePool divides an axis into no stages, is padded with zeros.
+
+    Averages of pieces come first, the last of them padded; a depthwise Conv adds them up, whose weights make the
+    mean of the elements alone of that. Exact in real numbers.
+    """
+
+    limits: Limits
+    __name__ = "pad_long_averages"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such averages in stages."""
+        return rewrite(graph, partial(_divided, self.limits))
+
+
+def _divided(limits: Limits, draft: Draft, node: Node) -> bool:
+    shape = draft.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
+    if len(shape) != 4 or draft.shape(node.output)[2:] != (1, 1):
+        return False
+    kernel = node.integers("kernel_shape", shape[2:])
+    window = window_of(node, kernel)
+    if any((*window.begins, *window.ends)) or window.ceil_mode or max(window.dilations) > 1:
+        return False
+    along = [axis for axis in (0, 1) if _undivided(kernel[axis], limits)]
+    if not along or kernel != shape[2:]:
+        return False
+    axis = along[-1]
+    rest = tuple(1 if at == axis else extent for at, extent in enumerate(kernel))
+    inner = node.output if max(rest) == 1 else draft.fresh(f"{node.output}/axis_{axis}")
+    nodes = _stages(draft, replace(node, outputs=(inner,)), axis, kernel[axis], limits)
+    if max(rest) > 1:
+        nodes.append(Node("AveragePool", (inner,), node.outputs, {"kernel_shape": rest}, node.name, node.sources))
+    draft.replace(node, *nodes)
+    return True
+
+
+def _undivided(kernel: int, limits: Limits) -> bool:
+    """Whether equal pieces of an axis stay too long, or would take more stages than padded ones."""
+    stages = Axis(kernel, 1, 1, 1, limits).stages()
+    return len(stages) > MOST_STAGES or max(stage[0] for stage in stages) > limits.extent
+
+
+def _stages(draft: Draft, node: Node, axis: int, kernel: int, limits: Limits) -> list[Node]:
+    """Averages of pieces until few enough are left, and their sum."""
+    nodes: list[Node] = []
+    x, left, piece, weight = node.inputs[0], kernel, limits.stride, 1.0 / kernel
+    while left > limits.extent:
+        y = draft.fresh(f"{node.output}/pieces")
+        along = tuple(piece if at == axis else 1 for at in (0, 1))
+        pads = [0, 0, 0, 0]
+        pads[2 + axis] = -left % piece
+        attrs = {"kernel_shape": along, "strides": along, "pads": tuple(pads), "count_include_pad": 1}
+        nodes.append(Node("AveragePool", (x,), (y,), attrs, y, node.sources))
+        x, left, weight = y, -(-left // piece), weight * piece
+    channels = draft.shape(node.inputs[0])[1]
+    taps = np.full((channels, 1, *(left if at == axis else 1 for at in (0, 1))), weight, np.float32)
+    w = draft.constant(taps, f"{node.output}/sum")
+    return [*nodes, Node("Conv", (x, w), node.outputs, {"group": channels}, node.name, node.sources)]

@@ -1,0 +1,77 @@
+"""The float passes of NVDLA, in order: what no unit computes becomes what one does.
+
+1. Forms. Volumes become images, a batch of images several networks of one image; reductions, padding and matrix
+   products become pooling and convolutions over images.
+2. Weights. Batch normalisation, shuffled channels and transposed convolutions become convolutions, and what
+   enlarges maps without computing interleaves them; windows that PDP does not compare are split. Then
+   activations are fused again, as new convolutions have arisen.
+3. Shapes. What is elementwise and still on a tensor that is no image computes on one.
+"""
+
+from dataclasses import replace
+
+from npuc.passes.expansion.as_images import as_images
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
+from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.pads_to_convs import pads_to_convs
+from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.expansion.products_to_convs import products_to_convs
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_average_pool import Limits as Averages
+from npuc.passes.expansion.split_average_pool import SplitAveragePool
+from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.split_max_pool import Limits as Maxima
+from npuc.passes.expansion.split_max_pool import SplitMaxPool
+from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.volumes_to_images import volumes_to_images
+from npuc.passes.fusion.fuse_again import fuse_again
+from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.pipeline import Pass
+from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
+from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages
+from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
+from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
+from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
+
+AVERAGES = Averages(positions=64, extent=32, stride=8)
+"""What PDP averages at once, or one convolution."""
+WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
+"""After the others, for configurations without look-up tables in SDP."""
+PASSES: tuple[Pass, ...] = (
+    reductions_to_pools,
+    pads_to_convs,
+    products_to_convs,
+    batch_norm_to_conv,
+    conv_transpose_to_phases,
+    enlargements_to_interleaves,
+    space_to_depth_to_convs,
+    permute_channels_by_conv,
+    gathers_to_slices,
+    strided_slices_to_convs,
+    split_average_borders,
+    PadLongAverages(AVERAGES),
+    SplitAveragePool(3, AVERAGES, replace(AVERAGES, positions=32 * 32)),
+    SplitMaxPool(Maxima(positions=8 * 8, extent=8, stride=8, dilation=1)),
+    fuse_again,
+    separate_clips,
+    upper_limits_to_minima,
+    as_images,
+    copies_to_concats,
+    GemmToConv(32),
+    rows_to_maps,
+)
+
+
+def passes(machine: Machine, *, tables: bool) -> tuple[Pass, ...]:
+    """The passes for a configuration; tables: whether SDP's give HardSwish.
+
+    Fully connected layers take a whole batch where the window can move on by an image, as a stride or as a batch.
+    """
+    split = SplitBatch(most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
+    return (volumes_to_images, split, *PASSES, *(() if tables else WITHOUT_TABLES))

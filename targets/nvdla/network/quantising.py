@@ -1,0 +1,117 @@
+"""How NVDLA quantises a network: which nodes become integer, and by which rungs of the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+
+from npuc.errors import Problem
+from npuc.ir import Graph, Node
+from npuc.quantize.arithmetic.tables import domains
+from npuc.quantize.calibration.histograms import Spread, spreads
+from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.mixed import Host, mixed, without
+from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
+from npuc.quantize.network.construction import Quantise, Quantised
+from npuc.quantize.scales.assignment import POWER_OF_TWO
+from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import given_steps
+from npuc.quantize.scales.offsets import ZeroPoints
+from npuc.storage.data import Samples
+from npuc.target import Options
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.network import support
+from npuc.targets.nvdla.network.half_range import beyond_range
+from npuc.targets.nvdla.program import lowering
+from npuc.targets.nvdla.quantisation import in_fp16, quantise
+from npuc.targets.nvdla.quantisation.layers import Multiplied
+from npuc.targets.nvdla.quantisation.moments import moments
+
+LAYERS = Multiplied()
+
+
+def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
+    """The nodes that NVDLA computes in a precision."""
+
+    def accepted(node: Node) -> bool:
+        known = support.row_of(node.op, machine, precision) is not None
+        return known and support.refusal(graph, node, machine, precision) is None
+
+    return integer_nodes(graph, accepted)
+
+
+def _reads(node: Node, anyway: bool) -> bool:
+    """Whether a node takes a zero point: CDMA pads with it, sums subtract it, averages become convolutions."""
+    return node.op in ("Conv", "Add") or (anyway and node.op == "GlobalAveragePool")
+
+
+ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
+
+
+def network(
+    graph: Graph, samples: Samples, machine: Machine, options: Options
+) -> tuple[Network, tuple[Step, ...]]:
+    """The integer network, and what was tried to make it better.
+
+    A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
+    """
+    import_module("npuc.targets.nvdla.arithmetic.onnx_forms")  # its rules for the exporter
+    level, precision = LEVELS[options.level], options.precision
+    find = options.spreads or spreads
+    nodes = on_device(graph, machine, precision)
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    free = [name for name in tensors if name not in given]
+    limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
+    found = find(graph, samples.feeds(), free, limited)
+    power_of_two = machine.scales == POWER_OF_TWO
+    winograd = frozenset[str]()
+    if options.weights == "winograd" or "winograd" in options.allow:
+        winograd = _transformed(quantise(graph, nodes, found, "minmax", given, precision), machine, options)
+    written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
+    if not given and precision == "int8":
+        return _improved(graph, samples, machine, options, written, found)
+    made = written(graph, nodes, found, options.method or level.method, given, precision)
+    return Network(graph, nodes, found, {}, made, LAYERS), ()
+
+
+def floats(
+    graph: Graph, samples: Samples, machine: Machine, options: Options
+) -> tuple[Quantised, tuple[Problem, ...]]:
+    """The network in fp16, its weights rounded to suit the samples, and what of them lies beyond its range."""
+    nodes = on_device(graph, machine, "fp16")
+    seen = moments(graph, samples.feeds(), tensors_of(nodes))
+    written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
+    return written, beyond_range(graph, written.graph, seen, made_up=samples.synthetic)
+
+
+def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
+    """The weights that Winograd is to transform before they are rounded."""
+    return lowering.transformable(plain, machine, options.weights or "auto")
+
+
+def _improved(
+    graph: Graph,
+    samples: Samples,
+    machine: Machine,
+    options: Options,
+    written: Quantise,
+    found: Mapping[str, Spread],
+) -> tuple[Network, tuple[Step, ...]]:
+    """The best int8 network with free scales, a few layers of it on the host if that is asked for and worth it."""
+    level = LEVELS[options.level]
+    zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
+
+    def selecting(host: Host) -> Callable[[Graph], tuple[Node, ...]]:
+        return lambda each: without(on_device(each, machine), host)
+
+    def drawn(host: Host) -> Quantised:
+        return written(graph, selecting(host)(graph), found, options.method or level.method, {})
+
+    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+        recipe = Recipe(selecting(host), written, LAYERS, zeros, spreads=options.spreads or spreads)
+        return best_network(graph, recipe, samples, level, options.method, found)
+
+    return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

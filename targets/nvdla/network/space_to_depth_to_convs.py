@@ -1,0 +1,67 @@
+"""Blocks of pixels that become channels, within the convolution that reads them or taken by strided ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.expansion.permute_channels_by_conv import is_dense
+from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.targets.nvdla.network.enlargements_to_interleaves import is_between
+
+MOST_KERNEL = 32
+MOST_STRIDE = 8
+MOST_PADDING = 31
+
+
+def space_to_depth_to_convs(graph: Graph) -> Graph:
+    """A dense Conv that reads a SpaceToDepth reads its input, with as many times the kernel and the strides.
+
+    Exact: the same products, in another order. What else reads a SpaceToDepth, or a Conv that would have a kernel
+    above 32, a stride above 8 or padding above 31, reads a Concat of strided Slices, one for each place in a
+    block. Where nothing computes the map nor computes with the result, it stays.
+    """
+    return rewrite(rewrite(graph, _into_conv), _to_slices)
+
+
+def _into_conv(draft: Draft, node: Node) -> bool:
+    before = draft.producer(node.inputs[0]) if is_dense(draft, node) else None
+    if before is None or before.op != "SpaceToDepth":
+        return False
+    w, block = draft.constants[node.inputs[1]], before.integer("blocksize")
+    window = window_of(node, w.shape[2:])
+    sizes = (max(window.kernel), MOST_KERNEL), (max(window.strides), MOST_STRIDE)
+    padding = max(*window.begins, *window.ends), MOST_PADDING
+    if max(window.dilations) > 1 or any(size * block > most for size, most in (*sizes, padding)):
+        return False
+    attrs: dict[str, Attr] = {key: value for key, value in node.attrs.items() if key != "kernel_shape"}
+    attrs["strides"] = tuple(block * each for each in window.strides)
+    attrs["pads"] = tuple(block * each for each in (*window.begins, *window.ends))
+    inputs = (before.inputs[0], draft.constant(_spread(w, block), f"{node.output}/spread"), *node.inputs[2:])
+    draft.replace(node, replace(node, inputs=inputs, attrs=attrs, sources=draft.sources(before, node)))
+    return True
+
+
+def _spread(w: Array, block: int) -> Array:
+    """Weights (K, block * block * C, R, S) as those of the pixels, (K, C, R * block, S * block)."""
+    kernels, channels, height, width = w.shape
+    apart = w.reshape(kernels, block, block, channels // block**2, height, width).transpose(0, 3, 4, 1, 5, 2)
+    return np.ascontiguousarray(apart.reshape(kernels, -1, height * block, width * block))
+
+
+def _to_slices(draft: Draft, node: Node) -> bool:
+    if node.op != "SpaceToDepth" or not is_between(draft, node):
+        return False
+    block, (height, width) = node.integer("blocksize"), draft.shape(node.inputs[0])[2:]
+    made: list[Node] = []
+    for row in range(block):
+        for column in range(block):
+            cut: dict[str, Attr] = {"axes": (2, 3), "starts": (row, column), "ends": (height, width)}
+            name = draft.fresh(f"{node.output}/phase_{row}_{column}")
+            made.append(Node("Slice", node.inputs, (name,), {**cut, "steps": (block, block)}, name, node.sources))
+    names = tuple(each.output for each in made)
+    draft.replace(node, *made, Node("Concat", names, node.outputs, {"axis": 1}, node.name, node.sources))
+    return True

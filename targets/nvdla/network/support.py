@@ -1,0 +1,298 @@
+"""What NVDLA runs, and in which form: one constraint a function, its docstring the user's sentence.
+
+The supported-operators page and `npuc check` derive from the table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+
+from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
+from npuc.errors import Problem
+from npuc.host_nodes import BORDER, quantised_forms
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.scales.constraints import MOVEMENT, average_kernel
+from npuc.targets.nvdla.arithmetic.normalisation import SIZES
+from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.quantisation import MOST_POOL
+from npuc.targets.nvdla.quantisation.tables import INTERPOLATED
+
+
+def one_image(graph: Graph, node: Node) -> str | None:
+    """The tensors are (1, C, H, W): the batch is 1."""
+    shapes = [graph.shape(name) for name in (node.inputs[0], node.output)]
+    if node.inputs[0] in graph.constants:
+        shapes = shapes[1:]
+    wrong = [shape for shape in shapes if len(shape) != 4 or shape[0] != 1]
+    return f"the shape is {list(wrong[0])}" if wrong else None
+
+
+def map_fields(graph: Graph, node: Node) -> str | None:
+    """Maps have up to 8192 channels, rows and columns."""
+    for name in (node.inputs[0], node.output):
+        if max(graph.shape(name)) > MOST_EXTENT:
+            return f"the shape is {list(graph.shape(name))}"
+    return None
+
+
+def strides(graph: Graph, node: Node) -> str | None:
+    """Strides up to 8."""
+    found = window_of(node, graph.shape(node.inputs[1])[2:]).strides
+    return f"the stride is {list(found)}" if max(found) > MOST_STRIDE else None
+
+
+def strides_or_batches(graph: Graph, node: Node) -> str | None:
+    """Strides up to 8; down up to 32 where windows cover one map after another, as a batch has them."""
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    (height, width), (rows, columns) = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
+    covers = window.reach == (window.strides[0], width) and (height, columns) == (rows * window.strides[0], 1)
+    apart = covers and window.strides[1] <= MOST_STRIDE and not any((*window.begins, *window.ends))
+    return None if apart else strides(graph, node)
+
+
+def convolution_fields(graph: Graph, node: Node) -> str | None:
+    """Kernels up to 32x32, dilations up to 32, padding up to 31."""
+    kernel = graph.shape(node.inputs[1])[2:]
+    window = window_of(node, kernel)
+    for what, values, most in (
+        ("the kernel", kernel, MOST_KERNEL),
+        ("the dilation", window.dilations, 32),
+        ("the padding", (*window.begins, *window.ends), 31),
+    ):
+        if max(values) > most:
+            return f"{what} is {list(values)}"
+    return None
+
+
+def pooling_fields(graph: Graph, node: Node) -> str | None:
+    """Windows up to 8x8 without dilation, strides up to 8, padding up to 7."""
+    window = window_of(node, average_kernel(graph, node)) if not node.op.startswith("Global") else None
+    kernel = average_kernel(graph, node)
+    if max(kernel) > MOST_POOL:
+        return f"the window is {list(kernel)}"
+    if window is not None and max(window.dilations) > 1:
+        return f"the dilation is {list(window.dilations)}"
+    if window is not None and (max(window.strides) > 8 or max(window.begins) > 7):
+        return f"strides {list(window.strides)}, padding {list(window.begins)}"
+    return None
+
+
+def averaging_fields(graph: Graph, node: Node) -> str | None:
+    """Averages count a whole window: no padding, or padding that counts; windows up to 32x32 (convolutions)."""
+    kernel = average_kernel(graph, node)
+    if max(kernel) > 32:
+        return f"the window is {list(kernel)}"
+    if node.op.startswith("Global"):
+        return None
+    window = window_of(node, kernel)
+    if max(window.strides) > 8 or max(window.begins) > 7 or max(window.dilations) > 1:
+        return f"strides {list(window.strides)}, padding {list(window.begins)}"
+    spatial, extents = graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:]
+    ends = [
+        (count - 1) * s + k - begin - extent
+        for count, s, k, begin, extent in zip(extents, window.strides, kernel, window.begins, spatial, strict=True)
+    ]
+    padded = any(window.begins) or any(end > 0 for end in ends)
+    beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
+    if padded and (beyond or not node.integer("count_include_pad")):
+        return f"the window reaches into padding of {list(window.begins)} and {[max(end, 0) for end in ends]}"
+    return None
+
+
+def whole_or_per_channel(graph: Graph, node: Node) -> str | None:
+    """One operand has the shape of the result; the other the same, one number per channel, or one number."""
+    result = graph.shape(node.output)
+    computed = [name for name in node.inputs if name not in graph.constants]
+    if not computed:
+        return "both operands are constants"
+    full = [name for name in computed if graph.shape(name) == result]
+    if not full or (node.op == "Sub" and len(computed) == 2 and graph.shape(node.inputs[1]) != result):
+        return f"the shapes are {[list(graph.shape(name)) for name in node.inputs]}"
+    others = [name for name in node.inputs if name != full[0]] or [full[0]]
+    for name in others:
+        shape = graph.shape(name)
+        shape = (1,) * (4 - len(shape)) + shape
+        per_channel = shape == (1, result[1], 1, 1)
+        number = all(extent == 1 for extent in shape)
+        if shape != result and not per_channel and not (number and name in graph.constants):
+            return f"the shapes are {[list(graph.shape(each)) for each in node.inputs]}"
+    return None
+
+
+def slope_per_channel(graph: Graph, node: Node) -> str | None:
+    """The slope is a constant: one number, or one per channel."""
+    slope = graph.constants.get(node.inputs[1])
+    if slope is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    channels = graph.shape(node.inputs[0])[1]
+    fits = slope.size == 1 or (slope.size == channels and slope.shape[-3:] in ((channels, 1, 1), (channels,)))
+    return None if fits else f"the slope's shape is {list(slope.shape)}"
+
+
+def positive_upper_limit(_graph: Graph, node: Node) -> str | None:
+    """The upper limit is positive, and the lower limit below it."""
+    low, high = node.number("min", -inf), node.number("max", inf)
+    return None if low < high and high > 0 and low > -inf else f"it clips to {low}..{high}"
+
+
+def few_channels(_graph: Graph, node: Node) -> str | None:
+    """It adds squares of 3, 5, 7 or 9 channels; the bias is positive, and beta not negative."""
+    size, bias, beta = node.integer("size"), node.number("bias", 1.0), node.number("beta", 0.75)
+    falls = bias > 0 and beta >= 0 and node.number("alpha", 1e-4) >= 0
+    return None if size in SIZES and falls else f"size {size}, bias {bias}, beta {beta}"
+
+
+def interleaving_fields(graph: Graph, node: Node) -> str | None:
+    """The maps are (1, C, H, W), with up to 8192 channels, rows and columns."""
+    shape = graph.shape(node.output)
+    taken = len(shape) == 4 and shape[0] == 1 and node.integer("axis") > 1 and max(shape) <= MOST_EXTENT
+    return None if taken else f"the shape is {list(shape)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator that NVDLA runs: by which units, and its constraints."""
+
+    unit: str
+    constraints: tuple[Constraint, ...]
+    remedy: str
+
+
+BATCH = "bind the batch to 1 with --input-shape"
+SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
+SHAPES = "give both operands the same shape, or one number per channel to one of them"
+
+ARRAY: Mapping[str, Row] = {
+    "Conv": Row(
+        "CONV + SDP",
+        (one_image, map_fields, constant_weights, finite_constants, convolution_fields, strides, clips_at_zero),
+        SIMPLIFY,
+    ),
+    "MaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "GlobalMaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "AveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
+    "GlobalAveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "pool in two steps"),
+    **{op: Row("SDP (X1, X2)", (one_image, map_fields, whole_or_per_channel, clips_at_zero), SHAPES)
+       for op in ("Add", "Sub", "Mul", "Max", "Min")},
+    **{op: Row("SDP (X1, X2)", (one_image, map_fields), BATCH)
+       for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
+    "LRN": Row("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
+    "PRelu": Row(
+        "SDP (X1, X2)",
+        (one_image, map_fields, slope_per_channel, finite_constants),
+        "share the slope between pixels",
+    ),
+    "Clip": Row("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
+}  # fmt: skip
+
+LUT_OPS = (
+    "Sigmoid", "Tanh", "HardSwish", "Swish", "Gelu", "Mish", "Softplus", "Softsign", "Elu", "Exp", "Erf", "Sqrt",
+)  # fmt: skip
+BATCHED = replace(
+    ARRAY["Conv"],
+    constraints=tuple(strides_or_batches if each is strides else each for each in ARRAY["Conv"].constraints),
+)
+"""A convolution, where the configuration has multi-batch mode."""
+LUT = Row("SDP (table)", (one_image, map_fields), BATCH)
+"""Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
+COARSE = "tables that interpolate give it too coarsely beyond int8"
+
+OWN: Mapping[str, Row] = {"Interleave": Row("SDP", (interleaving_fields,), BATCH)}
+"""Operators of passes, which ONNX has not."""
+
+ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 channels, rows and columns."
+REWRITTEN: Mapping[str, tuple[str, str]] = {
+    "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
+    "MatMul": ("CONV + SDP", "One factor is a constant."),
+    "ConvTranspose": (
+        "CONV + SDP",
+        "The weights are constants, and the image grows at most 256 times; SDP interleaves the columns.",
+    ),
+    "DepthToSpace": ("CONV + SDP", f"{ENLARGED} Any mode."),
+    "SpaceToDepth": ("CONV + SDP", "Within the convolution that reads it, or by convolutions with strides."),
+    "Resize": ("SDP", f"Every row is repeated equally often, and every column. {ENLARGED}"),
+    "BatchNormalization": ("CONV + SDP", "The parameters are constants."),
+    "ReduceMean": ("PDP, CONV + SDP", "Any axes."),
+    "ReduceSum": ("CONV + SDP", "Any axes."),
+    "ReduceMax": ("PDP", "Any axes."),
+    "ReduceMin": ("PDP", "Any axes."),
+    "Expand": ("SDP (X1, X2)", "Copies, along axes of up to 256 elements."),
+    "Pad": ("CONV + SDP", "Any mode; zeros before a convolution become its padding."),
+    "Gather": ("CONV + SDP", "The indices are constants; channels become weights, other axes slices."),
+    **quantised_forms("CONV + SDP"),
+}
+"""Operators that passes replace: what runs in their place, and when. What no pass could replace is refused."""
+
+HOST: Mapping[str, str] = {
+    "QuantizeLinear": "it converts an output of the network; in pairs with DequantizeLinear it gives scales",
+    "DequantizeLinear": "it converts an input of the network; of weights it gives values",
+    "Softmax": "NVDLA has no division; its own runtime emulates it too",
+    "LogSoftmax": "NVDLA has no logarithm",
+    "ArgMax": "NVDLA has no index arithmetic",
+    "LRN": "CDP adds squares of 3, 5, 7 or 9 channels",
+    "Resize": "NVDLA has no interpolation",
+    **dict.fromkeys(LUT_OPS, "the configuration has no look-up table in SDP"),
+    **dict.fromkeys(MOVEMENT, "surfaces do not give this order of elements"),
+}
+
+
+def table_ops(machine: Machine, precision: str) -> tuple[str, ...]:
+    """The functions that EW's tables give: all of one entry an input, or those that interpolation gives well."""
+    if not machine.sdp_lut:
+        return ()
+    return LUT_OPS if precision == "int8" else tuple(INTERPOLATED)
+
+
+def host(machine: Machine, precision: str) -> Mapping[str, str]:
+    """The operators that the host may run, and why."""
+    if not machine.sdp_lut:
+        return HOST
+    return {op: COARSE if op in LUT_OPS and precision != "int8" else why for op, why in HOST.items()}
+
+
+def precisions(op: str, machine: Machine) -> tuple[str, ...]:
+    """In which of its precisions the configuration runs an operator."""
+    return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
+
+
+def array(machine: Machine) -> Mapping[str, Row]:
+    """How the configuration runs its operators, those of tables left out."""
+    return {**ARRAY, "Conv": BATCHED} if machine.max_batches > 1 else ARRAY
+
+
+def row_of(op: str, machine: Machine, precision: str) -> Row | None:
+    """How the configuration runs an operator, or None."""
+    return LUT if op in table_ops(machine, precision) else array(machine).get(op) or OWN.get(op)
+
+
+def quantised_already(graph: Graph, precision: str) -> Problem | None:
+    """Why fp16 and int16 cannot stand for a model that rounds to int8 itself."""
+    node = next((each for each in graph.nodes if each.op in (*CONVERSIONS, *BORDER)), None)
+    if node is None:
+        return None
+    name = node.sources[0] if node.sources else node.name
+    reason, remedy = f"the model is quantised already; {precision} would not round here", "compile it in int8"
+    return Problem("E202", reason, node=name, op=node.op, tensor=node.inputs[0], remedy=remedy)
+
+
+def refusal(graph: Graph, node: Node, machine: Machine, precision: str) -> Problem | None:
+    """Why NVDLA cannot run the node (a node of the optimised float graph), or None if it can."""
+    row = row_of(node.op, machine, precision)
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    remedy = f"npuc operators --target {machine.name}"
+    if row is None and node.op in REWRITTEN:
+        return Problem("E202", "no rewriting applies to it", limit=REWRITTEN[node.op][1], remedy=remedy, **where)
+    if row is None:
+        known = ", ".join([*ARRAY, *REWRITTEN, *HOST])
+        return Problem("E202", "the machine has no such operator", limit=known, remedy=remedy, **where)
+    constraints = () if node.op == "Clip" and is_relu(node) else row.constraints
+    for constraint in constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+    return None

@@ -1,0 +1,33 @@
+"""Upper limits that saturation cannot be, as minima with a constant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+def upper_limits_to_minima(graph: Graph) -> Graph:
+    """A Clip without a lower limit, or whose upper limit is not positive, becomes Max and Min with constants.
+
+    For machines whose Clip has a lower limit, and an upper one by saturation. Limits that contradict each other
+    give the upper one, as in ONNX.
+    """
+    return rewrite(graph, _minimum)
+
+
+def _minimum(draft: Draft, node: Node) -> bool:
+    low, high = node.number("min", -inf), node.number("max", inf)
+    if node.op != "Clip" or high == inf or (-inf < low < high and high > 0):
+        return False
+    x, before = node.inputs[0], []
+    if low > -inf:
+        x = draft.fresh(f"{node.output}/raised")
+        before = [replace(node.with_attrs(min=low, max=inf), outputs=(x,), name=x)]
+    limit = draft.constant(np.full((1,) * len(draft.shape(node.output)), high, np.float32), f"{node.output}/limit")
+    draft.replace(node, *before, Node("Min", (x, limit), node.outputs, {}, node.name, node.sources))
+    return True

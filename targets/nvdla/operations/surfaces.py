@@ -1,0 +1,358 @@
+"""Where feature maps lie: buffers of memory, and tensors as views of them.
+
+Concat, Split, Slice and the Reshape of a 1x1 map move nothing: their tensors are windows of one buffer, surface
+after surface, line after line. Nor does Interleave along H: its inputs have lines of the buffer in turns. The
+maps of an Interleave along W have lines of equal length, so that from pixel to pixel is the same step throughout,
+also from the last one of a line to the first of the next. A channel has a lane: its place among the channels of
+the buffer. Where channels of one tensor do not fill whole atoms the lanes have gaps, which convolutions skip with
+weights that are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.targets.nvdla.formats.alignment import aligned, alignment
+from npuc.targets.nvdla.formats.pixels import FORMATS
+from npuc.targets.nvdla.formats.precision import precision_of
+from npuc.targets.nvdla.formats.winograd import TILE
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+
+Lanes = tuple[int, ...]
+"""The lane of every channel, ascending, counted from the first surface of the view."""
+
+
+def map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(C, H, W) of a tensor (1, C, H, W) or (1, C)."""
+    channels, height, width = (*shape[1:], 1, 1)[:3]
+    return channels, height, width
+
+
+def tensor_precision(graph: Graph, name: str) -> str:
+    """In which precision NVDLA has a tensor."""
+    return precision_of(graph.tensors[name].dtype)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A feature cube of whole atoms in memory, packed, or an image; bytes from its start."""
+
+    name: str
+    width: int
+    height: int
+    surfaces: int
+    atom_bytes: int
+    precision: str = "int8"
+    pixels: str = ""
+    """The format of the pixels (table 33), where it is an image; a feature cube has none."""
+
+    @property
+    def atom_elements(self) -> int:
+        """Lanes of a surface."""
+        return self.atom_bytes // BYTES[self.precision]
+
+    @property
+    def line_stride(self) -> int:
+        """Bytes of a line."""
+        if not self.pixels:
+            return self.width * self.atom_bytes
+        line = self.width * FORMATS[self.pixels].planes[0].pixel_bytes
+        return aligned(line, alignment("pixel", "line", self.atom_bytes))
+
+    @property
+    def surface_stride(self) -> int:
+        """Bytes of a surface."""
+        return self.height * self.line_stride
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.surfaces * self.surface_stride
+
+
+@dataclass(frozen=True)
+class View:
+    """A window of a buffer: `offset` bytes from its start, `lanes` from the window's first surface."""
+
+    buffer: Buffer
+    offset: int
+    width: int
+    height: int
+    lanes: Lanes
+    step: int = 1
+    """Lines of the buffer from one line of the window to the next."""
+
+    @property
+    def line_stride(self) -> int:
+        """Bytes from line to line."""
+        return self.step * self.buffer.line_stride
+
+    @property
+    def extent(self) -> int:
+        """Lanes up to the last channel's: the channels of the cube that the hardware sees."""
+        return self.lanes[-1] + 1
+
+    @cached_property
+    def lane_numbers(self) -> Array:
+        """The lane of every channel."""
+        return np.array(self.lanes)
+
+    def channels_in(self, first: int, count: int) -> Array:
+        """The channels that lie in these lanes."""
+        return np.flatnonzero((self.lane_numbers >= first) & (self.lane_numbers < first + count))
+
+    def as_image(self, pixels: str) -> View:
+        """The tensor, alone in its buffer, as an image of a format of table 33."""
+        return replace(self, buffer=replace(self.buffer, surfaces=1, pixels=pixels))
+
+    def window(self, surface: int = 0, row: int = 0, column: int = 0) -> int:
+        """The byte offset in the buffer of a place in the window."""
+        held = self.buffer
+        return self.offset + surface * held.surface_stride + row * self.line_stride + column * held.atom_bytes
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Whether the node's tensors can be windows of one buffer: it moves nothing then."""
+    shapes = [graph.shape(name) for name in (*node.inputs[:1], *node.outputs)]
+    if any(len(shape) not in (2, 4) or shape[0] != 1 for shape in shapes):
+        return False
+    match node.op:
+        case "Identity":
+            return True
+        case "Interleave":
+            return node.integer("axis") == 2
+        case "Reshape":
+            return map_shape(shapes[0]) == map_shape(shapes[1])
+        case "Concat" | "Split":
+            axis = node.integer("axis") % len(shapes[0])
+            return axis >= 1
+        case "Slice":
+            return all(step == 1 for step in node.integers("steps")) and all(node.integers("axes"))
+        case _:
+            return False
+
+
+def joins(graph: Graph, node: Node) -> bool:
+    """Whether the inputs of a node are parts of its output, so that all of them lie in one buffer."""
+    return node.op in ("Concat", "Interleave") and is_view(graph, node)
+
+
+def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
+    """The tensors that lie in another one, each with its first channel, row and column there.
+
+    The other one is the output of a Concat or an Interleave, else the first input.
+    """
+    if node.op == "Interleave":
+        return [(name, (0, row, 0)) for row, name in enumerate(node.inputs)]
+    if node.op == "Slice":
+        start = [0, 0, 0, 0]
+        for axis, first, extent in zip(
+            node.integers("axes"), node.integers("starts"), _extents(graph, node), strict=True
+        ):
+            start[axis] = first if first >= 0 else first + extent
+        return [(node.output, (start[1], start[2], start[3]))]
+    names = node.inputs if node.op == "Concat" else node.outputs
+    if node.op not in ("Concat", "Split"):
+        return [(node.output, (0, 0, 0))]
+    axis = node.integer("axis") % len(graph.shape(names[0]))
+    found: list[tuple[str, tuple[int, int, int]]] = []
+    at = 0
+    for name in names:
+        start = [0, 0, 0]
+        start[axis - 1] = at
+        found.append((name, (start[0], start[1], start[2])))
+        at += graph.shape(name)[axis]
+    return found
+
+
+def _extents(graph: Graph, node: Node) -> list[int]:
+    return [graph.shape(node.inputs[0])[axis] for axis in node.integers("axes")]
+
+
+def contiguous(channels: int) -> Lanes:
+    """Lanes without gaps."""
+    return tuple(range(channels))
+
+
+def spaced(channels: int, together: int, atom: int) -> Lanes:
+    """Lanes of which only the first `together` of each atom are used."""
+    return tuple(channel // together * atom + channel % together for channel in range(channels))
+
+
+def joined(given: Sequence[Lanes], atom: int) -> Lanes:
+    """Lanes of tensors one behind the other, each from a new surface on."""
+    found: list[int] = []
+    base = 0
+    for lanes in given:
+        found += [base + lane for lane in lanes]
+        base += -(-(lanes[-1] + 1) // atom) * atom
+    return tuple(found)
+
+
+def taken(lanes: Lanes, first: int, count: int, atom: int) -> Lanes:
+    """Lanes of some channels, counted from the surface of the first."""
+    base = lanes[first] // atom * atom
+    return tuple(lane - base for lane in lanes[first : first + count])
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """The view of every tensor that lies in memory."""
+
+    views: Mapping[str, View]
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Every buffer once, in order of appearance."""
+        return list(dict.fromkeys(view.buffer for view in self.views.values()))
+
+    def with_images(self, images: Mapping[str, str]) -> Surfaces:
+        """The same with some tensors as images, in formats of table 33."""
+        return Surfaces({**self.views, **{name: self.views[name].as_image(each) for name, each in images.items()}})
+
+
+ComputedLanes = Callable[[Node, Mapping[str, Lanes]], Lanes]
+"""The lanes of a computed node's result, given those of its inputs."""
+
+
+def place(
+    graph: Graph,
+    nodes: Sequence[Node],
+    loaded: Sequence[str],
+    machine: Machine,
+    computed: ComputedLanes,
+    tiled: Collection[str] = (),
+) -> Surfaces:
+    """Views for all tensors of the nodes that NVDLA runs, computed and moved; loaded: those that the host brings.
+
+    tiled: results that Winograd writes in whole tiles, in buffers of their own. Every input of a Concat is in the
+    Concat's buffer: with_copies sees to it that it can be.
+    """
+    lanes = lanes_of(graph, nodes, loaded, machine, computed)
+    widths = _line_widths(graph, nodes)
+
+    def own(name: str, tile: int = 1) -> View:
+        """A tensor in a buffer of its own, of whole tiles."""
+        _, height, width = map_shape(graph.shape(name))
+        precision = tensor_precision(graph, name)
+        surfaces = lanes[name][-1] // machine.atom_elements(precision) + 1
+        extents = max(aligned(width, tile), widths.get(name, 0)), aligned(height, tile)
+        return View(Buffer(name, *extents, surfaces, machine.atom_bytes, precision), 0, width, height, lanes[name])
+
+    views = _side_by_side(graph, nodes, own)
+    moves = [node for node in nodes if is_view(graph, node)]
+    for node in reversed(moves):  # outer Concats first, so that inner ones lie in them
+        if joins(graph, node):
+            whole = views.get(node.output) or own(node.output)
+            views[node.output] = whole
+            step = len(node.inputs) if node.op == "Interleave" else 1
+            views |= {name: _window(graph, name, whole, at, lanes, step) for name, at in parts(graph, node)}
+    for name in (*loaded, *(name for node in nodes if node not in moves for name in node.outputs)):
+        views.setdefault(name, own(name, TILE if name in tiled else 1))
+    for node in moves:
+        if not joins(graph, node):
+            whole = views[node.inputs[0]]
+            views |= {name: _window(graph, name, whole, at, lanes) for name, at in parts(graph, node)}
+    return Surfaces(views)
+
+
+def _side_by_side(graph: Graph, nodes: Sequence[Node], own: Callable[[str], View]) -> dict[str, View]:
+    """Maps that are interleaved along W in a buffer of their own, one behind the other as RUBIK needs them.
+
+    Those of which nothing else decides where they lie, and whose lines are of one length.
+    """
+    made = {name: node for node in nodes for name in node.outputs}
+    held = {name for node in nodes if is_view(graph, node) for name in (node.inputs if joins(graph, node) else ())}
+    found: dict[str, View] = {}
+    for node in nodes:
+        if node.op != "Interleave" or is_view(graph, node) or len(set(node.inputs)) < len(node.inputs):
+            continue
+        free = (
+            name not in held and name not in found and _is_placed_freely(graph, made.get(name))
+            for name in node.inputs
+        )
+        views = [own(name) for name in node.inputs] if all(free) else []
+        if len({(each.width, each.lanes) for each in views}) == 1:
+            buffer = views[0].buffer
+            whole = replace(buffer, name=f"{node.output}/columns", surfaces=len(views) * buffer.surfaces)
+            size = buffer.surfaces * buffer.surface_stride
+            found |= {
+                name: replace(each, buffer=whole, offset=number * size)
+                for number, (name, each) in enumerate(zip(node.inputs, views, strict=True))
+            }
+    return found
+
+
+def _is_placed_freely(graph: Graph, node: Node | None) -> bool:
+    """Whether a node's result lies where it is computed, and nothing lies around it."""
+    return node is not None and (joins(graph, node) or not is_view(graph, node))
+
+
+def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
+    """The columns of a line of what is interleaved along W: those of the first map, and so many for each of them.
+
+    What the host takes is packed, as NVDLA's own software expects it.
+    """
+    found: dict[str, int] = {}
+    device = {id(node) for node in nodes}
+    for node in nodes:
+        if node.op == "Interleave" and not is_view(graph, node):
+            width = graph.shape(node.inputs[0])[3]
+            found |= dict.fromkeys(node.inputs, width)
+            inside = all(id(reader) in device for reader in graph.readers[node.output])
+            if inside and node.output not in graph.outputs:
+                found[node.output] = width * len(node.inputs)
+    return found
+
+
+def _window(
+    graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
+) -> View:
+    """A tensor in another one, of whose lines it has every so manieth."""
+    channel, row, column = at
+    _, height, width = map_shape(graph.shape(name))
+    surface = whole.lanes[channel] // whole.buffer.atom_elements
+    offset = whole.window(surface, row, column)
+    return View(whole.buffer, offset, width, height, lanes[name], whole.step * step)
+
+
+def lanes_of(
+    graph: Graph, nodes: Sequence[Node], loaded: Sequence[str], machine: Machine, computed: ComputedLanes
+) -> dict[str, Lanes]:
+    """The lanes of every tensor, in order of computation."""
+    found: dict[str, Lanes] = {name: contiguous(map_shape(graph.shape(name))[0]) for name in loaded}
+    for node in nodes:
+        atom = machine.atom_elements(tensor_precision(graph, node.output))
+        if not is_view(graph, node):
+            found |= dict.fromkeys(node.outputs, computed(node, found))
+        elif node.op == "Concat" and node.integer("axis") % len(graph.shape(node.output)) == 1:
+            found[node.output] = joined([found[name] for name in node.inputs], atom)
+        else:
+            for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):
+                count = map_shape(graph.shape(name))[0]
+                found[name] = taken(found[node.inputs[0]], channel, count, atom)
+    return found
+
+
+def with_copies(graph: Graph, nodes: Sequence[Node], loaded: Sequence[str]) -> list[tuple[Node, str]]:
+    """The inputs of Concats that cannot lie in the Concat's buffer, so that a copy must: (Concat, tensor).
+
+    A tensor lies where it is computed; it can be part of one Concat, once, and not be part of another tensor. The
+    same for Interleave.
+    """
+    views = [node for node in nodes if is_view(graph, node)]
+    moved = {name for node in views if not joins(graph, node) for name in node.outputs}
+    claimed: set[str] = set(loaded) & set(graph.inputs)
+    found: list[tuple[Node, str]] = []
+    for node in nodes:
+        if joins(graph, node):
+            for name in node.inputs:
+                if name in moved or name in claimed:
+                    found.append((node, name))
+                claimed.add(name)
+    return found

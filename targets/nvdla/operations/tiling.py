@@ -1,0 +1,210 @@
+"""How a convolution is cut where the CBUF is too small: by rows, and by kernels; always exact.
+
+A pass needs all lines of its input in the data banks and one kernel group in the weight banks. Rows of input that
+two tiles need are fetched twice. Where not even the group fits beside one line of windows, fewer kernels share a
+group, which leaves lanes of the result unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from npuc.errors import DoesNotFit
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.formats.winograd import CUBE, TILE, extended_extent
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution as the hardware sees it, of channels that fill lanes."""
+
+    width: int
+    height: int
+    channels: int
+    """Lanes of the input; of an image those of a pixel, for Winograd those of its atoms."""
+    out_height: int
+    out_width: int
+    kernels: int
+    kernel_height: int
+    kernel_width: int
+    stride_y: int
+    dilation_y: int
+    top: int
+    precision: str = "int8"
+    stride_x: int = 1
+    left: int = 0
+    reach_x: int = 1
+    """Columns from the first to the last tap."""
+    form: WeightForm = DIRECT
+    line_step: int = 1
+    """Lines of the map from one that is read to the next; the others are no part of the geometry."""
+
+    @property
+    def kernel_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of a kernel in its form, after any extension."""
+        match self.form.kind:
+            case "image":
+                return self.kernel_width * self.channels, self.kernel_height, 1
+            case "winograd":
+                return self.channels * self.stride_y * self.stride_x, TILE, TILE
+            case _:
+                return self.channels, self.kernel_height, self.kernel_width
+
+    @property
+    def kernel_elements(self) -> int:
+        """Weights of a kernel."""
+        return prod(self.kernel_shape)
+
+    @property
+    def kernel_bytes(self) -> int:
+        """Bytes of a kernel, not compressed."""
+        return self.kernel_elements * BYTES[self.precision]
+
+    @property
+    def reach(self) -> int:
+        """Lines from the first to the last tap."""
+        return (self.kernel_height - 1) * self.dilation_y + 1
+
+    def lines(self, first: int, rows: int) -> tuple[int, int]:
+        """First line and number of lines of input that some rows of output need, without padding."""
+        start = first * self.stride_y - self.top
+        end = start + self.reached(rows)
+        begin, stop = max(start, 0), min(end, self.height)
+        return (begin, stop - begin) if stop > begin else (min(begin, self.height - 1), 1)
+
+    def most_lines(self, rows: int) -> int:
+        """The most lines that a tile of so many rows needs."""
+        return min(self.reached(rows), self.height)
+
+    def reached(self, rows: int) -> int:
+        """Lines under the windows of so many rows, padding included."""
+        if self.form.kind == "winograd":
+            return extended_extent(rows) * self.stride_y
+        return (rows - 1) * self.stride_y + self.reach
+
+    @property
+    def right(self) -> int:
+        """Columns of padding behind the map."""
+        reached = (self.out_width - 1) * self.stride_x + self.reach_x
+        if self.form.kind == "winograd":
+            reached = extended_extent(self.out_width) * self.stride_x
+        return max(reached - self.width - self.left, 0)
+
+    def slices(self, rows: int, lines: int) -> int:
+        """Lines that a tile has in the CBUF: Winograd's are extended, padding included."""
+        return extended_extent(rows) if self.form.kind == "winograd" else lines
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """Rows of output, and the lines of input that they need."""
+
+    row: int
+    rows: int
+    line: int
+    lines: int
+
+
+def entries_per_slice(machine: Machine, geometry: Geometry) -> int:
+    """CBUF entries of a line of the input."""
+    size, width = BYTES[geometry.precision], geometry.width
+    match geometry.form.kind:
+        case "image":
+            columns = geometry.left + width + geometry.right
+            return -(-columns * geometry.channels * size // machine.cbuf_entry_bytes)
+        case "winograd":
+            return extended_extent(geometry.out_width) // TILE * (geometry.kernel_shape[0] * size // CUBE)
+        case _:
+            atoms = -(-geometry.channels * size // machine.atom_bytes)
+            together = machine.cbuf_entry_bytes // machine.atom_bytes
+            whole, part = divmod(atoms, together)
+            return whole * width + (width if part == 3 else -(-part * width // together))
+
+
+def mask_banks(geometry: Geometry) -> int:
+    """Banks that the mask of compressed weights takes: the last one."""
+    return int(geometry.form.compressed)
+
+
+def data_banks(machine: Machine, geometry: Geometry, rows: int) -> int:
+    """Banks that the input of so many rows of output takes."""
+    slices = geometry.slices(rows, geometry.most_lines(rows))
+    return -(-entries_per_slice(machine, geometry) * slices // machine.cbuf_entries)
+
+
+def weight_banks(machine: Machine, geometry: Geometry, kernels: int) -> int:
+    """Banks that a group of so many kernels takes, as if it were not compressed, and its mask."""
+    size = aligned(min(kernels, geometry.kernels) * geometry.kernel_bytes, machine.cbuf_entry_bytes)
+    return -(-size // machine.bank_bytes) + mask_banks(geometry)
+
+
+def _mask_fits(machine: Machine, geometry: Geometry, kernels: int) -> bool:
+    """Whether the bits of a group lie in one bank."""
+    return not geometry.form.compressed or kernels * geometry.kernel_elements <= 8 * machine.bank_bytes
+
+
+def kernels_together(machine: Machine, geometry: Geometry) -> int:
+    """The most kernels of a group that fit beside one row of output, a power of two; 0 if not even one does."""
+    together = machine.kernel_group(geometry.precision)
+    room = machine.cbuf_banks - data_banks(machine, geometry, 1)
+    while together and not (
+        weight_banks(machine, geometry, together) <= room and _mask_fits(machine, geometry, together)
+    ):
+        together //= 2
+    return together
+
+
+def expect_kernels(machine: Machine, geometry: Geometry, node: str, op: str) -> int:
+    """kernels_together. Raises DoesNotFit (E302) where not even one kernel fits."""
+    found = kernels_together(machine, geometry)
+    if not found:
+        raise DoesNotFit(
+            "E302",
+            f"a kernel of {geometry.kernel_bytes} bytes and {geometry.most_lines(1)} lines of input do not fit",
+            node=node,
+            op=op,
+            limit=f"{machine.cbuf_bytes} bytes of CBUF",
+            remedy="a configuration with a larger CBUF (--machine FILE), or fewer channels",
+        )
+    return found
+
+
+def most_rows(machine: Machine, geometry: Geometry, together: int) -> int:
+    """The most rows of output whose input fits beside a kernel group."""
+    room = machine.cbuf_banks - weight_banks(machine, geometry, together)
+    rows = geometry.out_height
+    while rows > 1 and data_banks(machine, geometry, rows) > room:
+        rows -= 1
+    return rows
+
+
+def equal_edges(height: int, count: int, form: WeightForm = DIRECT) -> tuple[int, ...]:
+    """The first rows of so many tiles of nearly equal height, and the height; for Winograd in fours."""
+    step = TILE if form.kind == "winograd" else 1
+    whole = -(-height // step)
+    return tuple(min(whole * each // count * step, height) for each in range(count + 1))
+
+
+def row_tiles(geometry: Geometry, edges: Sequence[int]) -> Iterator[RowTile]:
+    """The rows of output between edges: first rows of tiles, and the height."""
+    for row, end in pairwise(edges):
+        line, lines = geometry.lines(row, end - row)
+        yield RowTile(row, end - row, line, lines)
+
+
+def divided_banks(machine: Machine, data: int, weights: int, preferred: int) -> tuple[int, int]:
+    """Banks for data and weights, given what each needs at least: all that there are.
+
+    Convolutions that divide the banks alike are fetched while the one before computes: data gets the preferred
+    number where that does, else a multiple of a quarter, else what it needs.
+    """
+    step = max(machine.cbuf_banks // 4, 1)
+    for given in (preferred, *range(step, machine.cbuf_banks, step)):
+        if data <= given <= machine.cbuf_banks - weights:
+            return given, machine.cbuf_banks - given
+    return data, machine.cbuf_banks - data

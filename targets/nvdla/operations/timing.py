@@ -1,0 +1,178 @@
+"""How many clocks an operation takes on NVDLA, nothing else running; pingpong has them side by side.
+
+A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
+pixels: as many clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand
+over a stripe's results, which it does before the next stripe may end. Four numbers are fitted to cycles measured
+on the nv_small RTL (tests/nvdla/test_timing.py fits them again, each measurement left out of its own fit); those
+of other configurations scale with their widths.
+Source: the cycles measured on nv_small ("CACC needs 9 clocks per 8 outputs; stripes of 16 atoms drain").
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.operations.operation import (
+    Contraction,
+    Convolution,
+    Elementwise,
+    Kernels,
+    Normalisation,
+    Operation,
+    Pooling,
+    Surface,
+    written,
+)
+
+PER_RESULTS = 9
+"""Clocks that the accumulator takes for the 8 results of a pixel, SDP taking one at a time."""
+DRAIN = 28
+"""Clocks until the first results of a stripe are out. Fitted."""
+PER_FETCHED_BYTE = 0.298
+"""Clocks that a byte of input delays the first product, at 8 bytes a clock: the path into the CBUF. Fitted."""
+PER_GROUP = 97.0
+"""Clocks from one kernel group to the next. Fitted."""
+START = 167
+"""Clocks from enabling to the first atom, and from the last one to the interrupt. Fitted."""
+FITTED_DMA_BYTES = 8
+ELEMENTWISE_RATE = 0.99
+"""Share of its elements per clock that SDP alone reaches."""
+POOLING_RATE = 0.86
+"""The same for PDP, between 0.75 and 0.98."""
+
+
+def cycles(operation: Operation, machine: Machine) -> int:
+    """Clocks from enabling to interrupt, nothing else running."""
+    if not isinstance(operation, Convolution):
+        return ceil(START + stream_cycles(operation, machine))
+    exposed = fetch_cycles(operation.source, machine)
+    return ceil(START + exposed + compute_cycles(operation.kernels, operation.destination, machine))
+
+
+def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction, machine: Machine) -> float:
+    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory."""
+    match operation:
+        case Elementwise():
+            return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
+        case Pooling():
+            return pooling_cycles(operation, machine)
+        case Normalisation():
+            return elements(operation.source, machine) / machine.cdp_elements
+        case Contraction():
+            return cube_bytes(operation.source, machine) / machine.rubik_bytes
+
+
+def pooling_cycles(operation: Pooling, machine: Machine) -> float:
+    """Clocks of PDP for its input, from memory or from SDP."""
+    return elements(operation.source, machine) / (machine.pdp_elements * POOLING_RATE)
+
+
+def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
+    """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
+    together = machine.kernel_group(out.precision)
+    products = products_per_pixel(kernels, machine)
+    per_pixel = results_per_pixel(machine, out.precision)
+    image = kernels.form.kind == "image"
+    lengths = line_stripes(out, together) if image else stripe_lengths(out.width * out.height, together)
+    stripes = sum(
+        count * max(products * max(length, together), per_pixel * length + DRAIN) for length, count in lengths
+    )
+    work = ceil(kernels.count / together) * (stripes + PER_GROUP)
+    return max(work, kernels.moved_bytes / machine.dram_bytes_per_cycle)
+
+
+def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
+    """The stripes of a map: their pixels, and how many are so long.
+
+    Most are twice as long as a kernel group; the rest is cut so that none but a lone one is shorter than a group.
+
+    >>> stripe_lengths(64, 8), stripe_lengths(25, 8), stripe_lengths(1, 8)
+    ([(16, 4)], [(8, 2), (9, 1)], [(1, 1)])
+    """
+    whole, rest = divmod(pixels, 2 * together)
+    if rest and whole:
+        whole, rest = whole - 1, rest + 2 * together
+    shorter = max(ceil((rest - 2 * together) / together), 0)
+    found = [(2 * together, whole), (together, shorter), (rest - shorter * together, 1 if rest else 0)]
+    return [each for each in found if each[1]]
+
+
+def line_stripes(out: Surface, together: int) -> list[tuple[int, int]]:
+    """The stripes of a map that is computed of an image: none goes beyond its line."""
+    whole, rest = divmod(out.width, 2 * together)
+    return [(2 * together, whole * out.height), (rest, out.height if rest else 0)]
+
+
+def products_per_pixel(kernels: Kernels, machine: Machine) -> float:
+    """Clocks that the MAC array takes for an output pixel of a kernel group.
+
+    A clock is a block of channels times a tap; of an image a block of a line, or of the lines that post-extension
+    joins. Winograd multiplies 4x4 positions of atomic_c / 16 channels in a clock, for 2x2 pixels.
+    """
+    blocks = ceil(kernels.channels / machine.atomic_c)
+    if kernels.form.kind == "winograd":
+        return ceil(16 * kernels.channels / machine.atomic_c) / 4
+    return blocks * ceil(kernels.height / kernels.form.lines) * kernels.width
+
+
+def results_per_pixel(machine: Machine, precision: str) -> float:
+    """Clocks that SDP takes for the results of a kernel group at one pixel: a wider SDP takes more at once."""
+    return PER_RESULTS * machine.kernel_group(precision) / 8 / machine.sdp_elements
+
+
+def least_per_pixel(machine: Machine, precision: str) -> float:
+    """Clocks of a pixel and kernel group at least: in the longest stripes."""
+    return results_per_pixel(machine, precision) + DRAIN / (2 * machine.kernel_group(precision))
+
+
+def fetch_cycles(source: Surface, machine: Machine) -> float:
+    """Clocks to bring a whole input into the CBUF."""
+    return cube_bytes(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
+
+
+def ideal_cycles(operation: Operation, machine: Machine) -> float:
+    """Clocks if every multiplier always worked."""
+    if not isinstance(operation, Convolution):
+        return 0.0
+    kernels, out = operation.kernels, operation.destination
+    products = kernels.count * kernels.height * kernels.width * kernels.channels * out.width * out.height
+    return products / machine.macs_per_cycle(out.precision)
+
+
+def moved_bytes(operation: Operation, machine: Machine) -> int:
+    """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
+    moved = cube_bytes(operation.source, machine) + cube_bytes(written(operation), machine)
+    if isinstance(operation, Convolution):
+        moved += operation.kernels.moved_bytes
+    if isinstance(operation, Convolution | Elementwise):
+        units = (operation.sdp.x1, operation.sdp.x2)
+        maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
+        moved += maps * cube_bytes(operation.destination, machine)
+    return moved
+
+
+def bound(operation: Operation, machine: Machine) -> str:
+    """What an operation spends most of its time on: MACs, the accumulator's results, weights, input, elements."""
+    if not isinstance(operation, Convolution):
+        return "elements"
+    kernels, out = operation.kernels, operation.destination
+    groups = ceil(kernels.count / machine.kernel_group(out.precision))
+    pixels = groups * out.width * out.height
+    spent = {
+        "MACs": pixels * products_per_pixel(kernels, machine),
+        "results": pixels * least_per_pixel(machine, out.precision),
+        "weights": kernels.moved_bytes / machine.dram_bytes_per_cycle,
+        "input": fetch_cycles(operation.source, machine),
+    }
+    return max(spent, key=lambda name: spent[name])
+
+
+def elements(surface: Surface, machine: Machine) -> int:
+    """Elements of a cube, those that fill the last atom included."""
+    return cube_bytes(surface, machine) // BYTES[surface.precision]
+
+
+def cube_bytes(surface: Surface, machine: Machine) -> int:
+    """Bytes of a cube's atoms, or of an image's lines."""
+    return surface.atoms(machine.atom_bytes) * surface.line_bytes(machine.atom_bytes) * surface.height

@@ -1,0 +1,1 @@
+"""From the integer graph to the program: lowering, artefact, report, and its simulation."""

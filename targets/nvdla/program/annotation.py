@@ -1,0 +1,49 @@
+"""What the bytes of registers.bin and weights.bin hold: commands, and what registers say lies at an address."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from npuc.annotation import Held
+from npuc.program import Program
+from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, decode, register_map_of
+
+ADDRESSES = 1 << 32
+ROLES = {
+    "CDMA.D_WEIGHT_ADDR_LOW": "weights",
+    "CDMA.D_WMB_ADDR_LOW": "mask of compressed weights (WMB)",
+    "CDMA.D_WGS_ADDR_LOW": "group sizes of compressed weights (WGS)",
+    "SDP_RDMA.D_BS_BASE_ADDR_LOW": "operands of X1 (BS)",
+    "SDP_RDMA.D_BN_BASE_ADDR_LOW": "operands of X2 (BN)",
+    "SDP_RDMA.D_EW_BASE_ADDR_LOW": "operands of Y (EW)",
+}
+"""What the registers of addresses that convolutions and SDP read constants from are for."""
+
+
+def commands(texts: list[tuple[str, list[str]]]) -> Iterator[Held]:
+    """Text and nodes of every record of registers.bin, in order."""
+    record = RECORD_WORDS * RECORD.itemsize
+    for number, (text, nodes) in enumerate(texts):
+        yield Held(number * record, text, tuple(nodes))
+
+
+def constants(program: Program, name: str) -> Iterator[Held]:
+    """What starts where in an image of memory, by the registers that are given its address.
+
+    Raises ArtefactError (E502) where the program is not one that npuc wrote.
+    """
+    contents = Contents.of(program.manifest)
+    registers = register_map_of(contents.machine)
+    given = decode(program.files.get("registers.bin", b""), registers)
+    bases = [image.address for image in contents.dram.images if image.file == name]
+    for operation in contents.operations:
+        for command in given[operation.start : operation.start + operation.count]:
+            title = registers.at(command.address).title if isinstance(command, Write) else ""
+            if not isinstance(command, Write) or not re.search(r"ADDR_LOW", title):
+                continue
+            for base in bases:
+                offset = (command.value - base) % ADDRESSES
+                if offset < len(program.files[name]):
+                    yield Held(offset, f"{ROLES.get(title, title)} of a {operation.operation}", operation.nodes)

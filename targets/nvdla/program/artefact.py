@@ -1,0 +1,235 @@
+"""What an NVDLA program is beside its weights: the steps a host takes, and the commands that its driver gives.
+
+A program is a list of steps, in order. A host step computes one operator on host tensors; a segment writes tensors
+into memory, gives the commands of some operations, and reads tensors from memory. `registers.bin` holds the
+commands as records of four 32-bit words, little endian: kind (0 write, 1 poll, 2 wait), byte address, mask,
+value. A wait is for GLB.S_INTR_STATUS, which the driver clears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError, DoesNotFit
+from npuc.host import HostStep
+from npuc.storage.records import read
+from npuc.targets.nvdla.formats.feature import Cube
+from npuc.targets.nvdla.formats.pixels import FORMATS, PixelFormat
+from npuc.targets.nvdla.machine.commands import Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
+
+WRITE, POLL, WAIT = range(3)
+RECORD = np.dtype("<u4")
+RECORD_WORDS = 4
+STATUS = "GLB.S_INTR_STATUS"
+LARGEST = 1 << 31
+"""Bytes of memory that a program may ask for."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's feature cube or image in memory: bytes, and the lane of every channel as runs (first, lanes)."""
+
+    address: int
+    line_stride: int
+    surface_stride: int
+    lanes: tuple[tuple[int, int], ...]
+    precision: str = "int8"
+    pixels: str = ""
+    """The format of an image (table 33), whose components are the lanes; empty for a feature cube."""
+
+    @property
+    def lane_numbers(self) -> list[int]:
+        """The lane of every channel."""
+        return [lane for first, count in self.lanes for lane in range(first, first + count)]
+
+
+@dataclass(frozen=True)
+class TensorMove:
+    """A tensor and its place; of fp16 the host has float32 and converts on the way."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """(1, C, H, W) or (1, C)."""
+    place: Place
+
+    @property
+    def map_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        channels, height, width = (*self.shape[1:], 1, 1)[:3]
+        return channels, height, width
+
+    def bytes(self, machine: Machine) -> int:
+        """Bytes from the first to the last of the tensor. Raises ArtefactError (E502) as cube and image do."""
+        if self.place.pixels:
+            self.image()
+            return self.map_shape[1] * self.place.line_stride
+        return self.cube(machine).bytes
+
+    def image(self) -> PixelFormat:
+        """The format of an image of one plane. Raises ArtefactError (E502) where the entry makes no sense."""
+        channels, height, width = self.map_shape
+        form, place = FORMATS.get(self.place.pixels), self.place
+        if form is None or min(self.shape) < 1 or channels > form.channels or height * width > LARGEST:
+            raise _damaged(f"{self}")
+        (plane, *others), lanes = form.planes, ((0, channels),)
+        if others or place.lanes != lanes or place.line_stride < width * plane.pixel_bytes:
+            raise _damaged(f"{self}")
+        return form
+
+    def cube(self, machine: Machine) -> Cube:
+        """The cube of all lanes. Raises ArtefactError (E502) where the entry makes no sense."""
+        channels, height, width = self.map_shape
+        lanes = self.place.lane_numbers if sum(count for _, count in self.place.lanes) <= LARGEST else []
+        valid = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
+        if self.place.precision not in machine.precisions:
+            raise _damaged(f"{machine.name} has no {self.place.precision}")
+        if not valid or len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
+            raise _damaged(f"{self}")
+        place = self.place
+        strides = place.line_stride, place.surface_stride
+        return Cube(width, height, max(lanes) + 1, place.precision, machine.atom_bytes, *strides)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Loads, then the commands `start` to `start + count`, then stores."""
+
+    loads: tuple[TensorMove, ...]
+    start: int
+    count: int
+    stores: tuple[TensorMove, ...]
+
+
+Step = HostStep | Segment
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    """A step as the manifest has it."""
+    return {"kind": "host" if isinstance(step, HostStep) else "segment", **asdict(step)}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What distinguishes the steps."""
+
+    kind: str
+
+
+def _step_from_json(entry: Any, where: str) -> Step:
+    kind = read(_Kind, entry, where).kind
+    if kind not in ("host", "segment"):
+        raise _damaged(f"{where} is of kind '{kind}'")
+    return read(HostStep if kind == "host" else Segment, entry, where)
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What some commands are for: the operation, its ONNX nodes, and the tensor that is complete behind them."""
+
+    start: int
+    count: int
+    operation: str
+    nodes: tuple[str, ...]
+    result: TensorMove | None
+
+
+@dataclass(frozen=True)
+class Image:
+    """A file's bytes in memory."""
+
+    file: str
+    address: int
+
+
+@dataclass(frozen=True)
+class Dram:
+    """The memory that a program uses: from `base` on, with what is in it before the first step."""
+
+    base: int
+    bytes: int
+    images: tuple[Image, ...]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest says to the simulator."""
+
+    steps: tuple[Step, ...]
+    operations: tuple[Produced, ...]
+    dram: Dram
+    machine: Machine
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Contents:
+        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        steps = read(tuple[Any, ...], manifest.get("steps"), "steps")
+        values = read(Mapping[str, Any], manifest.get("machine"), "machine")
+        try:
+            machine = Machine.of(values, "of the artefact")
+        except DoesNotFit as error:
+            raise _damaged(error.problems[0].reason) from None
+        dram = read(Dram, manifest.get("dram"), "dram")
+        if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
+            raise _damaged(f"dram has {dram.bytes} bytes at {dram.base}")
+        return cls(
+            tuple(_step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
+            read(tuple[Produced, ...], manifest.get("operations"), "operations"),
+            dram,
+            machine,
+        )
+
+
+def encode(commands: Iterable[Command], registers: RegisterMap) -> bytes:
+    """The records of commands."""
+    return np.array([_record(each, registers) for each in commands], RECORD).tobytes()
+
+
+def _record(command: Command, registers: RegisterMap) -> tuple[int, int, int, int]:
+    match command:
+        case Write(address, value):
+            return WRITE, address, 0xFFFFFFFF, value
+        case Poll(address, mask, value):
+            return POLL, address, mask, value
+        case Wait(source, group):
+            status = registers[STATUS]
+            bit = 1 << status.places[f"{source}_DONE_STATUS{group}"].low
+            return WAIT, status.address, bit, bit
+
+
+def decode(data: bytes, registers: RegisterMap) -> list[Command]:
+    """The commands of records. Raises ArtefactError (E502) for a record that is none."""
+    if len(data) % (RECORD_WORDS * RECORD.itemsize):
+        raise ArtefactError("E502", f"registers.bin has {len(data)} bytes", limit="records of 16 bytes")
+    records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
+    return [_command(number, record, registers) for number, record in enumerate(records)]
+
+
+def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Command:
+    kind, address, mask, value = record
+    if kind == WRITE:
+        return Write(address, value)
+    if kind == POLL:
+        return Poll(address, mask, value)
+    sources = {1 << place.low: name for name, place in registers[STATUS].places.items() if "_DONE_" in name}
+    if kind != WAIT or value not in sources:
+        raise ArtefactError(
+            "E502", f"registers.bin: record {number} is {list(record)}", limit="write, poll or wait"
+        )
+    source, _, group = sources[value].partition("_DONE_STATUS")
+    return Wait(source, int(group))
+
+
+def register_map_of(machine: Machine) -> RegisterMap:
+    """The register map of a machine."""
+    return register_map(machine.registers)
+
+
+def _damaged(reason: str) -> ArtefactError:
+    return ArtefactError("E502", f"manifest.json is damaged: {reason}", remedy="compile the model again")

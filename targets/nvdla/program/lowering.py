@@ -1,0 +1,270 @@
+"""From the integer graph to an NVDLA program: who computes what, where tensors lie, commands, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from npuc.allocation import allocate, lower_bound, peak
+from npuc.host import HostStep
+from npuc.host_nodes import constant_steps, host_step
+from npuc.ir import Graph, Node
+from npuc.quantize.network.construction import Quantised
+from npuc.targets.nvdla.emission import Emitter, kind
+from npuc.targets.nvdla.formats.alignment import aligned
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations.operation import Operation
+from npuc.targets.nvdla.operations.scoreboard import Admission
+from npuc.targets.nvdla.operations.surfaces import ComputedLanes, Surfaces, View, is_view, lanes_of, place
+from npuc.targets.nvdla.operations.weight_form import DIRECT
+from npuc.targets.nvdla.program.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
+from npuc.targets.nvdla.selection import (
+    Choice,
+    Choices,
+    Constants,
+    Context,
+    Layer,
+    Placed,
+    choose,
+    computed_lanes,
+    fly,
+    select,
+)
+from npuc.targets.nvdla.selection.copies import copied, packed, relaned
+from npuc.targets.nvdla.selection.phases import UNIT, computed_nodes, lifetimes_of, loads_of, phases_of, stores_of
+from npuc.targets.nvdla.selection.planning import Plan, plan
+
+BASE = 0x8000_0000
+"""Where the program's memory begins, as in NVDLA's own test programs."""
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A layer's operations, and where their commands begin and end."""
+
+    layer: Layer
+    operations: tuple[Operation, ...]
+    admissions: tuple[Admission, ...]
+    """When each operation is programmed and enabled."""
+    start: int
+    count: int
+    choice: Choice | None
+    """Of a convolution's form."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The program's parts."""
+
+    quantised: Quantised
+    steps: tuple[Step, ...]
+    emitted: tuple[Emitted, ...]
+    operations: tuple[Produced, ...]
+    dram: Dram
+    registers: bytes
+    constants: bytes
+    activations: tuple[int, int]
+    """Bytes of memory for feature maps: as allocated, and the lower bound."""
+
+
+def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], weights: str = "auto") -> Lowered:
+    """The program of an integer graph, or of one in fp16.
+
+    reasons: why the host computes an operator. weights: one of weight_form.asked_forms. Raises DoesNotFit (E302)
+    where not even one kernel fits the CBUF.
+    """
+    quantised = _with_copies(quantised, machine)
+    graph = quantised.graph
+    phases = list(phases_of(graph))
+    choices = _choices(graph, machine, weights)
+    tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
+    surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
+    trial = _trial(graph, machine, surfaces)
+    turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
+    flying = {each.node.output for turn in turns for each in turn if each.pool}
+    lifetimes = lifetimes_of(graph, phases, surfaces, loads_of(graph, computed_nodes(graph)), flying)
+    offsets = allocate(lifetimes)
+    constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
+    placed = {
+        name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
+    }
+    counting = Context(graph, machine, placed, Constants(machine, 0, counted=True))
+    planned = plan(counting, [turn for turn in turns if turn])
+    context = Context(graph, machine, placed, constants, planned.data_banks)
+    program = _Program(context, choices.convolutions, planned, reasons)
+    for (on_device, part), turn in zip(phases, turns, strict=True):
+        program.device(part, turn) if on_device else program.host(part)
+    activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
+    end = constants.base + aligned(len(constants.image), 4096)
+    return Lowered(
+        quantised,
+        tuple(program.steps),
+        tuple(program.emitted),
+        tuple(program.produced),
+        Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
+        encode(program.emitter.writer.commands, program.emitter.writer.map),
+        bytes(constants.image),
+        activations,
+    )
+
+
+def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
+    """The integer weights for which Winograd is the form to take, if they may be transformed before rounding."""
+    graph = _with_copies(quantised, machine).graph
+    found = _choices(graph, machine, weights, inexact=True).convolutions
+    return frozenset(graph.producers[name].inputs[1] for name in found if found[name].form.kind == "winograd")
+
+
+def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
+    """Forms of weights by what they cost: addresses do not matter."""
+    nodes = computed_nodes(graph)
+    trial = _trial(graph, machine, _surfaces(graph, machine))
+    return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
+
+
+def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
+    """What selection needs to say what things cost: addresses do not matter."""
+    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
+    return Context(graph, machine, placed, Constants(machine, 0, counted=True))
+
+
+def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surfaces:
+    nodes = computed_nodes(graph)
+    return place(graph, nodes, loads_of(graph, nodes), machine, _lanes(graph, machine), tiled)
+
+
+def _with_copies(quantised: Quantised, machine: Machine) -> Quantised:
+    """The integer graph with copies of maps that cannot lie where their readers need them."""
+    nodes = computed_nodes(quantised.graph)
+    changed = copied(quantised, nodes, loads_of(quantised.graph, nodes))
+    nodes = computed_nodes(changed.graph)
+    before, changed = None, packed(changed, nodes, _surfaces(changed.graph, machine).views)
+    while changed is not before:
+        before, graph = changed, changed.graph
+        nodes = computed_nodes(graph)
+        found = lanes_of(graph, nodes, loads_of(graph, nodes), machine, _lanes(graph, machine))
+        changed = relaned(changed, nodes, found, machine)
+    return changed
+
+
+def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
+    return lambda node, known: computed_lanes(graph, machine, node, known)
+
+
+def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[Layer]:
+    """What NVDLA computes at once: nodes, and pooling on what the node before it gives and nothing else reads."""
+    found: list[Layer] = []
+    taken: set[str] = set()
+    inside = {id(node) for node in nodes}
+    for node in nodes:
+        if is_view(context.graph, node) or node.output in taken:
+            continue
+        form = choices[node.output].form if node.output in choices else DIRECT
+        layer = Layer(node, form, _pool_behind(context, node, inside))
+        found.append(layer if fly(context, layer) else replace(layer, pool=None))
+        taken.add(found[-1].name)
+    return found
+
+
+def _pool_behind(context: Context, node: Node, inside: Collection[int]) -> Node | None:
+    """The pooling that alone reads a node's result, which lies in a buffer of its own."""
+    graph, readers = context.graph, context.graph.readers[node.output]
+    own = context.placed[node.output].view.buffer.name == node.output
+    if node.op not in ("NvConv", "NvElementwise") or len(readers) != 1 or node.output in graph.outputs or not own:
+        return None
+    pool = readers[0]
+    return pool if pool.op in ("NvAveragePool", "MaxPool") and id(pool) in inside else None
+
+
+class _Program:
+    """Collects steps and commands, turn by turn."""
+
+    def __init__(
+        self, context: Context, choices: Mapping[str, Choice], planned: Plan, reasons: Mapping[str, str]
+    ) -> None:
+        self.context = context
+        self.choices = choices
+        self.planned = planned
+        self.reasons = reasons
+        self.graph = context.graph
+        self.placed = context.placed
+        self.emitter = Emitter(context.machine)
+        self.emitter.start()
+        self.steps: list[Step] = []
+        self.emitted: list[Emitted] = []
+        self.produced: list[Produced] = []
+        self.read: set[str] = set()
+        self.present: set[str] = set()
+        self.started = False
+
+    def host(self, nodes: Sequence[Node]) -> None:
+        """Steps of the host."""
+        self.steps += constant_steps(self.graph, nodes, self.read)
+        for node in nodes:
+            at_border = not self.started or not self._feeds_device(node)
+            self.steps.append(host_step(self.graph, node, self.reasons.get(node.op, ""), at_border=at_border))
+
+    def _feeds_device(self, node: Node) -> bool:
+        """Whether NVDLA reads what comes of the node."""
+        waiting = list(node.outputs)
+        while waiting:
+            name = waiting.pop()
+            if name in self.placed:
+                return True
+            waiting += [output for reader in self.graph.readers[name] for output in reader.outputs]
+        return False
+
+    def device(self, nodes: Sequence[Node], turn: Sequence[Layer]) -> None:
+        """One segment: its nodes, and the layers that compute them."""
+        begin = len(self.emitter.writer.commands) if self.started else 0
+        self.started = True
+        loads = [name for name in loads_of(self.graph, nodes) if name not in self.present]
+        self.present.update(loads, *(node.outputs for node in nodes))
+        for layer in turn:
+            self._compute(layer)
+        self.emitter.drain()
+        self.steps.append(
+            Segment(
+                tuple(self._move(name) for name in loads),
+                begin,
+                len(self.emitter.writer.commands) - begin,
+                tuple(self._move(name) for name in stores_of(self.graph, nodes)),
+            )
+        )
+
+    def _compute(self, layer: Layer) -> None:
+        """The operations of a layer."""
+        operations = select(self.context, layer, self.planned.edges[layer.name])
+        sources = tuple(dict.fromkeys(source for node in layer.nodes for source in node.sources))
+        begin = len(self.emitter.writer.commands)
+        admissions: list[Admission] = []
+        for position, operation in enumerate(operations):
+            start = len(self.emitter.writer.commands)
+            admissions.append(self.emitter.emit(operation))
+            result = self._move(layer.name) if position == len(operations) - 1 else None
+            count = len(self.emitter.writer.commands) - start
+            self.produced.append(Produced(start, count, kind(operation), sources, result))
+        count = len(self.emitter.writer.commands) - begin
+        choice = self.choices.get(layer.node.output)
+        self.emitted.append(Emitted(layer, tuple(operations), tuple(admissions), begin, count, choice))
+
+    def _move(self, name: str) -> TensorMove:
+        placed = self.placed[name]
+        held = placed.view.buffer
+        lanes = _runs(placed.view)
+        address = placed.base + placed.view.offset
+        where = Place(address, placed.view.line_stride, held.surface_stride, lanes, held.precision, held.pixels)
+        return TensorMove(name, self.graph.shape(name), where)
+
+
+def _runs(view: View) -> tuple[tuple[int, int], ...]:
+    """Lanes as runs of consecutive ones."""
+    groups = groupby(enumerate(view.lanes), key=lambda pair: pair[1] - pair[0])
+    members = [[lane for _, lane in group] for _, group in groups]
+    return tuple((lanes[0], len(lanes)) for lanes in members)
+
+
+def host_steps(lowered: Lowered) -> list[HostStep]:
+    """The host's part that is more than conversion."""
+    return [step for step in lowered.steps if isinstance(step, HostStep) and not step.conversion]

@@ -1,0 +1,130 @@
+"""What the compiler says of an NVDLA program: the manifest's tables and the compile report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from itertools import accumulate, pairwise
+from math import ceil, prod
+from typing import Any
+
+from npuc.ir import Graph, Node
+from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
+from npuc.targets.nvdla.emission import kind
+from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.operations import pingpong, timing
+from npuc.targets.nvdla.operations.operation import Convolution, written
+from npuc.targets.nvdla.program.artefact import LARGEST, Segment, step_to_json
+from npuc.targets.nvdla.program.lowering import Emitted, Lowered, host_steps
+from npuc.targets.nvdla.selection import Alternative
+
+
+def manifest(lowered: Lowered, machine: Machine) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The target's part of the manifest, and the files it describes."""
+    entry = {
+        "target": machine_target(machine),
+        "machine": machine.as_dict(),
+        "steps": [step_to_json(step) for step in lowered.steps],
+        "operations": [asdict(each) for each in lowered.operations],
+        "dram": asdict(lowered.dram),
+        "report": summary(lowered, machine),
+    }
+    return entry, {"registers.bin": lowered.registers, "weights.bin": lowered.constants}
+
+
+def machine_target(machine: Machine) -> str:
+    """The target whose registers and units a machine has."""
+    if machine.registers == "nv_full":
+        return "nvdla-full"
+    return "nvdla-large" if machine.elementwise else "nvdla-small"
+
+
+def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status."""
+    graph = lowered.quantised.graph
+    rows = [
+        _layer(each, taken, lowered, machine)
+        for each, taken in zip(lowered.emitted, _taken(lowered, machine), strict=True)
+    ]
+    cycles = sum(row["cycles"] for row in rows)
+    ideal = sum(row["ideal_cycles"] for row in rows)
+    banks = [each.banks for row in lowered.emitted for each in row.operations if isinstance(each, Convolution)]
+    used = max((each.data + each.weights for each in banks), default=0) * machine.bank_bytes
+    peak, bound = lowered.activations
+    constants = len(lowered.constants)
+    return {
+        "target": machine_target(machine),
+        "machine": machine.name,
+        "instructions": sum(len(each.operations) for each in lowered.emitted),
+        "segments": sum(isinstance(step, Segment) for step in lowered.steps),
+        "macs": sum(row["macs"] for row in rows),
+        "cycles": cycles,
+        "ideal_cycles": ideal,
+        "utilization": ideal / cycles if cycles else None,
+        "clock_mhz": machine.clock_mhz,
+        "macs_per_cycle": machine.macs_per_cycle(_precision(lowered)),
+        "bytes_per_cycle": machine.dram_bytes_per_cycle,
+        "frames_per_second": machine.clock_mhz * 1e6 / cycles if cycles else None,
+        "memory": {
+            "dram": {
+                "peak_bytes": peak + constants,
+                "capacity_bytes": LARGEST,
+                "lower_bound_bytes": bound + constants,
+            },
+            "cbuf": {"peak_bytes": used, "capacity_bytes": machine.cbuf_bytes, "lower_bound_bytes": used},
+        },
+        "traffic_bytes": sum(row["bytes"] for row in rows),
+        "host_steps": [{"node": step.node, "op": step.op, "reason": step.reason} for step in host_steps(lowered)],
+        "layers": rows,
+        "registers": len(lowered.registers) // 16,
+        "nodes": len(graph.nodes),
+    }
+
+
+def _precision(lowered: Lowered) -> str:
+    """What the program computes in."""
+    return next((each.destination.precision for row in lowered.emitted for each in row.operations), "int8")
+
+
+def _taken(lowered: Lowered, machine: Machine) -> list[int]:
+    """Clocks from the end of the layer before to the end of each layer."""
+    pairs = [pair for each in lowered.emitted for pair in zip(each.operations, each.admissions, strict=True)]
+    ends = pingpong.ends(pairs, machine)
+    last = list(accumulate(len(each.operations) for each in lowered.emitted))
+    edges = [0, *(ceil(ends[position - 1]) for position in last)]
+    return [end - start for start, end in pairwise(edges)]
+
+
+def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dict[str, Any]:
+    """The contract's fields of a layer."""
+    graph, layer = lowered.quantised.graph, each.layer
+    multiplied = macs(graph, layer.node)
+    result = written(each.operations[0])
+    return {
+        "name": lowered.quantised.floats.get(layer.name, layer.name),
+        "op": kind(each.operations[0]),
+        "nodes": list(dict.fromkeys(source for node in layer.nodes for source in node.sources)),
+        "macs": multiplied,
+        "cycles": taken,
+        "ideal_cycles": multiplied / machine.macs_per_cycle(result.precision),
+        "tile": [result.height, result.width],
+        "bytes": sum(timing.moved_bytes(operation, machine) for operation in each.operations),
+        "bound": timing.bound(each.operations[0], machine),
+        "instruction": each.start,
+        "jobs": len(each.operations),
+        "batches": max((each.batches for each in each.operations if isinstance(each, Convolution)), default=1),
+        "weight_form": str(each.choice.form) if each.choice else None,
+        "alternatives": [_alternative(form) for form in each.choice.alternatives] if each.choice else None,
+    }
+
+
+def _alternative(found: Alternative) -> dict[str, Any]:
+    """A form that a layer's weights could have, and what the layer would cost alone."""
+    return {"weight_form": str(found.form), "cycles": found.cycles, "bytes": found.bytes}
+
+
+def macs(graph: Graph, node: Node) -> int:
+    """Multiply-accumulates of a convolution of the network; 0 for anything else, averages among them."""
+    if node.op != "NvConv" or node.integer("average"):
+        return 0
+    weights = graph.shape(node.inputs[1])
+    return prod(graph.shape(node.output)) * prod((weights[1], *kernel_extents(node, weights)))

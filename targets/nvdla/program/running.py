@@ -1,0 +1,119 @@
+"""A program's steps, run one after the other: host steps in numpy, segments on the functional model.
+
+The model sees register writes and memory, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.target import Observer
+from npuc.targets.nvdla.formats import feature, pixels
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
+from npuc.targets.nvdla.machine.commands import Command
+from npuc.targets.nvdla.model import Memory, Nvdla
+from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
+
+
+class Runner:
+    """A program ready to run on sample after sample."""
+
+    def __init__(self, program: Program) -> None:
+        self.contents = Contents.of(program.manifest)
+        self.outputs = program.outputs
+        self.files = program.files
+        registers = register_map_of(self.contents.machine)
+        self.commands: list[Command] = decode(program.files.get("registers.bin", b""), registers)
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        count = len(next(iter(feeds.values())))
+        found: list[dict[str, Array]] = []
+        seen: dict[str, list[Array]] = {}
+        for sample in range(count):
+            one = {name: values[sample : sample + 1] for name, values in feeds.items()}
+            found.append(self._one(one, None if observe is None else seen))
+        if observe is not None:
+            for name, values in seen.items():
+                observe(name, np.concatenate(values))
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    def _one(self, feeds: Mapping[str, Array], seen: dict[str, list[Array]] | None) -> dict[str, Array]:
+        """The outputs of one sample."""
+        tensors = dict(feeds)
+        nvdla = Nvdla(self.contents.machine, self._memory())
+        for step in self.contents.steps:
+            if isinstance(step, Segment):
+                self._segment(step, nvdla, tensors, seen)
+            else:
+                step.run(tensors)
+                if seen is not None:
+                    for name in step.outputs:
+                        if str(tensors[name].dtype) in ("int8", "int16"):
+                            seen.setdefault(name, []).append(tensors[name])
+        missing = [each.name for each in self.outputs if each.name not in tensors]
+        if missing:
+            raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
+        return {each.name: tensors[each.name] for each in self.outputs}
+
+    def _memory(self) -> Memory:
+        """Memory before the first step: zeros, and the images."""
+        dram = self.contents.dram
+        memory = Memory([(dram.base, np.zeros(dram.bytes, np.uint8))])
+        for image in dram.images:
+            if image.file not in self.files:
+                raise ArtefactError("E502", f"manifest.json is damaged: no file '{image.file}'")
+            memory.write(image.address, self.files[image.file])
+        return memory
+
+    def _segment(
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+    ) -> None:
+        for move in segment.loads:
+            self._load(move, nvdla.memory, tensors)
+        end = segment.start + segment.count
+        if not 0 <= segment.start <= end <= len(self.commands):
+            raise ArtefactError("E502", f"manifest.json is damaged: commands {segment.start}..{end}")
+        at = segment.start
+        for each in self.contents.operations:
+            if segment.start <= each.start and at <= each.start + each.count <= end:
+                nvdla.execute(self.commands[at : each.start + each.count])
+                at = each.start + each.count
+                if seen is not None and each.result is not None:
+                    seen.setdefault(each.result.tensor, []).append(self._store(each.result, nvdla.memory))
+        nvdla.execute(self.commands[at:end])
+        tensors.update({move.tensor: self._store(move, nvdla.memory) for move in segment.stores})
+
+    def _load(self, move: TensorMove, memory: Memory, tensors: Mapping[str, Array]) -> None:
+        """A host tensor (1, 1, C, H, W) into memory; lanes between channels become 0."""
+        found = tensors.get(move.tensor)
+        size, precision = move.bytes(self.contents.machine), move.place.precision
+        if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
+            raise ArtefactError("E502", "manifest.json is damaged: no such tensor to load", tensor=move.tensor)
+        values = received(found.reshape(move.map_shape), precision)
+        if move.place.pixels:
+            pixels.store(move.image(), values, self._view(move, size, memory), move.place.line_stride)
+            return
+        cube = move.cube(self.contents.machine)
+        filled = np.zeros((cube.channels, cube.height, cube.width), values.dtype)
+        filled[move.place.lane_numbers] = values
+        feature.store(cube, filled, self._view(move, size, memory))
+
+    def _store(self, move: TensorMove, memory: Memory) -> Array:
+        """The tensor in memory (1, *shape)."""
+        cube = move.cube(self.contents.machine)
+        values = feature.unpack(cube, self._view(move, cube.bytes, memory))[move.place.lane_numbers]
+        return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)
+
+    def _view(self, move: TensorMove, size: int, memory: Memory) -> Array:
+        found = memory.view(move.place.address, size)
+        if found is None:
+            raise ArtefactError(
+                "E503", f"a tensor at {move.place.address:#x} lies outside memory", tensor=move.tensor
+            )
+        return found

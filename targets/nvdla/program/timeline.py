@@ -1,0 +1,124 @@
+"""When NVDLA's engines work and what its memories hold, read from the manifest and the registers written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npuc.program import Program
+from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
+from npuc.timeline import Activity, Buffer, Timeline
+
+ENGINES = {
+    "convolution": "CONV + SDP",
+    "elementwise": "SDP",
+    "pooling": "PDP",
+    "normalisation": "CDP",
+    "contraction": "RUBIK",
+}
+READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
+"""The registers that say where an operation reads."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """An operation: when its layer runs, the registers written for it, and the tensor that it completes."""
+
+    start: int
+    end: int
+    slot: tuple[int, int]
+    """Its share of that time: the operations of a layer run one after another."""
+    registers: Mapping[str, int]
+    result: TensorMove | None
+
+
+def timeline(program: Program) -> Timeline:
+    """The layers of the report one after the other, with the maps in DRAM and the banks of the convolution buffer.
+
+    A map lies in DRAM from the layer that completes it (or the host's store) to the last one that reads it. Raises
+    ArtefactError (E502, E503) where the program is not one that npuc wrote.
+    """
+    activities: list[Activity] = []
+    at = 0
+    layers: Sequence[Mapping[str, Any]] = program.manifest["report"]["layers"]
+    for layer in layers:
+        end = at + layer["cycles"]
+        activities.append(Activity(ENGINES[layer["op"]], layer["op"], at, end, layer["name"]))
+        at = end
+    contents = Contents.of(program.manifest)
+    jobs = list(_jobs(program, contents, layers, activities))
+    buffers = (*_constants(program, contents, at), *_maps(contents, jobs, at), *_banks(contents, jobs))
+    return Timeline(at, tuple(activities), buffers)
+
+
+def _jobs(
+    program: Program, contents: Contents, layers: Sequence[Mapping[str, Any]], activities: Sequence[Activity]
+) -> Iterator[_Job]:
+    """Every operation, with the time of the layer that its commands belong to."""
+    registers = register_map_of(contents.machine)
+    commands = decode(program.files.get("registers.bin", b""), registers)
+    seen = [0] * len(layers)
+    for each in contents.operations:
+        number = max((at for at, layer in enumerate(layers) if layer["instruction"] <= each.start), default=None)
+        if number is None:
+            continue
+        start, end, parts = activities[number].start, activities[number].end, layers[number]["jobs"]
+        edges = tuple(start + (end - start) * part // parts for part in (seen[number], seen[number] + 1))
+        seen[number] += 1
+        given = (
+            command for command in commands[each.start : each.start + each.count] if isinstance(command, Write)
+        )
+        written = {registers.at(command.address).title: command.value for command in given}
+        yield _Job(start, end, (edges[0], edges[1]), written, each.result)
+
+
+def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffer]:
+    """Images of memory, which stay for the whole run."""
+    for image in contents.dram.images:
+        size = len(program.files.get(image.file, b""))
+        yield Buffer("dram", image.file, image.address - contents.dram.base, size, 0, end)
+
+
+def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[Buffer]:
+    """The tensors in DRAM: those that the host stores, and those that operations complete."""
+    segments = [step for step in contents.steps if isinstance(step, Segment)]
+    fetched = {move.tensor for segment in segments for move in segment.stores}
+    stored = [(-1, 0, move) for segment in segments for move in segment.loads]
+    for number, start, move in stored + [(at, job.start, job.result) for at, job in enumerate(jobs) if job.result]:
+        first, size = move.place.address, move.bytes(contents.machine)
+        later = jobs[number + 1 :]
+        written = jobs[number].end if number >= 0 else start
+        reuses = (
+            at
+            for at, job in enumerate(later)
+            if job.result and _overlaps(job.result, contents, first, first + size)
+        )
+        reused = next(reuses, len(later))
+        last = max((job.end for job in later[:reused] if _reads(job, first, first + size)), default=written)
+        until = min(end if move.tensor in fetched else last, later[reused].start if reused < len(later) else end)
+        yield Buffer("dram", move.tensor, first - contents.dram.base, size, start, max(until, written))
+
+
+def _reads(job: _Job, first: int, behind: int) -> bool:
+    return any(first <= value < behind for title, value in job.registers.items() if READS.search(title))
+
+
+def _overlaps(move: TensorMove, contents: Contents, first: int, behind: int) -> bool:
+    start = move.place.address
+    return start < behind and first < start + move.bytes(contents.machine)
+
+
+def _banks(contents: Contents, jobs: Sequence[_Job]) -> Iterator[Buffer]:
+    """The convolution buffer: data from bank 0 on, weights behind it. Both fields hold the number minus one."""
+    size = contents.machine.bank_bytes
+    for job in jobs:
+        value = job.registers.get("CDMA.D_BANK")
+        if value is None:
+            continue
+        banks = register_map_of(contents.machine)["CDMA.D_BANK"].decoded(value)
+        data, weights = size * (banks.DATA_BANK + 1), size * (banks.WEIGHT_BANK + 1)
+        yield Buffer("cbuf", "data", 0, data, *job.slot)
+        yield Buffer("cbuf", "weights", data, weights, *job.slot)

@@ -1,0 +1,103 @@
+"""Turns of the host and of NVDLA: who computes what, what they hand over, and how long it lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from npuc.allocation import Buffer as Lifetime
+from npuc.ir import Graph, Node
+from npuc.targets.nvdla.formats.precision import HOST_DTYPES
+from npuc.targets.nvdla.operations.surfaces import Surfaces, is_view
+from npuc.targets.nvdla.selection import COMPUTED
+
+UNIT = 256
+"""Buffers begin at multiples of this many bytes."""
+
+
+def computed_nodes(graph: Graph) -> list[Node]:
+    """What NVDLA computes and moves, in order."""
+    return [node for on_device, part in phases_of(graph) if on_device for node in part]
+
+
+def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
+    """All nodes in turns of the host and of NVDLA, each turn with everything that can be done by then."""
+    device = _on_device(graph)
+    waiting = list(graph.nodes)
+    ready = {*graph.inputs, *graph.constants, ""}
+    on_device = False
+    while waiting:
+        part: list[Node] = []
+        later: list[Node] = []
+        for node in waiting:
+            if (id(node) in device) is on_device and all(name in ready for name in node.inputs):
+                part.append(node)
+                ready.update(node.outputs)
+            else:
+                later.append(node)
+        if part:
+            yield on_device, part
+        waiting, on_device = later, not on_device
+
+
+def _on_device(graph: Graph) -> set[int]:
+    """Nodes that NVDLA computes, and movement of their results that needs no copy."""
+    found: set[int] = set()
+    held: set[str] = set()
+    for node in graph.nodes:
+        ours = node.op != "Interleave" or node.integer("on_device")
+        computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
+        if computed or (is_view(graph, node) and any(name in held for name in node.inputs)):
+            found.add(id(node))
+            held.update(node.outputs)
+    return found
+
+
+def loads_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """The tensors that the host brings."""
+    own = {name for node in nodes for name in node.outputs}
+    read = (name for node in nodes for name in node.inputs)
+    return [name for name in dict.fromkeys(read) if name and name not in own and name not in graph.constants]
+
+
+def stores_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """The tensors that the host reads, or that are the network's."""
+    device = {id(node) for node in nodes}
+    return [
+        name
+        for node in nodes
+        for name in node.outputs
+        if name in graph.outputs or any(id(reader) not in device for reader in graph.readers[name])
+    ]
+
+
+def lifetimes_of(
+    graph: Graph,
+    phases: Sequence[tuple[bool, list[Node]]],
+    surfaces: Surfaces,
+    loaded: Sequence[str],
+    flying: Collection[str],
+) -> list[Lifetime]:
+    """Each buffer from the first layer that writes a part of it to one behind the last that reads one.
+
+    A layer begins while the one before still runs, so that it writes nothing that that one reads. What the host
+    loads is there from the start of the turn, what it stores until the end of one; flying tensors are nowhere, and
+    what takes them is computed with them.
+    """
+    all_nodes = [node for on_device, part in phases if on_device for node in part]
+    stored = set(stores_of(graph, all_nodes))
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    step = 0
+    for on_device, part in phases:
+        begin, step = step, step + (len(part) if on_device else 0)
+        places: dict[str, int] = {}
+        for position, node in enumerate(part if on_device else ()):
+            at = places[node.output] = places[node.inputs[0]] if node.inputs[0] in flying else begin + position
+            for name in (*node.inputs, *node.outputs):
+                if name not in surfaces.views or name in flying:
+                    continue
+                buffer = surfaces.views[name].buffer.name
+                first[buffer] = min(first.get(buffer, at), begin if name in loaded else at)
+                last[buffer] = max(last.get(buffer, at), step if name in stored else at + 1)
+    sizes = {each.name: -(-each.bytes // UNIT) for each in surfaces.buffers}
+    return [Lifetime(name, sizes[name], first[name], last[name]) for name in first]
