@@ -48,8 +48,9 @@ def test_the_trace_names_code_and_tests_that_exist(row: list[str]) -> None:
         path, _, attribute = name.partition(".")
         if quoted:
             path, attribute = kind, quoted
-        places = ROOT / "targets" / "easynpu" / f"{path}.py", ROOT / f"{path}.py", ROOT / "npuc" / f"{path}.py"
-        found = [place for place in places if place.is_file()]
+        stem = f"{Path(path).name}.py"
+        rooms = ROOT / "targets" / "easynpu", ROOT / "passes", ROOT / "npuc"
+        found = [place for room in rooms for place in room.rglob(stem)]
         assert found, name
         assert re.search(rf"\b{attribute}\b", found[0].read_text(encoding="utf-8")), name
     for name in tests.split(", "):

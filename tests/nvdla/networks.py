@@ -13,7 +13,7 @@ from npuc import driver, program
 from npuc.ir import Array
 from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import checking
+from npuc.verification.checking import verify
 
 
 def weights(*shape: int) -> Array:
@@ -61,15 +61,15 @@ def verified(
     folder: Path,
     name: str = "nvdla-small",
     samples: int = 3,
-    tolerance: checking.Tolerance | None = None,
+    tolerance: verify.Tolerance | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The verification report of the compiled model, with the compile report under `compiled`."""
     path, directory, loaded = compiled(model, folder, name, **options)
     inputs = driver.program_inputs(loaded)
     given = data.synthetic(inputs, samples, seed=1)
-    admitted = tolerance or checking.Tolerance()
-    report = checking.verify(path, directory, loaded, target(name), given, admitted)
+    admitted = tolerance or verify.Tolerance()
+    report = verify.verify(path, directory, loaded, target(name), given, admitted)
     return {**report, "compiled": loaded.manifest["report"]}
 
 

@@ -14,7 +14,7 @@ from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification import checking
+from npuc.verification.checking import verify
 from tests.nvdla.networks import network, node, weights
 
 NODES = [node("Conv", "x w", "a"), node("Softsign", "a", "b"), node("Conv", "b v", "y")]
@@ -35,7 +35,7 @@ def verified_with(folder: Path, error: float) -> bool:
             tensors[step.outputs[0]] += np.float32(error / 127)
 
     with patch.object(HostStep, "run", off):
-        report = checking.verify(path, folder / "out", loaded, small, given, checking.Tolerance())
+        report = verify.verify(path, folder / "out", loaded, small, given, verify.Tolerance())
     return report["bit_exact"]
 
 

@@ -14,10 +14,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic.onnx_forms import integer_model
 from npuc.reference import session
-from npuc.targets.nvdla.arithmetic import (
-    integer,
-    onnx_forms,  # noqa: F401  registers operators and their exporters
-)
+from npuc.targets.nvdla.arithmetic import onnx_forms  # noqa: F401  registers operators and their exporters
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import Stage
 

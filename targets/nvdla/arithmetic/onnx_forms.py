@@ -1,8 +1,8 @@
-"""How NVDLA's integer operators are written in standard ONNX operators, so that onnxruntime computes them exactly.
+"""NVDLA's integer operators in standard ONNX operators, so that onnxruntime computes them exactly.
 
-Sums of a convolution come from npuc.quantize.arithmetic.onnx_forms; behind them everything is in double: products of 33-bit
-sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is Sign * Floor(Abs + 1/2).
-Importing this module adds the rules to the exporter.
+Sums of a convolution come from npuc.quantize.arithmetic.onnx_forms; behind them everything is in double:
+products of 33-bit sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is
+Sign * Floor(Abs + 1/2). Importing this module adds the rules to the exporter.
 """
 
 from __future__ import annotations
