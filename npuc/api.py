@@ -27,6 +27,7 @@ from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
 from npuc.timeline import Timeline
+from npuc.verification import proof
 
 if TYPE_CHECKING:
     import onnx
@@ -96,15 +97,16 @@ def compile(
 ) -> Compiled:
     """The program of a model; without calibration data the scales come from synthetic samples.
 
-    Raises NpucError with every problem of the model or the target, and KeyError for an unknown target.
+    Raises NpucError with every problem of the model or the target, Mismatch (E603) for a program that was seen not
+    to do what the model says, and KeyError for an unknown target.
     """
     kind, shapes = find(target), _shapes(input_shapes)
     with _model_file(model) as path:
         if calibration is None:
-            found, _ = driver.compile_model(path, kind, options or Options(), shapes)
+            found, _ = proof.compile_model(path, kind, options or Options(), shapes)
         else:
             with _file(calibration) as samples:
-                found, _ = driver.compile_model(path, kind, options or Options(), shapes, [samples])
+                found, _ = proof.compile_model(path, kind, options or Options(), shapes, [samples])
     return Compiled(programs.as_loaded(found))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,17 @@ def problems(model: Path, target: Target, shapes: Shapes, options: Options) -> l
         return list(error.problems)
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """A program and what it was made of."""
+
+    program: Program
+    samples: Samples
+    """Those it was calibrated on; synthetic without calibration data."""
+    graph: Graph
+    """The float graph after the passes."""
+
+
 def compile_model(
     model: Path,
     target: Target,
@@ -77,10 +89,23 @@ def compile_model(
     calibration: Sequence[Path] = (),
     hook: Hook | None = None,
 ) -> tuple[Program, Samples]:
-    """The program of a model and the samples it was calibrated on (synthetic without calibration data).
+    """The program of a model, not proved, and the samples it was calibrated on.
 
     Raises every problem of the model or the target as one NpucError.
     """
+    found = compilation(model, target, options, shapes, calibration, hook)
+    return found.program, found.samples
+
+
+def compilation(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Shapes,
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> Compilation:
+    """The program of a model with what proves it. Raises as compile_model does."""
     steps: list[tuple[str, Graph, Graph]] = []
 
     def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
@@ -101,7 +126,8 @@ def compile_model(
     except NpucError as error:
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": file_sha256(model)}
-    return _with_rewrites(replace(program, manifest={**program.manifest, "model": origin}), steps), samples
+    named = replace(program, manifest={**program.manifest, "model": origin})
+    return Compilation(_with_rewrites(named, steps), samples, graph)
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
@@ -118,8 +144,13 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
             fresh = as_loaded(compile_model(model, target, options, shapes)[0])
         except NpucError:
             return None
-    made, given = ({**each.manifest, **dict.fromkeys(OF_FILES)} for each in (fresh, program))
-    return fresh if made == given else None
+    return fresh if _meaning(fresh) == _meaning(program) else None
+
+
+def _meaning(program: Program) -> dict[str, Any]:
+    """The manifest without what is of bytes of files, and of what was proved."""
+    manifest = {key: value for key, value in program.manifest.items() if key not in OF_FILES}
+    return {**manifest, "report": {key: value for key, value in manifest["report"].items() if key != "proof"}}
 
 
 def quantise_model(

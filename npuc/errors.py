@@ -47,6 +47,7 @@ CODES: dict[str, str] = {
     # results
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",
+    "E603": "the compiled program does not compute what the model says: a defect of npuc, and nothing is written",
     # warnings: the program is written all the same
     "W301": "values of a tensor lie beyond the range of the precision",
 }

@@ -1,8 +1,14 @@
-"""onnxruntime, which computes every expected value: sessions on one thread, with little memory."""
+"""onnxruntime, which computes every expected value: sessions on one thread, with little memory, exact in integers.
+
+On x64 with AVX2 and without VNNI, onnxruntime's products of uint8 and int8 saturate in 16 bits unless
+`session.x64quantprecision` is set *and* its graph optimisations are on. Every session of npuc is opened here, so
+that what integers are compared with is the same on every processor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +28,14 @@ NO_WEIGHTS: Mapping[str, Array] = {}
 
 FAULTY_OPTIMIZERS = ("ConvAddActivationFusion",)
 """Removes tensors that the model gives as outputs."""
+PRECISE = "session.x64quantprecision"
+"""Products of uint8 and int8 without saturation inside."""
 
 
-def session(model: onnx.ModelProto | bytes, weights: Mapping[str, Array] = NO_WEIGHTS) -> Any:
-    """An onnxruntime.InferenceSession of the model on one CPU thread.
+def exact_options(*, precise: bool = True) -> Any:
+    """onnxruntime.SessionOptions under which integer operators are exact on every processor, on one thread.
 
-    weights: constants that the model names as `outside`; they are not copied. Raises ModelError (E105) where
-    onnxruntime refuses the model.
+    precise: False for a model that onnxruntime cannot open so, as it has int8 by int8: that is exact in any case.
     """
     import onnxruntime as ort
 
@@ -36,31 +43,73 @@ def session(model: onnx.ModelProto | bytes, weights: Mapping[str, Array] = NO_WE
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
-    # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them by
-    # itself, and its int8 kernels saturate where the processor has no instruction for them
+    options.add_session_config_entry(PRECISE, str(int(precise)))
+    # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return options
+
+
+INTEGER_PRODUCTS = {
+    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
+    *("DynamicQuantizeMatMul", "QAttention"),
+}
+"""Operators that are exact only among onnxruntime's graph optimisations."""
+
+
+def session(
+    model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array] = NO_WEIGHTS, *, few_runs: bool = False
+) -> Any:
+    """An onnxruntime.InferenceSession of the model on one CPU thread.
+
+    model: a file may have external data. weights: constants that the model names as `outside`; they are not
+    copied. few_runs: it is opened faster and runs slower; only for models without INTEGER_PRODUCTS, which need the
+    optimisations. Raises ModelError (E105) where onnxruntime refuses the model.
+    """
+    given = _given(model)
+    try:
+        return _opened(given, weights, few_runs=few_runs, precise=True)
+    except Exception:  # onnxruntime raises many unrelated types
+        try:
+            return _opened(given, weights, few_runs=few_runs, precise=False)
+        except Exception as error:
+            raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+
+
+def _given(model: onnx.ModelProto | bytes | Path) -> str | bytes:
+    if isinstance(model, Path):
+        return str(model)
+    return model if isinstance(model, bytes) else model.SerializeToString()
+
+
+def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
+    import onnxruntime as ort
+
+    options = exact_options(precise=precise)
+    if few_runs:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
         options.add_external_initializers(list(weights), values)
-        if sum(value.nbytes for value in weights.values()) > LARGE:
+        if sum(value.nbytes for value in weights.values()) > LARGE and not few_runs:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    serialized = model if isinstance(model, bytes) else model.SerializeToString()
-    int8_weights = len(serialized) > LARGE // np.dtype(np.float32).itemsize  # which are cast when they are used
+    # int8 weights, which are cast when they are used
+    int8_weights = isinstance(given, bytes) and len(given) > LARGE // np.dtype(np.float32).itemsize
     without = (*FAULTY_OPTIMIZERS, "ConstantFolding") if int8_weights else FAULTY_OPTIMIZERS
-    try:
-        return ort.InferenceSession(
-            serialized, options, providers=["CPUExecutionProvider"], disabled_optimizers=without
-        )
-    except Exception as error:  # onnxruntime raises many unrelated types
-        raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
+    return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"], disabled_optimizers=without)
 
 
-def graph_session(graph: Graph, outputs: Sequence[str]) -> Any:
+def has_integer_products(model: onnx.ModelProto) -> bool:
+    """Whether the model has operators that are exact only with the optimisations."""
+    return any(node.op_type in INTEGER_PRODUCTS for node in model.graph.node)
+
+
+def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = False) -> Any:
     """A session of a float graph that gives these of its tensors; it shares the graph's constants."""
     from npuc.export_onnx import to_onnx
 
     weights: dict[str, Array] = {}
-    return session(to_onnx(graph, outputs, weights), weights)
+    return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
 
 
 def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, Array]]:

@@ -56,6 +56,8 @@ class Options:
     """What scales of activations may be, one of quantize.scales.DEMANDS; None: what the machine asks for."""
     stage: Callable[[str], None] | None = None
     """Called with what begins, where it may take long."""
+    proof: str = "one"
+    """What the program is run on before it is given out: "one" sample, "all" of calibration, or "off"."""
 
     def begin(self, what: str) -> None:
         """Says that a part of the work begins that may take long."""

@@ -44,10 +44,7 @@ LIGHT = (
     "npuc.targets.easynpu.target", "npuc.targets.easynpu.simulate.simulator",
     "npuc.targets.bm1684.machine.packing",
 )  # fmt: skip
-KNOWN_CIRCLES = {
-    "npuc.export_onnx", "npuc.reference",
-    "npuc.verification.floating", "npuc.verification.integer", "npuc.verification.checking",
-}  # fmt: skip
+KNOWN_CIRCLES = {"npuc.export_onnx", "npuc.reference"}
 MOST_FILES = 25
 """In a folder, beside its __init__."""
 

@@ -69,6 +69,12 @@ if TYPE_CHECKING:
     "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
 )
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
+@click.option(
+    "--proof",
+    type=Choice(("off", "one", "all")),
+    default="one",
+    help="Samples on which the program is compared with the model before it is written.",
+)
 @force_option
 @click.option(
     "-v",
@@ -97,6 +103,7 @@ def compile_command(
     mixed: str,
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
+    proof: str,
     force: bool,
     verbose: int,
     quiet: bool,
@@ -121,6 +128,7 @@ def compile_command(
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
     from npuc.text import stages
+    from npuc.verification import proof as proofs
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
@@ -128,7 +136,7 @@ def compile_command(
     tried: list[Step] = []
     options = Options(
         machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
-        wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales,
+        wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales, proof=proof,
     )  # fmt: skip
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
@@ -149,7 +157,7 @@ def compile_command(
         stages("compiling", quiet=quiet) as stage,
         remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
     ):
-        compiled, samples = driver.compile_model(model, machine_kind, remembered, shapes, calibration, hook)
+        compiled, samples = proofs.compile_model(model, machine_kind, remembered, shapes, calibration, hook)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")

@@ -42,12 +42,22 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
+    lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
         lines += _accuracy(report.get("quantisation"))
         lines += ["", _layers(report["layers"])]
     return "\n".join(lines)
+
+
+def _proof(proof: Report) -> str:
+    """What the program was compared with before it was written."""
+    if not proof["samples"]:
+        return "not proved: the program was not run"
+    against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
+    model = ", rewritten graph with the model" if proof["model"] else ""
+    return f"proved on {_plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
 def _plans(plans: Sequence[Report]) -> list[str]:

@@ -107,6 +107,50 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
     return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
 
 
+KINDS = ("ramp", "noise", "positive", "extreme")
+"""What made-up samples look like, one after the other."""
+EXTREME = 3.0
+"""Of float inputs: as far as normal values usually reach."""
+
+
+def varied(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 1) -> Samples:
+    """Made-up samples of every kind in rotation, from a fixed seed: what noise around zero alone would not show.
+
+    A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
+    one extreme everywhere, the highest and the lowest in turn. Integers of 8 bits have all their range.
+    """
+    random = np.random.default_rng(seed)
+    made = {name: [_made(each, number, random) for number in range(count)] for name, each in inputs.items()}
+    return Samples({name: np.stack(values) for name, values in made.items()}, synthetic=True)
+
+
+def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
+    """A sample of the kind that is due."""
+    noise = np.asarray(random.standard_normal(each.shape))
+    turn, kind = divmod(number, len(KINDS))
+    match KINDS[kind]:
+        case "ramp":
+            values = EXTREME * (_ramp(each.shape) - 0.25) + noise / 8
+        case "noise":
+            values = noise
+        case "positive":
+            values = np.abs(noise)
+        case _:
+            values = np.full(each.shape, EXTREME if turn % 2 == 0 else -EXTREME)
+    if each.dtype in ("int8", "uint8"):
+        limits = np.iinfo(each.dtype)
+        middle, reach = (limits.max + limits.min + 1) / 2, (limits.max - limits.min) / 2
+        return np.clip(np.rint(middle + values / EXTREME * reach), limits.min, limits.max).astype(each.dtype)
+    return values.astype(each.dtype)
+
+
+def _ramp(shape: Sequence[int]) -> Array:
+    """From 0 in the first corner to 1 in the last."""
+    long = [extent for extent in shape if extent > 1]
+    steps = sum(np.ix_(*(np.arange(extent) / (extent - 1) for extent in long)), np.zeros(()))
+    return np.asarray(steps / max(len(long), 1)).reshape(shape)
+
+
 def save(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:

@@ -21,9 +21,9 @@ from npuc.reference import present, session, with_outputs, without_weights
 from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import Counting, Target
-from npuc.verification.checking import Outputs, damaged
-from npuc.verification.isolation import Isolated
+from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.metrics import Difference, Tolerance
+from npuc.verification.outputs import Outputs, damaged
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     """A layer in graph.json."""
 
     op: str
@@ -47,7 +47,36 @@ class _Described:
     """graph.json."""
 
     tensors: Mapping[str, _Tensor]
-    layers: tuple[_Layer, ...]
+    layers: tuple[Layer, ...]
+
+
+class Layers:
+    """The layers of a program, each alone on the inputs that the machine has.
+
+    Raises ArtefactError (E502) for evidence that npuc did not write.
+    """
+
+    def __init__(self, evidence: Mapping[str, bytes], precision: str) -> None:
+        described = _described(evidence["graph.json"])
+        self.layers, self.reference, self.precision = described.layers, evidence["reference.onnx"], precision
+        self.shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
+        self.isolated: Isolated | None = None
+
+    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Alone]:
+        """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
+        if self.isolated is None:
+            try:
+                shown = self.shapes.keys() & found.keys()
+                self.isolated = Isolated(self.reference, self.shapes, shown, self.precision)
+            except ModelError as error:
+                raise damaged("reference.onnx", error.problems[0].reason) from None
+        return self.isolated({**feed, **found})
+
+    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Layer | None:
+        """The first layer of a sample that rounding does not explain."""
+        alone = self(feed, found)
+        wrong = {name for name, each in alone.items() if each.wrong(found[name]).any()}
+        return next((layer for layer in self.layers if layer.tensor in wrong), None)
 
 
 class FloatCheck:
@@ -56,14 +85,9 @@ class FloatCheck:
     def __init__(
         self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
     ) -> None:
-        described = _described(evidence["graph.json"])
-        self.layers, self.reference = described.layers, evidence["reference.onnx"]
-        self.shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
-        self.run, self.chip_model, self.precision = (
-            target.runner(program, chip_model),
-            chip_model,
-            program.precision,
-        )
+        self.alone = Layers(evidence, program.precision)
+        self.layers = self.alone.layers
+        self.run, self.chip_model = target.runner(program, chip_model), chip_model
         outputs = [port.name for port in program.outputs]
         fp32 = read_model(model)
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
@@ -71,7 +95,6 @@ class FloatCheck:
         self.said = Outputs(outputs)
         self.entire: dict[str, Difference] = {}
         self.single: dict[str, Difference] = {}
-        self.isolated: Isolated | None = None
 
     def batch(self, samples: Samples) -> None:
         """Runs the batch both ways and adds what differs."""
@@ -101,20 +124,10 @@ class FloatCheck:
             name = layer.tensor
             if name in found and name in exact:
                 self.entire.setdefault(name, Difference()).add(exact[name], found[name])
-        for name, alone in self._isolated(found)({**feed, **found}).items():
+        for name, alone in self.alone(feed, found).items():
             self.single.setdefault(name, Difference()).add(alone.exact, found[name])
 
-    def _isolated(self, found: Mapping[str, Array]) -> Isolated:
-        """The layers alone, prepared for the tensors that the simulator turned out to show."""
-        if self.isolated is None:
-            try:
-                shown = self.shapes.keys() & found.keys()
-                self.isolated = Isolated(self.reference, self.shapes, shown, self.precision)
-            except ModelError as error:
-                raise damaged("reference.onnx", error.problems[0].reason) from None
-        return self.isolated
-
-    def _layer(self, layer: _Layer) -> dict[str, Any]:
+    def _layer(self, layer: Layer) -> dict[str, Any]:
         entire, single = (
             None if each is None else each.as_json()
             for each in (self.entire.get(layer.tensor), self.single.get(layer.tensor))

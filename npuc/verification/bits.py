@@ -1,0 +1,244 @@
+"""The simulator beside the integer network (reference.onnx) under onnxruntime: whether they agree in every bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ModelError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.reference import has_integer_products, session
+from npuc.storage.records import read
+from npuc.target import Target
+from npuc.verification.outputs import damaged
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """An int8 tensor in graph.json."""
+
+    float: str
+    scale: float
+    shape: tuple[int, ...]
+    zero_point: int = 0
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer in graph.json."""
+
+    op: str
+    inputs: tuple[str, ...]
+    tensor: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """graph.json."""
+
+    tensors: Mapping[str, _Tensor]
+    layers: tuple[_Layer, ...]
+
+
+def _described(content: bytes) -> Mapping[str, Any]:
+    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise damaged("graph.json", "it is not JSON") from None
+    checked = read(_Described, found, "graph", "graph.json")
+    for layer in checked.layers:
+        if layer.tensor not in checked.tensors:
+            raise damaged("graph.json", f"it lacks the tensor '{layer.tensor}'")
+    for name, tensor in checked.tensors.items():
+        if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
+            raise damaged("graph.json", f"'{name}' has {len(tensor.factors)} factors")
+    return found
+
+
+class Bits:
+    """What the simulator and the integer network have made of some samples, and what of it differs.
+
+    few_runs: there will be only a sample or two. Raises ArtefactError (E502) for evidence that npuc did not write.
+    """
+
+    def __init__(
+        self, evidence: Mapping[str, bytes], program: Program, target: Target, *, few_runs: bool = False
+    ) -> None:
+        import onnx
+
+        self.evidence, self.described = evidence["reference.onnx"], _described(evidence["graph.json"])
+        self.tensors: Mapping[str, Any] = self.described["tensors"]
+        self.inputs = {port.name for port in program.inputs}
+        self.outputs = [port.name for port in program.outputs]
+        self.dtype = program.precision
+        self.listing = partial(target.listing, program)
+        try:
+            few_runs = few_runs and not has_integer_products(onnx.load_model_from_string(self.evidence))
+            self.reference = session(self.evidence, few_runs=few_runs)
+        except ModelError as error:
+            raise damaged("reference.onnx", error.problems[0].reason) from None
+        missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
+        if missing:
+            raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
+        self.differing: dict[str, int] = {}
+        """Elements of every tensor that the simulator showed."""
+        self.strayed: dict[str, int] = {}
+        """Elements that the host cannot have got from the integer network's values: of outputs, of integers."""
+
+    def add(
+        self, feed: Mapping[str, Array], seen: Mapping[str, Array], outputs: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Compares a sample; gives the integer network's values of all tensors and outputs.
+
+        seen: the tensors that the simulator shows.
+        """
+        integer = self._as_rounded(feed, values_of(self.reference, self._known, feed), seen)
+        for name in self.outputs:
+            self._stray(name, int((~self._near(name, outputs[name], integer[name])).sum()))
+        for name in self.tensors.keys() & seen.keys():
+            self.differing[name] = self.differing.get(name, 0) + int((seen[name] != integer[name]).sum())
+        return integer
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything that was compared agrees."""
+        return not self.strayed and not any(True for _ in self.faults())
+
+    def faults(self) -> Iterator[Mapping[str, Any]]:
+        """The layers, in order, that do not agree, or that nothing shows to agree."""
+        return (layer for layer in self.described["layers"] if not self._agrees(layer))
+
+    def _agrees(self, layer: Mapping[str, Any]) -> bool:
+        """Whether every element agrees.
+
+        A movement that no word computes shows in the layers that read it; so does what an instruction computes on
+        the way to another layer's result.
+        """
+        differing = self.differing.get(layer["tensor"])
+        if differing is not None or layer["op"] in MOVEMENT:
+            return not differing
+        readers = [each["tensor"] for each in self.described["layers"] if layer["tensor"] in each["inputs"]]
+        computed = (self._computed.get(name, frozenset()) >= {*layer["nodes"]} for name in readers)
+        return bool(readers) and all(computed) and all(self.differing.get(name) == 0 for name in readers)
+
+    @cached_property
+    def _computed(self) -> Mapping[str, frozenset[str]]:
+        """The ONNX nodes of the instruction that ends each tensor."""
+        return {row["tensor"]: frozenset(row["nodes"]) for row in self.listing() if row["tensor"] is not None}
+
+    @cached_property
+    def _known(self) -> list[str]:
+        """What is read of the integer network."""
+        return list(dict.fromkeys([*self.tensors, *self.outputs]))
+
+    @cached_property
+    def _brought(self) -> tuple[str, ...]:
+        """The integers that come of what the host computes, not of the network's inputs themselves."""
+        computed = {layer["tensor"] for layer in self.described["layers"]}
+        return tuple(
+            name
+            for name, entry in self.tensors.items()
+            if name not in computed and entry["float"] not in self.inputs
+        )
+
+    def cut(self, edges: Collection[str]) -> Any:
+        """The integer network, some of whose edges are cut: layers read `tensor/exact` there."""
+        import onnx
+        from onnx import helper
+
+        model = onnx.load_model_from_string(self.evidence)
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        found: dict[str, Any] = {}
+        for node in model.graph.node:
+            for position, name in enumerate(node.input):
+                if name in edges:
+                    node.input[position] = f"{name}{EXACT}"
+                    shape = self.tensors[name]["shape"]
+                    found[name] = helper.make_tensor_value_info(f"{name}{EXACT}", kind, shape)
+        model.graph.input.extend(found.values())
+        return model
+
+    @cached_property
+    def _resumed(self) -> Any:
+        """The integer network, going on from what the host brought: `tensor/exact`."""
+        return session(self.cut(self._brought))
+
+    def _as_rounded(
+        self, feed: Mapping[str, Array], integer: dict[str, Array], found: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """The integer network's values, given what the host made of its functions in the simulation.
+
+        They are real numbers there, which two libraries give with other last bits: where such a number meets a
+        tie of the rounding behind it, a few integers differ by one.
+        """
+        if all(np.array_equal(found.get(name, integer[name]), integer[name]) for name in self._brought):
+            return integer
+        given = {f"{name}{EXACT}": found.get(name, integer[name]) for name in self._brought}
+        taken = {each.name for each in self._resumed.get_inputs()}
+        feeds = {name: value for name, value in {**feed, **given}.items() if name in taken}
+        values = values_of(self._resumed, self._known, feeds)
+        for name in {*self._brought}.intersection(found):
+            if _tied(found[name], values[name]):
+                values[name] = found[name]
+            else:
+                self._stray(name, int((found[name] != values[name]).sum()))
+        return values
+
+    def _near(self, output: str, found: Array, wanted: Array) -> Array:
+        """Which elements of an output are as two libraries may give them: relative, to the largest, or absolute.
+
+        The functions whose results lie between -1 and 1 are accurate to so much of 1, however small the result.
+        """
+        room = 1e-5 * np.abs(wanted).max(initial=0)
+        near = np.isclose(found, wanted, rtol=1e-4, atol=room, equal_nan=True)
+        if not near.all() and output in self._functions:
+            near |= np.abs(found - wanted) <= OF_ONE
+        return near
+
+    @cached_property
+    def _functions(self) -> frozenset[str]:
+        """The tensors of the integer network that come of a function between -1 and 1 that the host computes."""
+        import onnx
+
+        found: set[str] = set()
+        for node in onnx.load_model_from_string(self.evidence).graph.node:
+            if node.op_type in BOUNDED or (found.intersection(node.input) and node.op_type != "QuantizeLinear"):
+                found.update(node.output)
+        return frozenset(found)
+
+    def _stray(self, name: str, count: int) -> None:
+        if count:
+            self.strayed[name] = self.strayed.get(name, 0) + count
+
+
+EXACT = "/exact"
+BOUNDED = ("Sigmoid", "Tanh", "Erf", "Softmax", "LogSoftmax")
+"""Functions that libraries compute to an absolute accuracy: onnxruntime's Sigmoid of -8 has 4 correct digits."""
+OF_ONE = 2.0**-20
+"""That accuracy, with a few units in the last place of 1 to spare."""
+TIES = 100
+"""At most one of so many elements meets a tie: in int16 a step is some hundred units in the last place."""
+LEVELS = 2
+"""Of int8 at most so many results: all elements of one come of the same real number."""
+
+
+def _tied(found: Array, wanted: Array) -> bool:
+    """Whether integers differ by rounding alone: a few of them, by one."""
+    away = np.abs(found.astype(np.int64) - wanted)
+    few = np.count_nonzero(away) <= away.size // TIES or np.unique(wanted[away > 0]).size <= LEVELS
+    return bool(few and away.max(initial=0) <= 1)
+
+
+def values_of(session: Any, names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """These tensors of a session; onnxruntime takes no names for all."""
+    return dict(zip(names, session.run(names, feeds), strict=True)) if names else {}

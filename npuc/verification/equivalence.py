@@ -1,0 +1,171 @@
+"""Whether the graph after the passes means what the model means: both under onnxruntime, on samples.
+
+Rewritten float arithmetic rounds otherwise, and a network can make that larger: a deep one by its depth, one that
+subtracts like from like at once, one that quantises wherever a value meets a tie. So what does not agree outright
+is judged by sensitivity, as Monte Carlo arithmetic finds it: the inputs and every result are moved by MOVED
+of themselves, some hundred times what float32 rounds, in the graph as it was read; and the one that the passes
+left may be off by FACTOR times what the outputs move. Source: Parker, Monte Carlo Arithmetic, UCLA CSD-970002.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ModelError
+from npuc.frontend import load
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.arithmetic.tables import CONVERSIONS
+from npuc.reference import graph_session, present, session, with_outputs
+
+RELATIVE, OF_LARGEST = 1e-4, 1e-5
+"""What agrees outright: of each element, and of the largest of its tensor."""
+MOVED = 2.0**-15
+DRAWS = 3
+"""How often everything is moved at random."""
+FACTOR = 2.0
+"""How many times as far the graph may be off."""
+QUANTISED = {*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"}
+Values = dict[str, Array]
+
+
+class Equivalence:
+    """A model and the graph that the passes made of it, ready to be run on samples.
+
+    Raises ModelError (E105) where onnxruntime refuses the model.
+    """
+
+    def __init__(self, model: Path, graph: Graph) -> None:
+        self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
+        floats = not any(node.op in QUANTISED for node in graph.nodes)
+        self.model = session(model, few_runs=floats)
+        self.rewritten = graph_session(graph, self.outputs, few_runs=True)
+
+    def differing(self, feed: Mapping[str, Array]) -> str | None:
+        """The first tensor of both whose values on a sample differ; None where the outputs agree.
+
+        Raises ModelError (E105) where onnxruntime cannot run the model.
+        """
+        wanted = _run(self.model, feed)
+        found = dict(zip(self.outputs, self.rewritten.run(self.outputs, dict(feed)), strict=True))
+        if all(_agree(wanted[name], found[name]) for name in self.outputs):
+            return None
+        apart = self._beyond(feed, wanted, self.outputs)
+        return None if apart is None else self._first(feed) or apart
+
+    @cached_property
+    def _read(self) -> Graph:
+        """The graph before any pass."""
+        return load(self.path, {name: self.graph.shape(name) for name in self.graph.inputs})
+
+    def _beyond(self, feed: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str]) -> str | None:
+        """The first of these tensors that is further off than its sensitivity explains."""
+        found = _values(self.graph, names, feed)
+        room = _moves(self._read, names, feed)
+        return next((each for each in names if not _within(wanted[each], found[each], room[each])), None)
+
+    def _first(self, feed: Mapping[str, Array]) -> str | None:
+        """The first tensor, in the graph's order, that the model has too and with other values."""
+        import onnx
+
+        model = onnx.load(str(self.path))
+        written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
+        names = list(dict.fromkeys([*present(model, written), *self.outputs]))
+        try:
+            wanted = _run(session(with_outputs(model, names)), feed)
+        except ModelError:  # a tensor inside is of a type that onnxruntime does not give
+            return None
+        alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]
+        return self._beyond(feed, wanted, alike)
+
+
+def _run(model: Any, feed: Mapping[str, Array]) -> Values:
+    names = [each.name for each in model.get_outputs()]
+    try:
+        found = model.run(names, {each.name: feed[each.name] for each in model.get_inputs()})
+    except Exception as error:  # onnxruntime raises many unrelated types
+        raise ModelError("E105", f"onnxruntime cannot run the model: {error}") from None
+    return dict(zip(names, found, strict=True))
+
+
+def _values(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> Values:
+    run = graph_session(graph, names)
+    taken = {each.name for each in run.get_inputs()}
+    return dict(zip(names, run.run(names, {name: feed[name] for name in taken}), strict=True))
+
+
+def _moves(graph: Graph, names: Sequence[str], feed: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
+    """How far tensors move with all before them, at most: root of the sum of squares, and largest element."""
+    still = _values(graph, names, feed)
+    moves = dict.fromkeys(names, (0.0, 0.0))
+    for seed in range(DRAWS):
+        random = np.random.default_rng(seed)
+        moved = _values(
+            _moved(graph, random), names, {name: _shifted(each, random) for name, each in feed.items()}
+        )
+        for name in names:
+            distance = _distance(still[name], moved[name])
+            moves[name] = max(moves[name][0], distance[0]), max(moves[name][1], distance[1])
+    return moves
+
+
+def _moved(graph: Graph, random: np.random.Generator) -> Graph:
+    """The graph with a product behind every float result that moves its elements."""
+    nodes: list[Node] = []
+    constants, tensors = dict(graph.constants), dict(graph.tensors)
+    for node in graph.nodes:
+        floats = [name for name in node.outputs if name and graph.tensors[name].dtype == "float32"]
+        nodes.append(
+            replace(node, outputs=tuple(f"{name}{STILL}" if name in floats else name for name in node.outputs))
+        )
+        for name in floats:
+            constants[f"{name}{MOVES}"] = _shifted(np.ones(graph.shape(name), np.float32), random)
+            tensors[f"{name}{STILL}"] = tensors[f"{name}{MOVES}"] = graph.tensors[name]
+            nodes.append(Node("Mul", (f"{name}{STILL}", f"{name}{MOVES}"), (name,), name=f"{name}{MOVES}"))
+    return replace(graph, nodes=tuple(nodes), constants=constants, tensors=tensors)
+
+
+STILL, MOVES = "/still", "/moves"
+
+
+def _shifted(values: Array, random: np.random.Generator) -> Array:
+    """Each element moved by MOVED of itself, up or down; what is no float32 stays."""
+    if values.dtype != np.float32:
+        return values
+    return np.asarray(values * (1 + MOVED * random.choice((-1, 1), values.shape))).astype(np.float32)
+
+
+def _agree(wanted: Array, found: Array) -> bool:
+    """Whether two tensors are the same but for rounding."""
+    if wanted.shape != found.shape:
+        return False
+    if wanted.dtype.kind not in "fc":
+        return bool(np.array_equal(wanted, found))
+    room = OF_LARGEST * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0))
+    return bool(np.isclose(found, wanted, rtol=RELATIVE, atol=room, equal_nan=True).all())
+
+
+def _within(wanted: Array, found: Array, room: Sequence[float]) -> bool:
+    """Whether two tensors agree, or are no further apart than they move."""
+    if _agree(wanted, found):
+        return True
+    if wanted.shape != found.shape:
+        return False
+    return all(apart <= FACTOR * move for apart, move in zip(_distance(wanted, found), room, strict=True))
+
+
+def _distance(one: Array, other: Array) -> tuple[float, float]:
+    """The root of the sum of squares of a difference, and its largest element.
+
+    What is infinite or undefined in both is equal.
+    """
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(all="ignore"):
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    apart = np.nan_to_num(apart, nan=np.inf)
+    return float(np.sqrt(np.square(apart).sum())), float(apart.max(initial=0))

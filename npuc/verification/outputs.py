@@ -1,0 +1,58 @@
+"""What verification gathers of a network's outputs, and what it says of evidence that npuc did not write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.storage.data import Samples
+from npuc.verification.metrics import Difference, Tolerance, agreement, task
+
+
+def damaged(name: str, reason: str) -> ArtefactError:
+    """The problem of evidence that npuc did not write."""
+    return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
+
+
+class Outputs:
+    """What is gathered of the network's outputs: differences from fp32, and what becomes of the task."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.differences = {name: Difference() for name in names}
+        self.first = names[0]
+        self.values: dict[str, list[Array]] = {"fp32": [], "integer": [], "simulator": []}
+        """The first output of every sample, by computation."""
+        self.labels: list[Array] = []
+
+    def add(self, exact: Mapping[str, Array], found: Mapping[str, Array], integer: Array | None) -> None:
+        """A sample's outputs in fp32 and of the simulator; its first one of the integer network."""
+        for name, difference in self.differences.items():
+            difference.add(exact[name], found[name])
+        values = {"fp32": exact[self.first], "simulator": found[self.first], "integer": integer}
+        for name, each in values.items():
+            if each is not None:
+                self.values[name].append(each.ravel())
+
+    def label(self, samples: Samples) -> None:
+        """The labels of the samples that were added."""
+        if samples.labels is not None:
+            self.labels.append(samples.labels)
+
+    def report(self, tolerance: Tolerance, *, sound: bool) -> dict[str, Any]:
+        """Status, agreement, outputs and task; sound: whether nothing else is wrong."""
+        stacked = {name: np.stack(values) if values else None for name, values in self.values.items()}
+        exact, found = stacked["fp32"], stacked["simulator"]
+        assert exact is not None and found is not None
+        labels = np.concatenate(self.labels) if self.labels else None
+        counted = {name: None if each is None else task(each, labels) for name, each in stacked.items()}
+        within = all(map(tolerance.admits, self.differences.values()))
+        return {
+            "status": "ok" if sound and within else "mismatch",
+            "argmax_agreement": agreement(exact, found) if exact.shape[1] > 1 else None,
+            "task": None if labels is None or exact.shape[1] < 2 else counted,
+            "outputs": [{"name": name, **each.as_json()} for name, each in self.differences.items()],
+        }
