@@ -135,14 +135,15 @@ def verify(
 ) -> dict[str, Any]:
     """What `npuc verify --json` prints: the program against onnxruntime, output by output and layer by layer.
 
-    Without inputs: synthetic samples. Raises ArtefactError (E501) if the program is another model's.
+    Without inputs: made-up samples of every kind, on which the accuracy of integers is not judged. Raises
+    ArtefactError (E501) if the program is another model's.
     """
     from npuc.verification.checking import verify as verified
     from npuc.verification.metrics import Tolerance
 
     types = driver.program_inputs(program.program)
-    samples = data.synthetic(types, seed=1) if inputs is None else program.samples(inputs)
-    usual = Tolerance.of(program.program.precision)
+    samples = data.varied(types) if inputs is None else program.samples(inputs)
+    usual = Tolerance.of(program.program.precision, synthetic=samples.synthetic)
     tolerance = Tolerance(
         usual.sqnr_db if min_sqnr_db is None else min_sqnr_db, usual.cosine if min_cosine is None else min_cosine
     )

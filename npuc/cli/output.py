@@ -23,9 +23,9 @@ def print_json(value: object) -> None:
     click.echo(as_json(value))
 
 
-def announce_synthetic(what: str, remedy: str) -> None:
-    """Says on stderr that there was no real data."""
-    note = f"note: {what} on synthetic data (8 normal samples, fixed seed); give real data with {remedy}"
+def announce_synthetic(what: str, remedy: str, kind: str = "normal") -> None:
+    """Says on stderr that there was no real data. kind: what the samples look like."""
+    note = f"note: {what} on synthetic data (8 {kind} samples, fixed seed); give real data with {remedy}"
     click.echo(note, err=True)
 
 

@@ -97,7 +97,7 @@ def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
     from npuc.storage import data as samples_of
 
     inputs = program_inputs(program)
-    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.synthetic(inputs, SYNTHETIC)
+    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.varied(inputs, SYNTHETIC)
 
 
 def _verified(
@@ -114,7 +114,7 @@ def _verified(
     from npuc.verification.metrics import Tolerance
 
     return verify(
-        model, artefact, program, target, samples, Tolerance.of(program.precision),
+        model, artefact, program, target, samples, Tolerance.of(program.precision, synthetic=samples.synthetic),
         allow_modified=allow_modified, chip_model=chip_model,
     )  # fmt: skip
 

@@ -114,7 +114,7 @@ def verify(
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     samples = _samples(program, data, count)
-    tolerance = _tolerance(program, min_sqnr, min_cosine)
+    tolerance = _tolerance(program, samples, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
         report = checking.verify(
             model, artefact, program, target, samples, tolerance,
@@ -132,10 +132,10 @@ def verify(
     return 0 if report["status"] == "ok" else 1
 
 
-def _tolerance(program: Program, sqnr_db: float | None, cosine: float | None) -> Tolerance:
+def _tolerance(program: Program, samples: Samples, sqnr_db: float | None, cosine: float | None) -> Tolerance:
     from npuc.verification.metrics import Tolerance
 
-    usual = Tolerance.of(program.precision)
+    usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
     return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
 
 
@@ -185,5 +185,5 @@ def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Sam
         samples = samples_of.load(data, inputs).first(count)
         announce_left_out(samples)
         return samples
-    announce_synthetic("verified", "--data DATA.npz")
-    return samples_of.synthetic(inputs, seed=1).first(count)
+    announce_synthetic("verified", "--data DATA.npz", "varied")
+    return samples_of.varied(inputs).first(count)

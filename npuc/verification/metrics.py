@@ -80,9 +80,16 @@ class Tolerance:
     cosine: float = 0.95
 
     @classmethod
-    def of(cls, precision: str) -> Tolerance:
-        """The usual one of a precision."""
-        return cls(60.0, 0.9999) if precision in FLOATING else cls()
+    def of(cls, precision: str, *, synthetic: bool = False) -> Tolerance:
+        """The usual one of a precision; made-up data tell nothing of the accuracy of integers."""
+        if precision in FLOATING:
+            return cls(60.0, 0.9999)
+        return cls(-np.inf, -1.0) if synthetic else cls()
+
+    @property
+    def judges(self) -> bool:
+        """Whether there is anything that it does not admit."""
+        return self.sqnr_db > -np.inf or self.cosine > -1
 
     def admits(self, difference: Difference) -> bool:
         """Whether a comparison is within it."""

@@ -46,7 +46,7 @@ def test_without_data_eight_fixed_samples_are_announced(digits: Digits) -> None:
     first = npuc("verify", digits.model, digits.program, "--min-sqnr", "-100", "--min-cosine", "-1", "--json")
     second = npuc("verify", digits.model, digits.program, "--min-sqnr", "-100", "--min-cosine", "-1", "--json")
     assert first == second and first.json["samples"] == 8
-    assert first.err.startswith("note: verified on synthetic data (8 normal samples, fixed seed)")
+    assert first.err.startswith("note: verified on synthetic data (8 varied samples, fixed seed)")
 
 
 def test_the_number_of_samples_can_be_limited(digits: Digits) -> None:
