@@ -65,7 +65,7 @@ def _header(lines: Iterator[str]) -> tuple[str, dict[str, str], dict[str, int]]:
             assert found, line
             assert scope
             width, code, name = int(found[1]), found[2], found[3]
-            assert width == 1 if found[4] is None else int(found[4]) == width - 1
+            assert found[4] is None or int(found[4]) == width - 1  # the range may be left out
             assert code not in names
             assert name not in widths
             names[code], widths[name] = name, width
