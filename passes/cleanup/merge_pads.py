@@ -76,6 +76,8 @@ def _into_maximum(draft: Draft, node: Node) -> bool:
     pad = _pad_before(draft, node) if node.op == "MaxPool" else None
     if pad is None or not _fits_pool(node, pad) or draft.types[node.output].dtype != "float32":
         return False
+    if max(node.integers("dilations", (1,))) > 1:
+        return False  # a window's taps may all lie in the padding, whose value is then the result
     value = pad.number("value")
     never_wins = value <= LOWEST or value <= _least(draft, pad.inputs[0])
     return never_wins and _merge(draft, node, pad)

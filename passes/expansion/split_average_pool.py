@@ -83,8 +83,8 @@ class Axis:
         return [piece for piece in fitting if self.outputs == 1 or self.stride % piece == 0]
 
     def behind(self, piece: int) -> Axis:
-        """The window over pieces of this size."""
-        return Axis(self.kernel // piece, max(self.stride // piece, 1), 1, self.outputs, self.limits)
+        """The window over pieces of this size; a stride that no piece divides, of one window, is rounded up."""
+        return Axis(self.kernel // piece, -(-self.stride // piece), 1, self.outputs, self.limits)
 
     def stages(self) -> list[Stage]:
         """Stages of allowed extent; the axis as it is where that is not needed, or no division fits."""

@@ -53,8 +53,9 @@ def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | 
     x, shape = node.inputs[0], graph.shape(node.inputs[0])
     if node.op == "Gemm":
         before = graph.producers.get(x)
-        if before is not None and before.op == "Reshape" and len(graph.shape(before.inputs[0])) == 4:
-            x, shape = before.inputs[0], graph.shape(before.inputs[0])
+        source = graph.shape(before.inputs[0]) if before is not None and before.op == "Reshape" else ()
+        if before is not None and len(source) == 4 and source[0] == shape[0]:
+            x, shape = before.inputs[0], source
         row = len(shape) == 2 and x not in stacked
         return Covering(x, folded(shape[1]) if row else _extents(shape))
     if node.op != "Conv" or len(shape) != 4 or node.integer("group", 1) != 1:

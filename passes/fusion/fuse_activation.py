@@ -44,6 +44,8 @@ def _swap_with_pool(draft: Draft, node: Node) -> bool:
     pool = draft.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
     if pool is None or pool.op != "MaxPool" or _fusable(draft, pool.inputs[0]) is None:
         return False
+    if max(pool.integers("dilations", (1,))) > 1:
+        return False  # a window's taps may all lie in the padding: the limits count there
     early = draft.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
     limited = replace(node, inputs=pool.inputs, outputs=(early,))
     draft.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))

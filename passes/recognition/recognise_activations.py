@@ -176,7 +176,7 @@ def _hard_sigmoid(draft: Draft, node: Node) -> bool:
     outer = affine(draft, node.output)
     clip = draft.producer(outer.tensor)
     limits = _limits(clip)
-    if clip is None or limits is None or outer.offset != 0 or limits[0] != 0:
+    if clip is None or limits is None or outer.offset != 0 or limits[0] != 0 or limits[1] <= 0:
         return False
     if clip is not node and draft.private(outer.tensor) is None:
         return False

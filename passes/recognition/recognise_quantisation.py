@@ -32,15 +32,28 @@ def recognise_quantisation(graph: Graph) -> Graph:
 
 
 def _parameters(draft: Draft, node: Node | None, op: str) -> tuple[float, int, str] | None:
-    """Scale, zero point and integer type of a conversion per tensor, to or from 8 bits."""
+    """Scale, zero point (0 where none is given) and integer type of a conversion per tensor, to or from 8 bits."""
     if node is None or node.op != op:
         return None
-    scale, zero = (draft.constants.get(name) for name in node.inputs[1:])
-    if scale is None or zero is None or str(zero.dtype) not in GRIDS:
+    dtype = draft.types[node.output if op == "QuantizeLinear" else node.inputs[0]].dtype
+    given = "".join(node.inputs[2:])
+    scale = draft.constants.get(node.inputs[1])
+    zero = draft.constants.get(given) if given else np.zeros(1, dtype)
+    if scale is None or zero is None or dtype not in GRIDS:
         return None
     if (scale != scale.flat[0]).any() or (zero != zero.flat[0]).any():
         return None
-    return float(scale.flat[0]), int(zero.flat[0]), str(zero.dtype)
+    return float(scale.flat[0]), int(zero.flat[0]), dtype
+
+
+def _converting(draft: Draft, node: Node, x: str, y: str) -> Node:
+    """A conversion per tensor of another tensor, whose axes may be others: scales that are all alike are one."""
+    one = {
+        name: draft.constant(draft.constants[name].reshape(-1)[:1].reshape(()), f"{name}/one")
+        for name in filter(None, node.inputs[1:])
+        if draft.constants[name].size > 1
+    }
+    return replace(node, inputs=(x, *(one.get(name, name) for name in node.inputs[1:])), outputs=(y,), name=y)
 
 
 def _stay_float(draft: Draft, node: Node) -> bool:
@@ -67,10 +80,7 @@ def _raise_dequantize(draft: Draft, node: Node) -> bool:
         attrs["value"] = (moved.number("value") - zero) * scale
     data = len(moved.inputs) if moved.op == "Concat" else 1
     floats = [draft.fresh(f"{name}/dequantised") for name in moved.inputs[:data]]
-    before = [
-        replace(node, inputs=(name, *node.inputs[1:]), outputs=(x,), name=x)
-        for name, x in zip(moved.inputs, floats, strict=False)
-    ]
+    before = [_converting(draft, node, name, x) for name, x in zip(moved.inputs, floats, strict=False)]
     outputs = tuple(
         node.output if name == node.inputs[0] else draft.fresh(f"{name}/float") for name in moved.outputs
     )
@@ -90,8 +100,7 @@ def _sink_quantize(draft: Draft, node: Node) -> bool:
         return False
     moved = draft.fresh(f"{node.output}/float")
     first = replace(node, inputs=(quantize.inputs[0], *node.inputs[1:]), outputs=(moved,))
-    last = replace(quantize, inputs=(moved, *quantize.inputs[1:]), outputs=node.outputs, name=node.output)
-    draft.replace(node, first, last)
+    draft.replace(node, first, _converting(draft, quantize, moved, node.output))
     return True
 
 

@@ -141,7 +141,8 @@ def moved_node(draft: Draft, node: Node, layout: Layout, names: Mapping[str, str
 def _moved_constant(draft: Draft, node: Node, index: int, layout: Layout) -> str:
     name = node.inputs[index]
     whole = node.op in BINARY or node.op == "Concat"
-    if not whole or (draft.constants[name].size == 1 and draft.constants[name].ndim <= 1):
+    number = node.op != "Concat" and draft.constants[name].size == 1 and draft.constants[name].ndim <= 1
+    if not whole or number:
         return name
     rank = len(draft.shape(node.output))
     value = draft.constants[name]

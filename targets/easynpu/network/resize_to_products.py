@@ -10,6 +10,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.resize import interpolation, scales_of
 from npuc.passes.expansion.images import TIDY
+from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 MOST_WEIGHTS = 1 << 22
@@ -34,6 +35,7 @@ def _resize(draft: Draft, node: Node) -> bool:
         not axes
         or max(shape[axis] * sizes[axis] for axis in axes) > MOST_WEIGHTS
         or not draft.types[node.inputs[0]].size
+        or not only_float(draft, node.inputs[0])
     ):
         return False
     nodes: list[Node] = []

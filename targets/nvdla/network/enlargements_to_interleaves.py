@@ -14,7 +14,7 @@ from npuc.passes.expansion.permute_channels_by_conv import LANES, is_dense
 from npuc.passes.expansion.resize_to_copies import repetitions
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.interleaving import woven
-from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.scales.constraints import MOVEMENT
@@ -62,7 +62,11 @@ def _depth_to_space(draft: Draft, node: Node) -> bool:
 
 def _activation(draft: Draft, node: Node) -> bool:
     moved = draft.private(node.inputs[0]) if node.op in ACTIVATIONS else None
-    if moved is None or moved.op != "Interleave" or not all(name in draft.constants for name in node.inputs[1:]):
+    if (
+        moved is None
+        or moved.op != "Interleave"
+        or not all(_is_alike(draft, node, name) for name in node.inputs[1:])
+    ):
         return False
     names = list(dict.fromkeys(moved.inputs))
     if len(names) > 1 and not all(_is_convolved(draft, name) for name in names):
@@ -75,6 +79,12 @@ def _activation(draft: Draft, node: Node) -> bool:
     inputs = tuple(before[name] for name in moved.inputs)
     draft.replace(node, *made, replace(moved, inputs=inputs, outputs=node.outputs))
     return True
+
+
+def _is_alike(draft: Draft, node: Node, name: str) -> bool:
+    """Whether an operand is constant and the same for all pixels."""
+    value = draft.constants.get(name)
+    return value is not None and along_axis(value, draft.shape(node.output), 1) is not None
 
 
 def _is_convolved(draft: Draft, tensor: str) -> bool:

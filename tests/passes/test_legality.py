@@ -1,0 +1,189 @@
+"""At the border of what a pass may touch, the graph behind it computes what onnxruntime computes of it before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.export_onnx import to_onnx
+from npuc.interpreter import run
+from npuc.ir import Graph
+from npuc.passes.cleanup.merge_pads import merge_pads
+from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
+from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.fusion.fuse_activation import fuse_activation
+from npuc.passes.recognition.recognise_activations import recognise_activations
+from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
+from npuc.pipeline import Pass
+from npuc.targets.easynpu.network.resize_to_products import resize_to_products
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from tests.conftest import Reference
+from tests.passes.networks import assert_close, feeds, network, node, operators
+
+
+def rewritten(once: Pass, graph: Graph, expected: Reference) -> Graph:
+    """The graph after a pass, whose outputs are those of onnxruntime for the graph before."""
+    after = once(graph)
+    after.check()
+    given = feeds(graph)
+    found = run(after, given)
+    for name, value in expected(to_onnx(graph), given).items():
+        assert_close(value, found[name], name)
+    return after
+
+
+def test_a_concat_of_a_squeezed_vector_and_one_number_keeps_its_rank(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 3),
+        "y",
+        node("Relu", "x", "positive"),
+        node("Reshape", "positive", "vector", shape=(3,)),
+        node("Concat", "vector one", "y", axis=0),
+        one=np.array([5], np.float32),
+    )
+    rewritten(sink_reshapes, graph, onnxruntime_values)
+
+
+def test_a_conversion_without_zero_point_has_the_zero_point_0(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 3, 2, 2),
+        "y",
+        node("QuantizeLinear", "x scale", "steps"),
+        node("DequantizeLinear", "steps scale", "y"),
+        scale=np.float32(0.1),
+    )
+    (rounding,) = rewritten(recognise_quantisation, graph, onnxruntime_values).nodes
+    assert (rounding.attrs["zero_point"], rounding.attrs["dtype"]) == (0, "uint8")
+
+
+ALIKE = {"scale": np.full(3, 0.1, np.float32), "zero": np.full(3, 4, np.int8)}
+
+
+def test_equal_scales_along_an_axis_do_not_hold_a_transpose_before_the_conversion(
+    onnxruntime_values: Reference,
+) -> None:
+    graph = network(
+        (1, 3, 2, 2),
+        "y",
+        node("QuantizeLinear", "x scale zero", "steps", axis=1),
+        node("Transpose", "steps", "y", perm=(0, 2, 3, 1)),
+        **ALIKE,
+    )
+    after = rewritten(recognise_quantisation, graph, onnxruntime_values)
+    assert operators(after) == ["Transpose", "QuantizeLinear"]
+
+
+def test_equal_scales_along_an_axis_do_not_hold_a_transpose_behind_the_conversion(
+    onnxruntime_values: Reference,
+) -> None:
+    graph = network(
+        (1, 3, 2, 2),
+        "y",
+        node("QuantizeLinear", "x one none", "steps"),
+        node("Transpose", "steps", "moved", perm=(0, 2, 3, 1)),
+        node("DequantizeLinear", "moved scale zero", "y", axis=3),
+        one=np.float32(0.1),
+        none=np.int8(0),
+        **ALIKE,
+    )
+    rewritten(recognise_quantisation, graph, onnxruntime_values)
+
+
+def test_a_resize_of_integers_is_no_product(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 3, 2, 2),
+        "y",
+        node("QuantizeLinear", "x scale zero", "steps"),
+        node(
+            "Resize", "steps", "y", mode="nearest", sizes=(1, 3, 3, 4), scales=(1.0, 1.0, 1.5, 2.0),
+            coordinate_transformation_mode="asymmetric", nearest_mode="floor",
+        ),
+        scale=np.float32(0.1),
+        zero=np.int8(0),
+    )  # fmt: skip
+    assert rewritten(resize_to_products, graph, onnxruntime_values) is graph
+
+
+@pytest.mark.parametrize(("kernel", "stride", "extent"), [(80, 41, 120), (96, 50, 140), (64, 9, 64), (66, 31, 96)])
+def test_an_average_over_one_window_in_stages_stays_one_window(
+    kernel: int, stride: int, extent: int, onnxruntime_values: Reference
+) -> None:
+    pool = node("AveragePool", "x", "y", kernel_shape=(1, kernel), strides=(1, stride))
+    once = SplitAveragePool(None, Limits(64, 32, 8))
+    assert len(rewritten(once, network((1, 2, 1, extent), "y", pool), onnxruntime_values).nodes) > 1
+
+
+@pytest.mark.parametrize(
+    ("slope", "moves"), [((4, 4), False), ((2, 1, 1), True), ((1, 4, 1), False), ((1, 1, 1, 1), True)]
+)
+def test_slopes_that_vary_between_pixels_stay_behind_the_enlargement(
+    slope: tuple[int, ...], moves: bool, onnxruntime_values: Reference
+) -> None:
+    graph = network(
+        (1, 8, 2, 2),
+        "y",
+        node("Conv", "x w", "c"),
+        node("DepthToSpace", "c", "d", blocksize=2, mode="DCR"),
+        node("PRelu", "d slope", "y"),
+        w=(8, 8, 1, 1),
+        slope=slope,
+    )
+    after = rewritten(enlargements_to_interleaves, graph, onnxruntime_values)
+    assert (after.nodes[-1].op == "Interleave") is moves
+
+
+@pytest.mark.parametrize("most_lines", [0, 31])
+def test_rows_that_are_no_samples_of_the_map_before_are_stacked_as_rows(
+    most_lines: int, onnxruntime_values: Reference
+) -> None:
+    graph = network(
+        (1, 2, 3, 4),
+        "y",
+        node("Reshape", "x", "rows", shape=(3, 8)),
+        node("Gemm", "rows w", "g"),
+        node("Reshape", "g", "pixels", shape=(3, 5, 1, 1)),
+        node("Conv", "pixels v", "y"),
+        w=(5, 8),
+        v=(4, 5, 1, 1),
+    )
+    rewritten(SplitBatch(most_lines), graph, onnxruntime_values)
+
+
+def test_padding_that_alone_lies_under_a_dilated_window_is_its_maximum(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 1, 1, 1),
+        "y",
+        node("Relu", "x", "positive"),
+        node("Pad", "positive", "padded", pads=(0, 0, 0, 1, 0, 0, 0, 1), mode="constant", value=0.0),
+        node("MaxPool", "padded", "y", kernel_shape=(1, 2), dilations=(1, 2)),
+    )
+    assert rewritten(merge_pads, graph, onnxruntime_values) is graph
+
+
+def test_a_limit_stays_behind_a_pool_whose_window_may_meet_padding_alone(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 1, 1, 1),
+        "y",
+        node("Conv", "x w", "c"),
+        node("MaxPool", "c", "p", kernel_shape=(1, 2), dilations=(1, 2), pads=(0, 1, 0, 1)),
+        node("Clip", "p", "y", min=-1.0, max=1.0),
+        w=(1, 1, 1, 1),
+    )
+    assert rewritten(fuse_activation, graph, onnxruntime_values) is graph
+
+
+def test_limits_that_contradict_each_other_are_no_hard_sigmoid(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 4),
+        "y",
+        node("Mul", "x a", "scaled"),
+        node("Add", "scaled b", "sum"),
+        node("Clip", "sum", "limited", min=0.0, max=-2.0),
+        node("Mul", "limited h", "y"),
+        a=-2.0,
+        b=-1.0,
+        h=-0.5,
+    )
+    after = rewritten(recognise_activations, graph, onnxruntime_values)
+    assert "HardSigmoid" not in operators(after)
