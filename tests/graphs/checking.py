@@ -1,0 +1,204 @@
+"""What must hold of a graph: each pass by itself and all in order keep its meaning, which onnxruntime gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from npuc.errors import NpucError
+from npuc.export_onnx import to_onnx
+from npuc.interpreter import run
+from npuc.ir import Array, Graph
+from npuc.passes import FLOAT_PASSES
+from npuc.pipeline import Pass
+from npuc.reference import session
+from npuc.target import TARGETS, Options, target
+
+Feeds = Mapping[str, Array]
+
+NEAR = 2e-4
+"""Of the largest magnitude: folding reorders float32 sums and products."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A difference, an error or a traceback: where it arose, and what was seen."""
+
+    where: str
+    """A pass, a pipeline, or a target with its precision."""
+    kind: str
+    """Short: findings of the same kind at the same place count as the same while a graph is minimised."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.kind} {self.detail}".strip()
+
+
+def difference(expected: Array, found: Array) -> str:
+    """What differs, or nothing."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return f"{expected.dtype}{list(expected.shape)} became {found.dtype}{list(found.shape)}"
+    if not expected.size:
+        return ""
+    if expected.dtype.kind != "f":
+        away = int(np.abs(expected.astype(np.int64) - found.astype(np.int64)).max())
+        return f"integers differ by {away}" if away else ""
+    scale = float(np.abs(expected).max())
+    away = np.abs(expected - found)
+    if np.isfinite(found).all() and away.max() <= NEAR * scale + 1e-5:
+        return ""
+    return f"differs by {away.max():.3g} of {scale:.3g} in {int((~(away <= NEAR * scale + 1e-5)).sum())} of {away.size}"
+
+
+def onnxruntime_values(graph: Graph, feeds: Sequence[Feeds]) -> list[dict[str, Array]]:
+    """The graph's outputs as onnxruntime computes them."""
+    model = session(to_onnx(graph))
+    named = {each.name for each in model.get_inputs()}
+    return [
+        dict(
+            zip(
+                graph.outputs,
+                model.run(list(graph.outputs), {n: v for n, v in feed.items() if n in named}),
+                strict=True,
+            )
+        )
+        for feed in feeds
+    ]
+
+
+def pipelines() -> dict[str, tuple[Pass, ...]]:
+    """The passes of every target in order."""
+    found: dict[str, tuple[Pass, ...]] = {}
+    for name in TARGETS:
+        chosen = target(name)
+        found[name] = (*FLOAT_PASSES, *chosen.passes(Options(precision=chosen.precisions[0])))
+    return found
+
+
+@cache
+def _pipelines() -> Mapping[str, tuple[Pass, ...]]:
+    return pipelines()
+
+
+@cache
+def single_passes() -> Mapping[str, Pass]:
+    """Every pass of any target, by name; one with options once for each set of them."""
+    found: dict[str, Pass] = {}
+    for each in dict.fromkeys(each for passes in _pipelines().values() for each in passes):
+        name, count = each.__name__, 1
+        while name in found:
+            count += 1
+            name = f"{each.__name__}#{count}"
+        found[name] = each
+    return found
+
+
+def same_meaning(
+    graph: Graph, feeds: Sequence[Feeds], expected: Sequence[Mapping[str, Array]], where: str
+) -> Iterator[Finding]:
+    """Findings where outputs, or other tensors that still have a name of before, are not what they were."""
+    names = [name for name in graph.tensors if name in expected[0] and name not in graph.inputs]
+    for feed, values in zip(feeds, expected, strict=True):
+        try:
+            found = run(graph, {name: feed[name] for name in graph.inputs}, names)
+        except NpucError as error:
+            yield Finding(where, "cannot be run", str(error).splitlines()[0])
+            return
+        for name in names:
+            seen = difference(values[name], found[name])
+            if seen:
+                yield Finding(
+                    where,
+                    "other values" if name in graph.outputs else "a name means another tensor",
+                    f"{name} {seen}",
+                )
+                return
+
+
+def attempt(each: Pass, graph: Graph, where: str) -> tuple[Graph | None, Finding | None]:
+    """The graph after a pass, or what went wrong."""
+    try:
+        after = each(graph)
+        if after is not graph:
+            after.check()
+    except Exception as error:  # whatever a pass raises is a finding: nothing is refused here
+        return None, Finding(
+            where, f"raises {type(error).__name__}", str(error).splitlines()[0] if str(error) else ""
+        )
+    if (after.inputs, after.outputs) != (graph.inputs, graph.outputs):
+        return None, Finding(where, "changes the interface")
+    return after, None
+
+
+def check_passes(
+    graph: Graph,
+    feeds: Sequence[Feeds],
+    values: Sequence[Mapping[str, Array]],
+    *,
+    targets: Sequence[str] = tuple(TARGETS),
+    oracle: bool = True,
+) -> Iterator[Finding]:
+    """Findings of every pass by itself, and of all passes of these targets in order.
+
+    values: what the interpreter gives for every tensor of the graph, a mapping a sample.
+    """
+    if oracle:
+        for exact, known in zip(onnxruntime_values(graph, feeds), values, strict=True):
+            for name, value in exact.items():
+                if seen := difference(value, known[name]):
+                    yield Finding("interpreter", "not what onnxruntime gives", f"{name} {seen}")
+                    return
+    for name, each in single_passes().items():
+        after, finding = attempt(each, graph, name)
+        if finding is not None:
+            yield finding
+        elif after is not None and after is not graph:
+            yield from same_meaning(after, feeds, values, name)
+    yield from check_pipelines(graph, feeds, values, targets)
+
+
+def check_pipelines(
+    graph: Graph, feeds: Sequence[Feeds], values: Sequence[Mapping[str, Array]], targets: Sequence[str]
+) -> Iterator[Finding]:
+    """Findings of all passes in order; shared beginnings run once, and a difference is told by the pass that made it."""
+    done: dict[tuple[int, ...], tuple[Graph, bool]] = {}
+    reported: set[tuple[int, ...]] = set()
+    for passes in map(_pipelines().__getitem__, targets):
+        stages, key = [graph], tuple[int, ...]()
+        failed = False
+        for each in passes:
+            key = (*key, id(each))
+            if key not in done:
+                after, finding = attempt(each, stages[-1], each.__name__)
+                if finding is not None and key not in reported:
+                    reported.add(key)
+                    yield finding
+                done[key] = (after or stages[-1], finding is not None)
+            after, failed = done[key]
+            if failed:
+                break
+            stages.append(after)
+        if failed or ((-1, *key) in done):
+            continue
+        done[(-1, *key)] = (graph, False)
+        wrong = next(same_meaning(stages[-1], feeds, values, ""), None)
+        if wrong is not None:
+            yield from first_wrong(stages, passes, feeds, values)
+
+
+def first_wrong(
+    stages: Sequence[Graph], passes: Sequence[Pass], feeds: Sequence[Feeds], values: Sequence[Mapping[str, Array]]
+) -> Iterator[Finding]:
+    """The finding of the first stage that differs."""
+    for each, before, after in zip(passes, stages, stages[1:], strict=False):
+        if after is not before:
+            found = next(same_meaning(after, feeds, values, each.__name__), None)
+            if found is not None:
+                yield found
+                return
+
+
+Check = Callable[[Graph, Sequence[Feeds]], "Finding | None"]
