@@ -50,7 +50,8 @@ def difference(expected: Array, found: Array) -> str:
     away = np.abs(expected - found)
     if np.isfinite(found).all() and away.max() <= NEAR * scale + 1e-5:
         return ""
-    return f"differs by {away.max():.3g} of {scale:.3g} in {int((~(away <= NEAR * scale + 1e-5)).sum())} of {away.size}"
+    many = np.count_nonzero(~(away <= NEAR * scale + 1e-5))
+    return f"differs by {away.max():.3g} of {scale:.3g} in {many} of {away.size}"
 
 
 def onnxruntime_values(graph: Graph, feeds: Sequence[Feeds]) -> list[dict[str, Array]]:
@@ -163,7 +164,7 @@ def check_passes(
 def check_pipelines(
     graph: Graph, feeds: Sequence[Feeds], values: Sequence[Mapping[str, Array]], targets: Sequence[str]
 ) -> Iterator[Finding]:
-    """Findings of all passes in order; shared beginnings run once, and a difference is told by the pass that made it."""
+    """Findings of all passes in order: shared beginnings run once, a difference is told by the pass that made it."""
     done: dict[tuple[int, ...], tuple[Graph, bool]] = {}
     reported: set[tuple[int, ...]] = set()
     for passes in map(_pipelines().__getitem__, targets):

@@ -57,7 +57,7 @@ def unary(net: Drawing) -> object:
 
 
 def vector_shapes(shape: Shape) -> list[Shape]:
-    """The shapes of constants that broadcast with a tensor: scalars, vectors along any axis, whole tensors, more."""
+    """Shapes of constants that broadcast with a tensor: scalars, vectors along any axis, whole tensors, and more."""
     rank = len(shape)
     found: list[Shape] = [(), (1,), (1,) * rank, shape]
     for axis in range(rank):
@@ -263,7 +263,7 @@ def reduction(net: Drawing) -> object:
 
 
 def transpose(net: Drawing) -> object:
-    """A permutation: layouts of TensorFlow, swaps, ones that move axis 0; now and then one that meets its inverse."""
+    """A permutation: layouts of TensorFlow, swaps, and ones that move axis 0."""
     x = net.any((2, 3, 4, 4, 4, 5))
     if x is None:
         return None
