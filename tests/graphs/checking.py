@@ -164,7 +164,7 @@ def check_passes(
 def check_pipelines(
     graph: Graph, feeds: Sequence[Feeds], values: Sequence[Mapping[str, Array]], targets: Sequence[str]
 ) -> Iterator[Finding]:
-    """Findings of all passes in order: shared beginnings run once, a difference is told by the pass that made it."""
+    """Findings of all passes in order: a difference is told by the pass that made it."""
     done: dict[tuple[int, ...], tuple[Graph, bool]] = {}
     reported: set[tuple[int, ...]] = set()
     for passes in map(_pipelines().__getitem__, targets):

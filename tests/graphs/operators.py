@@ -57,7 +57,7 @@ def unary(net: Drawing) -> object:
 
 
 def vector_shapes(shape: Shape) -> list[Shape]:
-    """Shapes of constants that broadcast with a tensor: scalars, vectors along any axis, whole tensors, and more."""
+    """Shapes of constants that broadcast with a tensor: scalars, vectors along any axis, whole tensors."""
     rank = len(shape)
     found: list[Shape] = [(), (1,), (1,) * rank, shape]
     for axis in range(rank):
