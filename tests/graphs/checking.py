@@ -8,17 +8,34 @@ from functools import cache
 
 import numpy as np
 
-from npuc.errors import NpucError
+from npuc.errors import ModelError, NpucError
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.passes import FLOAT_PASSES
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.split_average_pool import Limits as AverageLimits
+from npuc.passes.expansion.split_average_pool import SplitAveragePool
+from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.pipeline import Pass
 from npuc.reference import session
 from npuc.target import TARGETS, Options, target
+from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages
 
 Feeds = Mapping[str, Array]
 
+SMALL_LIMITS: tuple[Pass, ...] = (
+    SplitAveragePool(None, AverageLimits(positions=6, extent=3, stride=2)),
+    SplitMaxPool(MaximumLimits(positions=6, extent=3, stride=2, dilation=1)),
+    SplitMaxPool(MaximumLimits(positions=4, extent=2, stride=3, dilation=2)),
+    PadLongAverages(AverageLimits(positions=6, extent=3, stride=2)),
+    GemmToConv(2),
+    SplitBatch(most_lines=0),
+    SplitBatch(most_lines=2),
+)
+"""Passes with limits that small graphs reach."""
 NEAR = 2e-4
 """Of the largest magnitude: folding reorders float32 sums and products."""
 
@@ -88,7 +105,8 @@ def _pipelines() -> Mapping[str, tuple[Pass, ...]]:
 def single_passes() -> Mapping[str, Pass]:
     """Every pass of any target, by name; one with options once for each set of them."""
     found: dict[str, Pass] = {}
-    for each in dict.fromkeys(each for passes in _pipelines().values() for each in passes):
+    every = (each for passes in _pipelines().values() for each in passes)
+    for each in dict.fromkeys((*every, *SMALL_LIMITS)):
         name, count = each.__name__, 1
         while name in found:
             count += 1
@@ -147,7 +165,11 @@ def check_passes(
     values: what the interpreter gives for every tensor of the graph, a mapping a sample.
     """
     if oracle:
-        for exact, known in zip(onnxruntime_values(graph, feeds), values, strict=True):
+        try:
+            oracles = onnxruntime_values(graph, feeds)
+        except ModelError:
+            oracles = []  # onnxruntime has no such form, as cubic Resize of volumes: the interpreter alone judges
+        for exact, known in zip(oracles, values, strict=False):
             for name, value in exact.items():
                 if seen := difference(value, known[name]):
                     yield Finding("interpreter", "not what onnxruntime gives", f"{name} {seen}")

@@ -214,7 +214,7 @@ def normalisation(net: Drawing) -> object:
         return (
             None
             if len(net.shape(x)) != 4
-            else net.node("LRN", x, size=net.pick((1, 2, 3, 5)), alpha=net.pick((1e-4, 0.1)), beta=0.75, bias=1.0)
+            else net.node("LRN", x, size=net.pick((1, 3, 5)), alpha=net.pick((1e-4, 0.1)), beta=0.75, bias=1.0)
         )
     mean, variance = net.floats((channels,), -0.5, 0.5), net.floats((channels,), 0.3, 2)
     return net.node("BatchNormalization", x, scale, bias, mean, variance, epsilon=net.pick((1e-5, 1e-3)))
@@ -413,9 +413,12 @@ def resize(net: Drawing) -> object:
     x = net.any((3, 4, 4, 4, 5))
     if x is None:
         return None
-    shape, mode = net.shape(x), net.pick(("nearest", "nearest", "linear", "linear", "cubic"))
+    shape = net.shape(x)
+    # onnxruntime has the others for images only
+    mode = net.pick(("nearest", "nearest", "linear", "linear", "cubic") if len(shape) == 4 else ("nearest",))
     scales = tuple(
-        net.pick((1, 2, 2, 3, 0.5, 1.5)) if axis > 1 or net.chance(0.05) else 1.0 for axis in range(len(shape))
+        net.pick((1, 2, 2, 3, 0.5, 1.5)) if axis > 1 or (mode == "nearest" and net.chance(0.1)) else 1.0
+        for axis in range(len(shape))
     )
     sizes = tuple(int(np.floor(extent * scale)) for extent, scale in zip(shape, scales, strict=True))
     attrs: dict[str, Attr] = {

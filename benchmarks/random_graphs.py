@@ -1,0 +1,175 @@
+"""Graphs drawn from the declarations of operators, through every pass and through whole compiles.
+
+    python benchmarks/random_graphs.py [--count N] [--seed S] [--target NAME]... [--out FOLDER] [--json]
+
+A target is `passes` (each pass by itself, all passes of a target in order, against the float interpreter and
+onnxruntime), or one with its precision, as `easynpu/int8` (compiled, run on the chip model, compared bit for bit
+with the integer network, and with onnxruntime); default: all in turn. Whatever is wrong is minimised and written
+to the folder as a model, its inputs, and what was seen. Exit code 1 if anything was found.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+from types import FrameType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import click
+import numpy as np
+
+from npuc.export_onnx import to_onnx
+from npuc.target import TARGETS
+from tests.graphs.checking import Finding, check_passes
+from tests.graphs.compiling import CASES, Case, check_compile
+from tests.graphs.drawn import drawn
+from tests.graphs.minimising import Sample, minimised
+
+SECONDS = 120
+"""What a graph may take; a pass that never ends is a finding too."""
+EVERY = 60.0
+"""Seconds between lines of progress."""
+PASSES = "passes"
+STEPS = {PASSES: (1, 9)}
+"""Operators or patterns of a graph; of one that is compiled fewer, so that more of them are not refused."""
+FEW = (1, 5)
+
+Check = Callable[[Sample], "Finding | str"]
+
+
+def out_of_time(_signal: int, _frame: FrameType | None) -> None:
+    """Ends a check that takes too long."""
+    raise TimeoutError(f"more than {SECONDS} s")
+
+
+def passes_check(seed: int) -> Check:
+    """All passes by themselves; of the targets, whose passes then run in order, one after the other."""
+    names = tuple(TARGETS)
+    name = names[seed % len(names)]
+
+    def check(sample: Sample) -> Finding | str:
+        return next(check_passes(sample.graph, sample.feeds, sample.values, targets=(name,)), "ok")
+
+    return check
+
+
+def compile_check(case: Case, folder: Path) -> Check:
+    """A whole compile for one target and precision."""
+
+    def check(sample: Sample) -> Finding | str:
+        return check_compile(sample.graph, sample.feeds, case, folder)
+
+    return check
+
+
+def checked(check: Check, sample: Sample) -> Finding | str:
+    """What a check says; whatever it raises is a finding."""
+    signal.alarm(SECONDS)
+    try:
+        return check(sample)
+    except Exception as error:
+        return Finding("check", type(error).__name__, str(error)[:200])
+    finally:
+        signal.alarm(0)
+
+
+def smallest(check: Check, sample: Sample, found: Finding) -> Sample:
+    """The minimised sample with the same finding."""
+
+    def fails(candidate: Sample) -> bool:
+        again = checked(check, candidate)
+        return isinstance(again, Finding) and (again.where, again.kind) == (found.where, found.kind)
+
+    return minimised(sample, fails)
+
+
+def written(folder: Path, name: str, seed: int, sample: Sample, found: Finding) -> None:
+    """The reproducer: model.onnx, inputs.npz, finding.txt."""
+    place = folder / f"{name.replace('/', '-')}-{seed}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "model.onnx").write_bytes(to_onnx(sample.graph).SerializeToString())
+    stacked = {each: np.stack([feed[each] for feed in sample.feeds]) for each in sample.graph.inputs}
+    np.savez(place / "inputs.npz", **stacked)
+    (place / "finding.txt").write_text(f"seed {seed}\n{found}\n\n{sample.graph}\n", encoding="utf-8")
+
+
+@click.command()
+@click.option("--count", default=1000, show_default=True, help="Graphs, over all targets together.")
+@click.option("--seed", default=0, show_default=True, help="Of the first graph; each further one has the next.")
+@click.option(
+    "--target", "targets", multiple=True, help="passes, or TARGET/PRECISION; more than one may be given."
+)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("found"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON.")
+def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool) -> None:
+    """Graphs drawn from the declarations of operators, through every pass and through whole compiles."""
+    warnings.simplefilter("ignore")
+    known = {PASSES: None, **{str(case): case for case in CASES}}
+    if unknown := [name for name in targets if name not in known]:
+        raise click.UsageError(f"unknown target {unknown[0]}; known: {', '.join(known)}")
+    names = list(targets) or list(known)
+    signal.signal(signal.SIGALRM, out_of_time)
+    outcomes: Counter[tuple[str, str]] = Counter()
+    findings: dict[str, int] = {}
+    began, told, spent = perf_counter(), perf_counter(), Counter[str]()
+    with TemporaryDirectory() as scratch:
+        for number in range(seed, seed + count):
+            name = names[number % len(names)]
+            started = process_time()
+            case = known[name]
+            check = passes_check(number // len(names)) if case is None else compile_check(case, Path(scratch))
+            graph, net = drawn(number, steps=STEPS.get(name, FEW))
+            sample = Sample(graph, net.values)
+            found = checked(check, sample)
+            spent[name] += process_time() - started
+            outcomes[name, found if isinstance(found, str) else "found"] += 1
+            if isinstance(found, Finding):
+                key = f"{name}: {found.where}: {found.kind}"
+                findings[key] = findings.get(key, 0) + 1
+                if findings[key] <= 3:
+                    written(out, name, number, smallest(check, sample, found), found)
+                    click.echo(f"seed {number}: {found}", err=True)
+            if perf_counter() - told > EVERY:
+                told = perf_counter()
+                click.echo(f"{number - seed + 1} graphs, {sum(findings.values())} findings", err=True)
+    report(names, outcomes, findings, spent, perf_counter() - began, as_json=as_json)
+    sys.exit(bool(findings))
+
+
+def report(
+    names: Sequence[str],
+    outcomes: Counter[tuple[str, str]],
+    findings: dict[str, int],
+    spent: Counter[str],
+    seconds: float,
+    *,
+    as_json: bool,
+) -> None:
+    """How many ran, were refused, and were found wrong, by target."""
+    rows: list[dict[str, object]] = []
+    for name in names:
+        said = {what: number for (each, what), number in outcomes.items() if each == name}
+        ran, wrong, total = said.get("ok", 0), said.get("found", 0), sum(said.values())
+        rate = total / spent[name] if spent[name] else 0.0
+        row = {"target": name, "graphs": total, "ran": ran, "refused": total - ran - wrong, "found": wrong}
+        rows.append({**row, "per_cpu_second": round(rate, 1)})
+    if as_json:
+        click.echo(json.dumps({"targets": rows, "findings": findings, "seconds": round(seconds, 1)}, indent=2))
+        return
+    for row in rows:
+        click.echo("  ".join(f"{key} {value}" for key, value in row.items()))
+    for key, number in sorted(findings.items(), key=lambda each: -each[1]):
+        click.echo(f"{number:6d}  {key}")
+    click.echo(f"{sum(outcomes.values())} graphs in {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
