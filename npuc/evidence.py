@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npuc.ir import Graph, Node
 from npuc.program import canonical_json
-from npuc.quantize.network.construction import Quantised
+
+if TYPE_CHECKING:
+    from npuc.quantize.network.construction import Quantised
 
 
 def evidence(quantised: Quantised) -> dict[str, bytes]:

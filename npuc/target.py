@@ -53,7 +53,7 @@ class Options:
     spreads: Spreads | None = None
     """What finds the histograms of tensors; None: quantize.calibration.spreads."""
     scales: str | None = None
-    """What scales of activations may be, one of quantize.scales.DEMANDS; None: what the machine asks for."""
+    """What scales of activations may be, one of machine_files.DEMANDS; None: what the machine asks for."""
     stage: Callable[[str], None] | None = None
     """Called with what begins, where it may take long."""
     proof: str = "one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,3 +208,15 @@ def test_importing_does_not_load_heavy_modules_through_others(module: str) -> No
 )
 def test_the_direction_of_an_import_is_judged_by_its_layers(module: str, imported: str, upward: bool) -> None:
     assert _depends_upward(module, imported) is upward
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "bm1684"])
+def test_listing_a_program_imports_no_compiler(target: str, tmp_path: Path) -> None:
+    import npuc
+    from npuc.models.digits import FOLDER
+
+    path = tmp_path / "digits.npu"
+    npuc.compile(FOLDER / "digits.onnx", target=target, calibration=FOLDER / "digits_calibration.npz").save(path)
+    command = [sys.executable, "-X", "importtime", "-m", "npuc", "dump", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert re.findall(r"npuc\.(?:passes|quantize|frontend)[\w.]*", done.stderr) == []

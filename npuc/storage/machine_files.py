@@ -16,6 +16,10 @@ TYPES = {"int": int, "bool": bool, "str": str}
 MOST = 1 << 24
 """The largest number of a machine: addresses have 24 bits at most."""
 
+POWER_OF_TWO = "power-of-two"
+DEMANDS = ("free", POWER_OF_TWO)
+"""What a machine may ask of all scales of activations."""
+
 
 def as_toml(values: Mapping[str, Any]) -> str:
     """The lines of a machine file with these values."""

@@ -5,33 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import Held
 from npuc.errors import Problem
-from npuc.evidence import evidence, signature
-from npuc.host_nodes import problems
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.quantize.improvement.search import Network, Step, as_json
 from npuc.storage.data import Samples
 from npuc.target import Options, Origin
 from npuc.target import Runner as TargetRunner
-from npuc.targets.easynpu.export import images
-from npuc.targets.easynpu.layers import pricing, support
-from npuc.targets.easynpu.layers.borders import with_borders
-from npuc.targets.easynpu.layers.movement import MOVES
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
-from npuc.targets.easynpu.network import quantising
-from npuc.targets.easynpu.network.expand_prelu import expand_prelu
-from npuc.targets.easynpu.network.passes import PASSES
-from npuc.targets.easynpu.program import lowering, report
 from npuc.targets.easynpu.program.artefact import Contents
-from npuc.targets.easynpu.simulate.running import Runner, SteppingRunner
 from npuc.timeline import Timeline
+
+if TYPE_CHECKING:
+    from npuc.quantize.improvement.search import Network, Step
+    from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 
 class EasyNpu:
@@ -50,6 +41,10 @@ class EasyNpu:
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""
+        from npuc.passes.expansion.split_average_pool import SplitAveragePool
+        from npuc.targets.easynpu.network.expand_prelu import expand_prelu
+        from npuc.targets.easynpu.network.passes import PASSES
+
         if options.isa != "documented":
             return PASSES
         return (
@@ -60,10 +55,16 @@ class EasyNpu:
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Of the node's words, by the cycle model."""
+        from npuc.targets.easynpu.layers import pricing
+
         return pricing.cycles(graph, node, machines.load(options.machine))
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither the array nor the host may run, each with its constraint."""
+        from npuc.host_nodes import problems
+        from npuc.targets.easynpu.layers import support
+        from npuc.targets.easynpu.network import quantising
+
         machine = machines.load(options.machine)
         on_array = {id(node) for node in quantising.integer(graph, machine)}
         return problems(
@@ -76,6 +77,12 @@ class EasyNpu:
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
+        from npuc.evidence import evidence, signature
+        from npuc.quantize.improvement.search import as_json
+        from npuc.targets.easynpu.layers.borders import with_borders
+        from npuc.targets.easynpu.network import quantising
+        from npuc.targets.easynpu.program import lowering, report
+
         machine = machines.load(options.machine, options.scales)
         documented = options.isa == "documented"
         options.begin("choosing scales")
@@ -93,6 +100,8 @@ class EasyNpu:
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
         """The network that `lower` writes as a program, and what was tried to make it better."""
+        from npuc.targets.easynpu.network import quantising
+
         machine = machines.load(options.machine, options.scales)
         return quantising.network(graph, samples, machine, options)
 
@@ -102,6 +111,8 @@ class EasyNpu:
             from npuc.targets.easynpu.rtl.running import RtlRunner
 
             return RtlRunner(program)
+        from npuc.targets.easynpu.simulate.running import Runner
+
         return Runner(program)
 
     def hardware(
@@ -123,6 +134,8 @@ class EasyNpu:
 
     def stepper(self, program: Program, trace: Path | None) -> SteppingRunner:
         """The same with the stepping simulator."""
+        from npuc.targets.easynpu.simulate.running import SteppingRunner
+
         return SteppingRunner(program, trace)
 
     def timeline(self, program: Program) -> Timeline:
@@ -133,6 +146,8 @@ class EasyNpu:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry an instruction word: number, hexadecimal word, listing line, fields, source nodes."""
+        from npuc.targets.easynpu.export import images
+
         return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
@@ -149,6 +164,8 @@ class EasyNpu:
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""
+        from npuc.targets.easynpu.export import images
+
         return images.listing(images.read(path), [])
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
@@ -157,10 +174,14 @@ class EasyNpu:
 
     def assembled(self, program: Program, listing: Path) -> Program:
         """The program with the words of a listing in place of its own."""
+        from npuc.targets.easynpu.export import images
+
         return images.assembled(program, images.read(listing))
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""
+        from npuc.targets.easynpu.export import images
+
         return images.exported(program, form)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
@@ -173,6 +194,9 @@ class EasyNpu:
 
     def operators(self) -> list[dict[str, str]]:
         """Operators that the array runs with their constraints, then those that the host runs."""
+        from npuc.targets.easynpu.layers import support
+        from npuc.targets.easynpu.layers.movement import MOVES
+
         array = [
             {
                 "op": op,

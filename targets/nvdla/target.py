@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import Held
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
-from npuc.evidence import evidence, float_evidence, signature
-from npuc.host_nodes import problems
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
-from npuc.quantize.improvement.mixed import REASON
-from npuc.quantize.improvement.search import Network, Step, as_json
 from npuc.storage.data import Samples
 from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.network import quantising, support
-from npuc.targets.nvdla.network.passes import passes
 from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
-from npuc.targets.nvdla.program import lowering, report
 from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
-from npuc.targets.nvdla.program.running import Runner
 from npuc.targets.nvdla.program.timeline import timeline
 from npuc.timeline import Timeline
+
+if TYPE_CHECKING:
+    from npuc.quantize.improvement.search import Network, Step
+    from npuc.targets.nvdla.program.running import Runner
 
 
 class Nvdla:
@@ -49,6 +45,9 @@ class Nvdla:
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and more where there are no tables."""
+        from npuc.targets.nvdla.network import support
+        from npuc.targets.nvdla.network.passes import passes
+
         machine = self._machine(options)
         return passes(machine, tables="HardSwish" in support.table_ops(machine, options.precision))
 
@@ -59,6 +58,9 @@ class Nvdla:
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither NVDLA nor the host may run, each with its constraint."""
+        from npuc.host_nodes import problems
+        from npuc.targets.nvdla.network import quantising, support
+
         machine = self._machine(options)
         if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
@@ -76,6 +78,12 @@ class Nvdla:
 
         fp16 has no scales, and its evidence is the float network.
         """
+        from npuc.evidence import evidence, float_evidence, signature
+        from npuc.quantize.improvement.mixed import REASON
+        from npuc.quantize.improvement.search import as_json
+        from npuc.targets.nvdla.network import quantising, support
+        from npuc.targets.nvdla.program import lowering, report
+
         del hook
         machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
         expect_asked(machine, weights)
@@ -104,10 +112,14 @@ class Nvdla:
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
         """The network that `lower` writes as a program, and what was tried to make it better."""
+        from npuc.targets.nvdla.network import quantising
+
         return quantising.network(graph, samples, self._machine(options), options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The steps of the manifest and the functional model of its machine."""
+        from npuc.targets.nvdla.program.running import Runner
+
         del chip_model
         return Runner(program)
 
@@ -207,6 +219,8 @@ class Nvdla:
 
     def operators(self) -> list[dict[str, str]]:
         """Operators that NVDLA runs with their constraints, then those that the host runs."""
+        from npuc.targets.nvdla.network import support
+
         machine = machines.CONFIGURATIONS[self.name]
 
         def only(op: str) -> list[str]:

@@ -23,9 +23,6 @@ FRACTIONS = 16
 """Candidate bases per octave."""
 EXPONENTS = np.arange(-40, 41)
 
-POWER_OF_TWO = "power-of-two"
-DEMANDS = ("free", POWER_OF_TWO)
-"""What a machine may ask of all scales of activations."""
 LIMIT = 1e-4
 """The cost of a scale above the ceiling: the Clip takes an operation of its own."""
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.quantize.scales.assignment import DEMANDS
-from npuc.storage.machine_files import bad_machine, described, read_values
+from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_values
 
 MACHINES = Path(__file__).parents[1] / "machines"
 ROWS_MOST = 64
@@ -43,7 +42,7 @@ class Machine:
     psum_write_first: bool = False
     """A write-first psum port: no bubble when one psum is read in the cycle after its write (x*y*zs = 1)."""
     scales: str = "free"
-    """What activations may have: one of quantize.scales.DEMANDS."""
+    """What activations may have: one of machine_files.DEMANDS."""
 
     @property
     def macs_per_cycle(self) -> int:

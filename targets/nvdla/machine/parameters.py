@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.quantize.scales.assignment import DEMANDS
-from npuc.storage.machine_files import bad_machine, described, read_values
+from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_values
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
@@ -73,7 +72,7 @@ class Machine:
     clock_mhz: int = 1000
     dram_mb_per_second: int = 8000
     scales: str = "free"
-    """What activations may have: one of quantize.scales.DEMANDS."""
+    """What activations may have: one of machine_files.DEMANDS."""
 
     @property
     def precisions(self) -> tuple[str, ...]:
