@@ -8,7 +8,7 @@ target brings (Tabulate): how many segments there are and how wide a and b are i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -17,6 +17,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS
 
+ANY_SIZE: Mapping[str, float] = {}
 INPUTS = np.arange(-128, 128)
 """Every int8 input, ascending."""
 
@@ -110,13 +111,37 @@ def domain(function: Node) -> tuple[float, float]:
             return -inf, inf
 
 
-def domains(graph: Graph, nodes: Sequence[Node]) -> dict[str, tuple[float, float]]:
-    """By tensor that only tables among the nodes read: the inputs that matter to any of them."""
+TO_ZERO = ("Sigmoid", "Softplus", "Swish", "Gelu", "Mish")
+"""Functions that tend to 0 below their domain, but only there: results may all be small."""
+SMALL = 2.0**-8
+"""Of the largest result: below it are half a step and less."""
+LOWEST = -64.0
+"""e to this power is no number that any scale tells from 0."""
+
+
+def reached_domain(function: Node, largest: float) -> tuple[float, float]:
+    """The domain of a function whose results are this large at most: where all are small, it begins lower."""
+    low, high = domain(function)
+    if function.op not in TO_ZERO or not np.isfinite(low) or not 0 < largest < 1:
+        return low, high
+    inputs = np.append(low, np.arange(np.floor(low), LOWEST, -0.25))
+    (values,) = OPS[function.op].compute(function, [inputs])
+    small = np.abs(values) <= largest * SMALL
+    return float(inputs[np.argmax(small)] if small.any() else LOWEST), high
+
+
+def domains(
+    graph: Graph, nodes: Sequence[Node], largest: Mapping[str, float] = ANY_SIZE
+) -> dict[str, tuple[float, float]]:
+    """By tensor that only tables among the nodes read: the inputs that matter to any of them.
+
+    largest: the largest magnitudes of results, as far as they are known.
+    """
     functions = {id(node): function for node in nodes if (function := as_unary(graph, node)) is not None}
     found: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(node.inputs[0] for node in nodes if id(node) in functions):
         readers = graph.readers[name]
         if name not in graph.outputs and all(id(reader) in functions for reader in readers):
-            limits = [domain(functions[id(reader)]) for reader in readers]
+            limits = [reached_domain(functions[id(each)], largest.get(each.output, inf)) for each in readers]
             found[name] = min(low for low, _ in limits), max(high for _, high in limits)
     return found

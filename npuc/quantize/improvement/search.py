@@ -16,7 +16,6 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import Spread, Spreads, output_gains, spreads
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import decibels, ends, guard
@@ -26,6 +25,7 @@ from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.construction import Quantise, Quantised, int8_name
 from npuc.quantize.network.layers import SHIFTED, Layers
+from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
@@ -164,7 +164,8 @@ class _Maker:
         found = dict(known or {}) if gains is None else {}
         missing = [name for name in tensors if name not in found]
         if missing:
-            found |= self.recipe.spreads(graph, self.samples.feeds(), missing, domains(graph, nodes), gains)
+            find = self.recipe.spreads
+            found |= node_spreads(find, graph, self.samples, missing, nodes, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
         return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
 

@@ -186,6 +186,7 @@ class _Builder(Draft):
             case "Add":
                 return self._sum(node, relu)
             case "Mul":
+                self._expect_no_zeros(node)
                 return "IntMul", {"shift": self._product_shift(node)}, ()
             case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and self._saturates(node):
                 return "IntRelu", {}, ()
@@ -225,8 +226,17 @@ class _Builder(Draft):
             values = wanted_values(function, x.scale, y.scale, x.zero, y.zero)
             return "IntTable", *self._table(int8_name(node.output), values)
         if node.op == "PRelu":
+            self._expect_no_zeros(node)
             return "IntPRelu", {}, self._slopes(node, x.scale, y.scale)
         raise UnsupportedOperator("E205", "no int8 form", node=node.name, op=node.op)
+
+    def _expect_no_zeros(self, node: Node) -> None:
+        """No operand or result has a zero point. Raises UnsupportedOperator (E205)."""
+        zeros = {name: self.zeros[name] for name in (*data_inputs(node), node.output) if self.zeros[name]}
+        for name, zero in zeros.items():
+            raise UnsupportedOperator(
+                "E205", f"{zero} stands for 0", node=node.name, op=node.op, tensor=name, limit="zero point 0"
+            )
 
     def _table(self, stem: str, values: Array) -> tuple[dict[str, Attr], tuple[str, ...]]:
         """Attributes and constants of the table that gives these values."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import spreads, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.network.build import quantiser
+from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
@@ -50,7 +50,7 @@ def network(
     given = given_steps(graph, tensors, equal_ties(graph, nodes))
     known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
     free = [name for name in tensors if name not in given and name not in known]
-    found = {**find(graph, samples.feeds(), free, domains(graph, nodes)), **known}
+    found = {**node_spreads(find, graph, samples, free, nodes, given), **known}
     graph = run_passes(graph, (FoldShortCuts(found),), hook)
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)

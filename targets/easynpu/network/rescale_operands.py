@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.quantize.scales.constraints import equal_ties
+from npuc.quantize.scales.model_scales import given_steps
 
 
 def rescale_operands(graph: Graph) -> Graph:
-    """Rescale around products, and around PRelu with slopes per channel, between tensors that FakeQuantize rounds.
+    """Rescale around products, and around PRelu with slopes per channel, of tensors whose steps a model gives.
 
     Their operands and results then have scales of their own. The target's products take no zero points, and only
-    shifts requantise them.
+    shifts requantise them. A tensor has given steps where FakeQuantize or a conversion says so, and where a limit,
+    a maximum or a move hands such steps on: whichever of these nodes run on int8 in the end.
     """
-    return rewrite(graph, _free)
+    computed = [name for name in graph.tensors if name not in graph.constants]
+    known = frozenset(computed)
+    ties = [pair for pair in equal_ties(graph, graph.nodes) if known.issuperset(pair)]
+    given = frozenset(given_steps(graph, computed, ties))
+    return rewrite(graph, lambda draft, node: _free(draft, node, given))
 
 
-def _free(draft: Draft, node: Node) -> bool:
+def _free(draft: Draft, node: Node, steps: Collection[str]) -> bool:
     if not (node.op == "Mul" or (node.op == "PRelu" and _many_slopes(draft, node))):
         return False
-    computed = [name for name in dict.fromkeys(node.inputs) if name not in draft.constants]
-    given = [name for name in computed if _op(draft.producer(name)) in ("FakeQuantize", "DequantizeLinear")]
-    rounded = any(each.op in ("FakeQuantize", "QuantizeLinear") for each in draft.readers(node.output))
-    if not given and not rounded:
+    given = [name for name in dict.fromkeys(node.inputs) if name in steps]
+    if not given and node.output not in steps:
         return False
     names = {name: draft.fresh(f"{name}/rescaled") for name in given}
     before = [_rescale(name, new, node) for name, new in names.items()]
     inputs = tuple(names.get(name, name) for name in node.inputs)
-    if not rounded:
+    if node.output not in steps:
         draft.replace(node, *before, replace(node, inputs=inputs))
         return True
     free = draft.fresh(f"{node.output}/free")
@@ -42,10 +48,6 @@ def _free(draft: Draft, node: Node) -> bool:
 def _many_slopes(draft: Draft, node: Node) -> bool:
     slope = draft.constants.get(node.inputs[1])
     return slope is not None and bool(np.unique(slope).size > 1)
-
-
-def _op(node: Node | None) -> str:
-    return "" if node is None else node.op
 
 
 def _rescale(source: str, result: str, node: Node) -> Node:

@@ -9,12 +9,12 @@ from importlib import import_module
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.quantize.arithmetic.tables import domains
 from npuc.quantize.calibration.histograms import Spread, spreads
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
+from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
@@ -64,8 +64,10 @@ def network(
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_ties(graph, nodes))
     free = [name for name in tensors if name not in given]
-    limited = domains(graph, nodes) if precision == "int8" else {}  # to the inputs that 8 bits tell apart
-    found = find(graph, samples.feeds(), free, limited)
+    if precision == "int8":  # limited to the inputs that 8 bits tell apart
+        found = node_spreads(find, graph, samples, free, nodes, given)
+    else:
+        found = find(graph, samples.feeds(), free)
     power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
     if options.weights == "winograd" or "winograd" in options.allow:

@@ -1,0 +1,44 @@
+"""Calibration with the results of tables in view: which inputs matter depends on how large results get.
+
+The scale of what only tables read reaches no further than to inputs that change a result. Where all results are
+small (the scores of a detector, of a Conv with bias -8 and a Sigmoid), that is much further than where some are 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.arithmetic.tables import domains
+from npuc.quantize.calibration.histograms import Spread, Spreads
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
+from npuc.storage.data import Samples
+
+
+def node_spreads(
+    find: Spreads,
+    graph: Graph,
+    samples: Samples,
+    tensors: Sequence[str],
+    nodes: Sequence[Node],
+    given: Mapping[str, Steps] = NOTHING_GIVEN,
+    known: Mapping[str, Spread] | None = None,
+    gains: Mapping[str, Array] | None = None,
+) -> dict[str, Spread]:
+    """The spreads of tensors that these nodes read and write, of each as far as it matters to results that occur.
+
+    given: steps of other tensors. known: spreads of other tensors. The samples are read a second time only where
+    results are small. Raises DataError (E402) for a value that is infinite or NaN.
+    """
+    usual = domains(graph, nodes)
+    found = find(graph, samples.feeds(), tensors, usual, gains)
+    reached = {name: steps.reach for name, steps in given.items()}
+    reached |= {name: spread.largest for name, spread in {**(known or {}), **found}.items()}
+    wider = {
+        name: limits
+        for name, limits in domains(graph, nodes, reached).items()
+        if name in found and limits != usual[name]
+    }
+    if wider:
+        found = {**found, **find(graph, samples.feeds(), tuple(wider), wider, gains)}
+    return found
