@@ -13,7 +13,7 @@ from npuc.ir import Array, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic.tables import domains, reached_domain
 from npuc.quantize.calibration.histograms import spreads
-from npuc.quantize.results import node_spreads
+from npuc.quantize.scales.results import node_spreads
 from npuc.reference import session
 from npuc.storage.data import Samples
 from npuc.verification.metrics import Difference

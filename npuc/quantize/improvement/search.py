@@ -25,10 +25,10 @@ from npuc.quantize.improvement.lockstep import improved, weighted
 from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.construction import Quantise, Quantised, int8_name
 from npuc.quantize.network.layers import SHIFTED, Layers
-from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
+from npuc.quantize.scales.results import node_spreads
 from npuc.storage.data import Samples
 
 FEWEST_SAMPLES = 4

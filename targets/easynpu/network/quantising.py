@@ -11,10 +11,10 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
+from npuc.quantize.scales.results import node_spreads
 from npuc.quantize.scales.synthetic import made_up
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO

@@ -14,10 +14,10 @@ from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
-from npuc.quantize.results import node_spreads
 from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
+from npuc.quantize.scales.results import node_spreads
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
