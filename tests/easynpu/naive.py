@@ -32,7 +32,10 @@ RESHAPE = {
     "split_n": (32, 8, 1), "split_h": (40, 8, 1), "split_w": (48, 8, 1), "split_c": (56, 8, 1), "onto": (64, 8, 0),
     "Ho": (72, 8, 1), "Wo": (80, 8, 1), "Co": (88, 8, 1), "Ci": (96, 8, 1), "Hi": (112, 8, 1), "Wi": (120, 8, 1),
 }  # fmt: skip
-CONTROL = {"opcode": (0, 8, 0), "keep": (8, 1, 0), "set": (9, 1, 0), "flags": (10, 6, 0), "weights": (16, 24, 0)}
+CONTROL = {
+    "opcode": (0, 8, 0), "keep": (8, 1, 0), "set": (9, 1, 0), "take": (10, 1, 0), "flags": (11, 5, 0),
+    "weights": (16, 24, 0),
+}  # fmt: skip
 
 CONV, CONV_RELU, DWCONV, DWCONV_RELU = 0x00, 0x04, 0x01, 0x05
 BN, RELU, ACT, MAXPOOL, AVGPOOL, ADD, MUL, PRELU = 0x02, 0x06, 0x0A, 0x0E, 0x12, 0x16, 0x1A, 0x1E
@@ -108,6 +111,7 @@ class Stage:
     operands: Mapping[int, Mapping[str, int]]
     keep: bool
     set_weights: int | None
+    take: bool = False
     block: int = 0
 
     @property
@@ -144,6 +148,8 @@ class Npu:
     weight: Array
     low: bool = True
     stream: int = 0
+    kept: Array | None = None
+    """Psums that a chain of one tile has left."""
     results: list[Array] = field(default_factory=list[Array])
     """The result (Ho, Wo, Co) of every layer word that gives one, in order."""
 
@@ -151,7 +157,7 @@ class Npu:
         """Runs the words up to a halt."""
         chain: list[Stage] = []
         operands: dict[int, Mapping[str, int]] = {}
-        control: Mapping[str, int] = {"keep": 0, "set": 0, "weights": 0}
+        control: Mapping[str, int] = {"keep": 0, "set": 0, "take": 0, "weights": 0}
         for value in program:
             opcode = value & 0xFF
             if opcode == HALT:
@@ -165,8 +171,10 @@ class Npu:
                 chain, operands = [], {}
             else:
                 pointer = control["weights"] if control["set"] else None
-                chain.append(Stage(fields(LAYER, value), operands, bool(control["keep"]), pointer))
-                operands, control = {}, {"keep": 0, "set": 0, "weights": 0}
+                chain.append(
+                    Stage(fields(LAYER, value), operands, bool(control["keep"]), pointer, bool(control["take"]))
+                )
+                operands, control = {}, {"keep": 0, "set": 0, "take": 0, "weights": 0}
                 if not opcode & FUSED:
                     self._chain(chain)
                     chain = []
@@ -214,6 +222,8 @@ class Npu:
                 self._write(stage, STO, ("skip", True), result)
             if not stage.keep:
                 self.results.append(result[..., : stage.layer["Co"]])
+        if chain[-1].keep:
+            return
         self._write(chain[-1], DST, ("fmap", to_end), results[-1])
         if DST not in chain[-1].operands:
             self.low = to_end
@@ -240,7 +250,7 @@ class Npu:
     ) -> None:
         """One sub-ofmap through all stages of the chain: psums, or int8 from stage to stage."""
         oy, ox, y, x = tile
-        psums: Array | None = None
+        psums = self.kept if chain[0].take else None
         value = np.zeros(0, np.int64)
         for position, (stage, result) in enumerate(zip(chain, results, strict=True)):
             if stage.op in (ADD, MUL, ACT, PRELU):
@@ -256,6 +266,7 @@ class Npu:
             else:
                 value = self._output(stage, self._follow(stage, value))
             result[oy : oy + y, ox : ox + x] = value.transpose(1, 2, 0, 3).reshape(y, x, -1)
+        self.kept = psums
 
     def _pads(self, stage: Stage, tile: tuple[int, int, int, int], low: bool, group: int) -> Array:
         """The 16 ifmap pads filled with one 16-channel group of the sub-ifmap: (y', x', 16)."""

@@ -319,6 +319,40 @@ def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int)
     compare(writer, *noise(random))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_psums_stay_in_the_pads_from_chain_to_chain(seed: int) -> None:
+    random = np.random.default_rng((seed, 4))
+    writer = Writer(random)
+    op = int(random.choice([CONV, DWCONV]))
+    last: dict[str, int] = {}
+    while not last or not writer.fits(last, op == CONV):
+        channels = writer.number(1, 36 if op == CONV else 16)
+        last = writer.head(op, (writer.number(2, 6), writer.number(2, 6), channels))
+        last |= {"y": last["Ho"], "x": last["Wo"]}
+    parts: list[dict[str, int]] = []
+    while len(parts) < writer.number(1, 4):
+        Ci = writer.number(1, 36) if op == CONV else last["Co"]
+        part = writer.head(op, (writer.number(2, 6), writer.number(2, 6), Ci), last["Co"])
+        part |= {key: last[key] for key in ("Ho", "Wo", "y", "x")}
+        if writer.fits(part, op == CONV):
+            parts.append(part)
+    taking = False
+    for part in parts:
+        leaving = part is parts[0] or bool(writer.number(0, 1))
+        place, _ = pitched(writer, writer.number(0, 30), (part["Hi"], part["Wi"], part["Ci"]), 0)
+        writer.operand(SRC, 1, place)
+        writer.words.append(word(CONTROL, opcode=CTL, keep=1, take=int(taking)))
+        writer.emit(part, 0 if leaving else FUSED, biased=part is parts[0])
+        taking = leaving
+    if taking:
+        writer.words.append(word(CONTROL, opcode=CTL, take=1))
+    writer.emit(last | {"opcode": last["opcode"] + 4 * writer.number(0, 1)}, FUSED, biased=False)
+    writer.emit(writer.pointwise(last) | {"opcode": int(random.choice(FOLLOWERS))})
+    layer = writer.head(CONV, (last["Ho"], last["Wo"], last["Co"]))
+    writer.emit(layer)  # the end of the DTCM that the current map lies at
+    compare(writer, *noise(random))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_weight_stream_can_be_set_to_any_word(seed: int) -> None:
     random = np.random.default_rng((seed, 3))
@@ -512,7 +546,8 @@ PLAIN = {
 }  # fmt: skip
 POINT = PLAIN | {"Hk": 1, "Wk": 1, "Ph": 0, "Pw": 0, "yi": 2, "xi": 4}
 FULL = {"base": 0, "row": 4, "pixel": 1, "group": 1}
-KEEP = word(CONTROL, opcode=CTL, keep=1)
+KEEP, TAKE = word(CONTROL, opcode=CTL, keep=1), word(CONTROL, opcode=CTL, take=1)
+ONE_TILE = word(LAYER, **{**POINT, "y": 4, "yi": 4})
 
 
 def layer_word(**changes: int) -> int:
@@ -563,7 +598,16 @@ MALFORMED: list[tuple[Sequence[int], int, str]] = [
     ([layer_word(opcode=CONV | FUSED), operand_word(SRC), point_word(opcode=RELU)], 2, "`src` before a word"),
     ([operand_word(SRC), operand_word(SRC), layer_word()], 1, "a second extension word"),
     ([KEEP, KEEP, layer_word(opcode=CONV | FUSED), point_word()], 1, "a second extension word"),
-    ([KEEP, layer_word()], 1, "psums are kept"),
+    ([KEEP, layer_word()], 1, "psums are kept or taken from chain to chain by a word of several tiles"),
+    ([KEEP, ONE_TILE, TAKE, layer_word()], 3, "by a word of several tiles"),
+    ([KEEP, point_word(opcode=DWCONV, Ci=17, Co=17, Zs=2, y=4, yi=4)], 1, "by a word of several tiles"),
+    ([TAKE, ONE_TILE], 1, "the chain before kept none"),
+    ([KEEP, ONE_TILE, ONE_TILE, TAKE, ONE_TILE], 4, "the chain before kept none"),
+    ([KEEP, ONE_TILE, TAKE, point_word(y=4, yi=4, Co=15)], 3, "the psums of a word with another ofmap"),
+    ([KEEP, ONE_TILE, TAKE, point_word(y=4, yi=4, opcode=DWCONV)], 3, "the psums of a word with another ofmap"),
+    ([KEEP, ONE_TILE, TAKE, point_word(y=4, yi=4, opcode=RELU)], 3, "does not accumulate"),
+    ([KEEP, point_word(y=4, yi=4, opcode=CONV | FUSED), TAKE, ONE_TILE], 3, "does not begin a chain"),
+    ([operand_word(DST), KEEP, ONE_TILE], 2, "`dst` before a word"),
     ([KEEP, layer_word(opcode=CONV | FUSED | STORED), layer_word()], 1, "psums are kept"),
     ([KEEP, layer_word(opcode=CONV | FUSED), point_word(opcode=RELU)], 2, "does not accumulate"),
     ([KEEP, point_word(opcode=ADD | FUSED), layer_word()], 1, "does not accumulate"),

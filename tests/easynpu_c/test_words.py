@@ -20,6 +20,7 @@ from tests.easynpu.naive import (
     CONV,
     CTL,
     DST,
+    DWCONV,
     FUSED,
     LAYER,
     MAXPOOL,
@@ -30,6 +31,7 @@ from tests.easynpu.naive import (
     RESHAPE,
     SRC,
     STO,
+    STORED,
     word,
 )
 from tests.easynpu_c import compiling
@@ -98,6 +100,7 @@ SUITES: dict[str, tuple[Callable[[int], None], int]] = {
     "chains": (programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest, 30),
     "operands": (programs.test_explicit_operands_lie_where_their_pitches_say, 30),
     "psums": (programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own, 20),
+    "psums from chain to chain": (programs.test_psums_stay_in_the_pads_from_chain_to_chain, 20),
     "reshapes": (reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter, 40),
     "reshaped operands": (reshapes.test_a_reshape_reads_and_writes_where_extension_words_say, 10),
     "weights": (programs.test_the_weight_stream_can_be_set_to_any_word, 4),
@@ -123,6 +126,7 @@ SMALL = {"Sh": 1, "Sw": 1, "Ho": 2, "Wo": 2, "Hi": 2, "Wi": 2, "Ci": 3, "Co": 3,
 SMALL |= {"Hk": 1, "Wk": 1, "Zs": 1}
 
 
+KEEP, TAKE = word(CONTROL, opcode=CTL, keep=1), word(CONTROL, opcode=CTL, take=1)
 RESHAPED = {"opcode": 0x80, "split_n": 1, "split_h": 1, "split_w": 1, "split_c": 1}
 RESHAPED |= {"Hi": 2, "Wi": 2, "Ci": 3, "Ho": 2, "Wo": 2, "Co": 3}
 
@@ -144,7 +148,16 @@ def layer(opcode: int, **changes: int) -> int:
         ([layer(CONV | FUSED), layer(MAXPOOL)], "cannot continue on a fused result"),
         ([layer(CONV | FUSED), layer(BN, Ho=1, Hi=1)], "another ofmap"),
         ([layer(CONV | FUSED)], "ends within a chain"),
-        ([word(CONTROL, opcode=CTL, keep=1), layer(CONV)], "psums are kept, and a result is wanted"),
+        ([word(CONTROL, opcode=CTL, keep=1), layer(CONV | STORED)], "psums are kept, and a result is wanted"),
+        ([word(CONTROL, opcode=CTL, keep=1), layer(CONV, y=1, yi=1)], "chain to chain by a word of several tiles"),
+        ([word(CONTROL, opcode=CTL, keep=1), layer(DWCONV, Ci=17, Co=17, Zs=2)], "by a word of several tiles"),
+        ([TAKE, layer(CONV)], "psums are taken that no chain kept"),
+        ([KEEP, layer(CONV), layer(CONV), TAKE, layer(CONV)], "psums are taken that no chain kept"),
+        ([KEEP, layer(CONV), TAKE, layer(CONV, Co=4)], "psums are taken that no chain kept"),
+        ([KEEP, layer(CONV), TAKE, layer(DWCONV)], "psums are taken that no chain kept"),
+        ([layer(CONV | FUSED), TAKE, layer(CONV)], "does not begin a chain"),
+        ([KEEP, layer(CONV), TAKE, layer(RELU)], "does not accumulate"),
+        ([word(OPERAND, opcode=DST), KEEP, layer(CONV)], "a word that is continued"),
         ([word(CONTROL, opcode=CTL, keep=1), layer(RELU | FUSED), layer(RELU)], "does not accumulate"),
         ([word(OPERAND, opcode=SRC, memory=2), layer(CONV)], "neither DTCM"),
         ([word(OPERAND, opcode=SRC, base=699, row=1), layer(RELU)], "beyond the end of a memory"),

@@ -44,6 +44,11 @@ def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int)
     programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
 
 
+@pytest.mark.parametrize("seed", range(15))
+def test_psums_stay_in_the_pads_from_chain_to_chain(seed: int) -> None:
+    programs.test_psums_stay_in_the_pads_from_chain_to_chain(seed)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_weight_stream_can_be_set_to_any_word(seed: int) -> None:
     programs.test_the_weight_stream_can_be_set_to_any_word(seed)

@@ -35,7 +35,7 @@ def chain_cycles(chain: Sequence[Stage], words: int, machine: Machine, low: bool
     if chain[0].reshape is not None:
         word = chain[0].reshape
         return words + SETUP + feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
-    kept = sum(stage.keeps for stage in chain)
+    kept = sum(stage.keeps for stage in chain[:-1])
     parts, behind = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
     source = chain[0].ifmap(machine, low).place.memory
     ports = tuple(
@@ -54,7 +54,7 @@ def chain_cycles(chain: Sequence[Stage], words: int, machine: Machine, low: bool
 def _written(stage: Stage, last: bool, machine: Machine, low: bool) -> list[Map]:
     """The maps that a word writes."""
     stored = [stage.stored()] if stage.layer.stored else []
-    return [*stored, stage.ofmap(machine, not low)] if last else stored
+    return [*stored, stage.ofmap(machine, not low)] if last and not stage.keeps else stored
 
 
 def _read(chain: Sequence[Stage], machine: Machine, low: bool) -> Iterator[Map]:
@@ -120,7 +120,7 @@ class _Run:
             for stage in chain:
                 for where in _written(stage, stage is chain[-1], machine, low):
                     self._write(where, table[stage.number].tensor or "", started)
-            low = low if "dst" in chain[-1].operands else not low
+            low = low if "dst" in chain[-1].operands or chain[-1].leaves else not low
 
     def _transfer(self, label: str, size: int) -> None:
         started = self.cycle

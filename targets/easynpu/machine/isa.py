@@ -192,12 +192,17 @@ class Operand:
 @word(WORD_BITS)
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """Extension word: keeps psums, or sets the weight pointer, for the next layer word."""
+    """Extension word: keeps psums, takes kept ones, or sets the weight pointer, for the next layer word.
+
+    Psums that the last word of a chain keeps stay in the pads until the next chain, also where the program ends in
+    between and other weights are loaded: its first word takes them. Both chains have a single tile.
+    """
 
     opcode: int = bits(7, 0, "control")
-    keep_psum: int = bits(8, 8, "1 = hand the psums, unquantised, to the next (fused) convolution")
+    keep_psum: int = bits(8, 8, "1 = hand the psums, unquantised, to the next convolution")
     set_weights: int = bits(9, 9, "1 = the weight stream continues at `weights`")
-    flags: int = bits(15, 10, "zero")
+    take_psum: int = bits(10, 10, "1 = begin with the psums that the chain before kept, instead of the bias")
+    flags: int = bits(15, 11, "zero")
     weights: int = bits(39, 16, "address in the weight DTCM, in words")
     reserved: int = bits(127, 40, "zero")
 
@@ -237,7 +242,9 @@ EXTENSIONS: Mapping[str, Extension] = {
     "dst": Extension(0xC1, Operand, "where the ofmap goes; only before the last word of a chain"),
     "opb": Extension(0xC2, Operand, "where the second operand of a sum or product lies"),
     "sto": Extension(0xC3, Operand, "where a stored result is kept"),
-    "ctl": Extension(0xC4, Control, "keeps psums for the next word, or sets the weight pointer"),
+    "ctl": Extension(
+        0xC4, Control, "keeps psums for the next word, takes those of the chain before, or sets the weight pointer"
+    ),
 }
 ROLES: Mapping[int, str] = {extension.opcode: role for role, extension in EXTENSIONS.items()}
 HALT = 0xFF

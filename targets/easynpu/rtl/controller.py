@@ -121,7 +121,8 @@ class Controller(wiring.Component):
         self.low = Signal(init=1)
         self.stream = Signal(self.weights)
         self.places, self.given = Signal(roles(machine)), Signal(given())
-        self.keeps, self.sets, self.set_to = Signal(), Signal(), Signal(self.weights)
+        self.keeps, self.takes = Signal(), Signal()
+        self.sets, self.set_to = Signal(), Signal(self.weights)
         self.stages, self.kept = Signal(self.addresses), Signal()
         self.moves = Signal(init=1)
         self.entries, self.shared = Signal(len(self.run.entry) + 1), Signal(len(self.run.entry))
@@ -141,7 +142,7 @@ class Controller(wiring.Component):
     def _idle(self, m: Module) -> None:
         with m.State("IDLE"), m.If(self.go):
             m.d.sync += [self.at.eq(0), self.low.eq(1), self.stream.eq(0), self.cycles.eq(0), self.failed.eq(0)]
-            m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.sets.eq(0)]
+            m.d.sync += [self.given.eq(0), self.keeps.eq(0), self.takes.eq(0), self.sets.eq(0)]
             self._new_chain(m)
             m.next = "FETCH"
         with m.State("FETCH"):
@@ -165,6 +166,7 @@ class Controller(wiring.Component):
                     with m.Case(Kind.CONTROL):
                         control = Fields(self.word, isa.Control)
                         m.d.sync += [self.keeps.eq(control.keep_psum), self.sets.eq(control.set_weights)]
+                        m.d.sync += self.takes.eq(control.take_psum)
                         m.d.sync += self.set_to.eq(control.weights)
                     with m.Case(Kind.LAYER):
                         self._decode_layer(m)
@@ -184,6 +186,7 @@ class Controller(wiring.Component):
         decoder, chain, layer = self.decoder, self.chain, Fields(self.word, isa.Layer)
         first = self.stages == 0
         self.fused = Signal()
+        leaves = self.keeps & ~self.fused
         m.d.comb += [
             self.fused.eq((layer.opcode & isa.FUSED) != 0),
             self.write_run.eq(1),
@@ -197,19 +200,22 @@ class Controller(wiring.Component):
         m.d.sync += [
             self.given.eq(0),
             self.keeps.eq(0),
+            self.takes.eq(0),
             self.sets.eq(0),
             self.kept.eq(self.keeps),
             self.stages.eq(self.stages + 1),
             chain.last_stage.eq(self.stages),
             chain.target.eq(decoder.target),
             chain.scattered.eq(0),
-            self.moves.eq(~self.given["dst"]),
+            chain.leaves.eq(leaves),
+            self.moves.eq(~self.given["dst"] & ~leaves),
         ]
         with m.If(self.write_load):
             m.d.sync += chain.last_part.eq(self.stages)
         with m.If(first):
             m.d.sync += [
                 chain.dense.eq(decoder.dense),
+                chain.takes.eq(self.takes),
                 chain.source.eq(decoder.load.place.memory),
                 chain.last_row.eq(layer.last("Ho")),
                 chain.last_column.eq(layer.last("Wo")),
@@ -239,6 +245,8 @@ class Controller(wiring.Component):
         with m.If(alone):
             m.d.sync += [
                 chain.dense.eq(0),
+                chain.takes.eq(0),
+                chain.leaves.eq(0),
                 chain.last_part.eq(0),
                 chain.last_row.eq(layer.last("Hi")),
                 chain.last_column.eq(layer.last("Wi")),

@@ -109,6 +109,8 @@ def chain(machine: Machine) -> data.StructLayout:
             "last_stage": stage,
             "target": place(machine),
             "scattered": 1,  # a reshape word says where results go
+            "takes": 1,  # it begins with the psums that the chain before kept
+            "leaves": 1,  # its psums stay for the next chain
         }
     )
 

@@ -97,8 +97,10 @@ class Loader(wiring.Component):
             step.last_channel.eq(
                 Mux(chain.dense, Mux(self.group == last_group, now.last_channel[:GROUP], (1 << GROUP) - 1), 0)
             ),
-            step.first.eq((self.part == 0) & (~chain.dense | (self.group == 0))),
-            step.last.eq((self.part == chain.last_part) & (~chain.dense | (self.group == last_group))),
+            step.first.eq((self.part == 0) & (~chain.dense | (self.group == 0)) & ~chain.takes),
+            step.last.eq(
+                (self.part == chain.last_part) & (~chain.dense | (self.group == last_group)) & ~chain.leaves
+            ),
         ]
 
     def _go_on(self, m: Module) -> None:

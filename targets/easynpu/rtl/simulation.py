@@ -164,7 +164,7 @@ class Simulation:
         for chain in chains(words, first):
             check(chain, self.machine, low)
             found.append((chain, low))
-            low = low if "dst" in chain[-1].operands else not low
+            low = low if "dst" in chain[-1].operands or chain[-1].leaves else not low
         return found
 
     def _execute(

@@ -49,6 +49,16 @@ class Stage:
         """Its psums are handed, unquantised, to the next word."""
         return self.control is not None and bool(self.control.keep_psum)
 
+    @property
+    def takes(self) -> bool:
+        """It begins with the psums that the chain before kept."""
+        return self.control is not None and bool(self.control.take_psum)
+
+    @property
+    def leaves(self) -> bool:
+        """It ends its chain without a result: its psums stay for the next chain."""
+        return self.keeps and not self.layer.fused
+
     def ifmap(self, machine: Machine, low: bool) -> Map:
         """The map that it reads unless it continues on a result; low: where the current map lies."""
         layer = self.layer
@@ -166,7 +176,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
     where it lies: its pixel is read before the result's is written. A result and its copy are written together.
     """
-    written = [(chain[-1], chain[-1].ofmap(machine, not low))]
+    written = [] if chain[-1].leaves else [(chain[-1], chain[-1].ofmap(machine, not low))]
     written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
     operands = [(stage, stage.operand()) for stage in chain if stage.name in ("add", "mul")]
     starting = [
@@ -187,9 +197,32 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
             reason = f"it writes over another map of its chain in the {each.place.memory} DTCM"
             raise refused(stage.number, reason, stage.word)
     last = chain[-2] if chain[-1].reshape is not None and len(chain) > 1 else chain[-1]
-    if last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
+    if written and last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
         reason = f"the result and its copy go to the {last.stored().place.memory} DTCM, a word a cycle"
         raise refused(last.number, reason, last.word)
+
+
+def expect_kept(kept: Layer | None, chain: Sequence[Stage]) -> Layer | None:
+    """The word whose psums are in the pads behind the chain, if it keeps any.
+
+    kept: the same before it. Refuses (E503) a chain that takes psums which are not there, or those of another tile.
+    """
+    head = chain[0]
+    if head.takes:
+        if kept is None:
+            raise refused(head.number, "it takes psums, and the chain before kept none", head.word)
+        if _psums_of(kept) != _psums_of(head.layer):
+            raise refused(head.number, "it takes the psums of a word with another ofmap", head.word)
+    return chain[-1].layer if chain[-1].leaves else None
+
+
+def _psums_of(layer: Layer) -> tuple[int | bool, ...]:
+    return layer.Ho, layer.Wo, layer.Co, layer.y, layer.x, is_dense(layer)
+
+
+def _single_tile(layer: Layer) -> bool:
+    """Whether all psums of a word are in the pads at once; channel-wise ones are there 16 channels at a time."""
+    return layer.y >= layer.Ho and layer.x >= layer.Wo and (is_dense(layer) or groups(layer.Co) == 1)
 
 
 def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
@@ -227,9 +260,11 @@ def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:
         "a word that cannot continue on a fused result": before is not None
         and not continues
         and stage.name not in FUSABLE,
-        "psums are kept for or by a word that does not accumulate": (continues or stage.keeps)
+        "psums are kept for or by a word that does not accumulate": (continues or stage.keeps or stage.takes)
         and stage.name not in KEEPING,
-        "psums are kept, and no word follows": stage.keeps and not stage.layer.fused,
+        "psums are kept or taken from chain to chain by a word of several tiles": (stage.leaves or stage.takes)
+        and not _single_tile(stage.layer),
+        "psums are taken by a word that does not begin a chain": stage.takes and before is not None,
         "psums are kept, and a result is stored": stage.keeps and stage.layer.stored,
     }
 
@@ -238,7 +273,7 @@ def _idle_operands(stage: Stage, before: Stage | None, *, last: bool) -> dict[st
     """Extension words that change nothing: reason -> whether it is wrong."""
     used = {
         "src": before is None or before.keeps,
-        "dst": last,
+        "dst": last and not stage.keeps,
         "opb": stage.name in ("add", "mul"),
         "sto": stage.layer.stored,
     }

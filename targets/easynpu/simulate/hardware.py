@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.easynpu.machine.isa import Instruction
+from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.simulate.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
 
@@ -29,6 +29,8 @@ class Hardware:
     """The current map lies at the low end of the Fmap DTCM."""
     weights_at: int = 0
     """The weight stream's next word."""
+    kept: Layer | None = None
+    """The word whose psums are in the pads."""
 
     @classmethod
     def of(cls, machine: Machine) -> Hardware:

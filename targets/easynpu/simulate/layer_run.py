@@ -64,8 +64,9 @@ class LayerRun:
         self.hardware = hardware
         self.end = chain[-1].number
         """The number of the last word."""
-        target, reshape = chain[-1].ofmap(machine, not low), chain[-1].reshape
-        self.scatter = Scatter.of(reshape, target) if reshape is not None else None
+        target = None if chain[-1].leaves else chain[-1].ofmap(machine, not low)
+        reshape = chain[-1].reshape
+        self.scatter = Scatter.of(reshape, target) if reshape is not None and target is not None else None
         self.chain = chain = chain if reshape is None else chain[:-1]
         """The words that compute."""
         self.watcher = watcher
@@ -74,7 +75,8 @@ class LayerRun:
         self.sources = [stage.ifmap(machine, low) for stage in chain[: len(self.parts)]]
         self.operands = [stage.operand() if stage.name in COMBINING else None for stage in chain]
         self.targets = [[stage.stored()] if stage.layer.stored else [] for stage in chain]
-        self.targets[-1].insert(0, target)
+        if target is not None:
+            self.targets[-1].insert(0, target)
         shape = (self.parts[0].Ho, self.parts[0].Wo, groups(self.parts[0].Co), LANES)
         self.results = [np.zeros(shape, np.int8) for _ in chain]
         self.lanes = (np.arange(shape[2] * LANES) < self.parts[0].Co).reshape(shape[2], 1, LANES)
@@ -104,7 +106,7 @@ class LayerRun:
 
     def _run(self, words: int) -> None:
         """Every step, with the next one's sub-ifmap loaded under it into the other set of pads."""
-        sequence = steps(self.parts)
+        sequence = steps(self.parts, takes=self.chain[0].takes, leaves=self.chain[-1].leaves)
         step, side = next(sequence), 0
         self.first_load = self._load(step, side)
         self.cycle += len(self.first_load)

@@ -9,7 +9,7 @@ once over all psums of a tile.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -59,16 +59,20 @@ class Step:
 
 def accumulating(chain: Sequence[Stage]) -> int:
     """The number of words that read an ifmap: the first, and those that continue on kept psums."""
-    return 1 + sum(stage.keeps for stage in chain)
+    return 1 + sum(stage.keeps for stage in chain[:-1])
 
 
-def steps(parts: Sequence[Layer]) -> Iterator[Step]:
-    """The steps of a layer in order; parts: the accumulating words."""
+def steps(parts: Sequence[Layer], *, takes: bool = False, leaves: bool = False) -> Iterator[Step]:
+    """The steps of a layer in order; parts: the accumulating words.
+
+    takes: the first one begins with kept psums; leaves: those of the last one stay.
+    """
     head = parts[0]
     for oy in range(0, head.Ho, head.y):
         for ox in range(0, head.Wo, head.x):
             tile = Tile(oy, ox, min(head.y, head.Ho - oy), min(head.x, head.Wo - ox))
-            yield from _dense(parts, tile) if is_dense(head) else _channel_wise(parts, tile)
+            for step in _dense(parts, tile) if is_dense(head) else _channel_wise(parts, tile):
+                yield replace(step, first=step.first and not takes, last=step.last and not leaves)
 
 
 def _dense(parts: Sequence[Layer], tile: Tile) -> Iterator[Step]:

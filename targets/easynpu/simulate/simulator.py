@@ -33,7 +33,7 @@ from npuc.targets.easynpu.machine.memory import (
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.simulate import arithmetic
-from npuc.targets.easynpu.simulate.chains import Stage, chains, check, refused
+from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept, refused
 from npuc.targets.easynpu.simulate.loading import keep, load_images
 
 Observer = Callable[[int, Array], None]
@@ -55,6 +55,10 @@ class State:
     """The current map lies at the low end of the Fmap DTCM."""
     weights_at: int = 0
     """The weight stream's next word."""
+    kept: isa.Layer | None = None
+    """The word whose psums are in the pads."""
+    psums: Array | None = None
+    """These: (samples, Ho, Wo, Co)."""
 
     def memory(self, name: str) -> Array:
         """The Fmap or skip DTCM of all samples: (samples, words) WORD."""
@@ -102,11 +106,12 @@ class Simulator:
             if key not in self.checked:
                 check(chain, self.machine, state.low)
                 self.checked.add(key)
+            state.kept = expect_kept(state.kept, chain)
             self._run_chain(state, chain, observe)
 
     def _run_chain(self, state: State, chain: Sequence[Stage], observe: Observer | None) -> None:
         """A fused chain: the first stage reads the ifmap, the others the int8 of the stage before."""
-        x, psums = self._ifmap(state, chain[0]), None
+        x, psums = self._ifmap(state, chain[0]), state.psums if chain[0].takes else None
         for stage in chain:
             if psums is not None:
                 x = self._ifmap(state, stage)
@@ -124,6 +129,9 @@ class Simulator:
                 observe(stage.number, x)
             if stage.layer.stored:
                 _view(state, stage.stored())[...] = to_words(x)
+        state.psums = psums
+        if psums is not None:
+            return
         _view(state, chain[-1].ofmap(self.machine, not state.low))[...] = to_words(x)
         if "dst" not in chain[-1].operands:
             state.low = not state.low

@@ -14,7 +14,7 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.memory import pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Segment
-from npuc.targets.easynpu.simulate.chains import Stage, chains, check
+from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
 from npuc.targets.easynpu.simulate.events import LayerCount
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.layer_run import LayerRun, Watcher
@@ -58,6 +58,7 @@ class Stepper:
         done = first
         for chain in chains(state.itcm[:count], first):
             check(chain, self.machine, state.low)
+            state.kept = expect_kept(state.kept, chain)
             self._run_chain(state, chain, chain[-1].number + 1 - done, observe)
             done = chain[-1].number + 1
 
@@ -71,7 +72,7 @@ class Stepper:
             count, result = run_reshape(state, chain[0], chain[0].reshape, words, self.watcher)
             results = [result]
         self.layers.append(count)
-        if "dst" not in chain[-1].operands:
+        if "dst" not in chain[-1].operands and not chain[-1].leaves:
             state.low = not state.low
         for stage, result in zip(chain, results, strict=True):
             if observe is not None and not stage.keeps:

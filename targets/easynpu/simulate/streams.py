@@ -66,7 +66,7 @@ def load(chain: Sequence[Stage], start: int, memory: Dtcm, pads: ParameterPads) 
         words = _read(stage, start, sum(sizes), memory)
         parameters, weights = words[: sizes[0]], words[sizes[0] :]
         continues = position > 0 and chain[position - 1].keeps
-        if (stage.name in ("add", "mul") or continues) and _has_bias(stage, parameters):
+        if (stage.name in ("add", "mul") or continues or stage.takes) and _has_bias(stage, parameters):
             reason = "a bias where the adder's input takes kept psums or an operand"
             raise refused(stage.number, reason, stage.layer)
         planes = _planes(stage, parameters, first=position == 0)

@@ -406,6 +406,9 @@ void model_run_tile(const struct stage *chain, int stages, int low, struct tile 
             write_results(stage, place_of(stage, STO, &kept), tile);
         }
     }
+    if (last->keeps) {
+        return; /* its psums stay for the next chain */
+    }
     if (last->op == RESHAPE) {
         write_rearranged(last, place_of(last, DST, &ofmap), tile);
     } else {

@@ -39,7 +39,8 @@ struct stage {
     int given[4];
     int controlled; /* a control word stands before it */
     int keeps;      /* its psums go to the next word as they are */
-    int continues;  /* on the psums of the word before */
+    int takes;      /* it begins with the psums that the chain before kept */
+    int continues;  /* on the psums of the word before, or those */
     uint32_t block; /* its first word in the weight DTCM */
     struct reshape reshape;
 };

@@ -9,6 +9,7 @@
 
 #include "npuc_array.h"
 
+static int32_t kept[6]; /* of the word whose psums are in the pads: Ho, Wo, Co, y, x, dense; 0: none */
 static struct npuc_word itcm[NPUC_ITCM_WORDS], weight[NPUC_WEIGHT_WORDS];
 static struct npuc_word fmap[NPUC_FMAP_WORDS], skip[NPUC_SKIP_WORDS];
 
@@ -225,7 +226,8 @@ static void check_geometry(const struct stage *stage)
 static void check_operands(const struct stage *stage, const struct stage *head)
 {
     model_expect(!stage->given[0] || stage == head || stage->continues, "a src word before a word without an ifmap");
-    model_expect(!stage->given[DST - SRC] || !stage->fused, "a dst word before a word that is continued");
+    model_expect(!stage->given[DST - SRC] || !(stage->fused || stage->keeps),
+                 "a dst word before a word that is continued");
     model_expect(!stage->given[OPB - SRC] || stage->op == ADD || stage->op == MUL,
                  "an opb word before a word without a second operand");
     model_expect(!stage->given[STO - SRC] || stage->stored, "a sto word before a word that is not stored");
@@ -245,7 +247,27 @@ static void check_order(const struct stage *stage, const struct stage *head)
     if (stage->keeps || stage->continues) {
         model_expect(model_multiplies(stage) && stage->op != BN && model_is_dense(stage) == model_is_dense(head),
                      "psums are kept for or by a word that does not accumulate");
-        model_expect(!stage->keeps || (stage->fused && !stage->stored), "psums are kept, and a result is wanted");
+        model_expect(!stage->keeps || !stage->stored, "psums are kept, and a result is wanted");
+    }
+}
+
+/* Psums from chain to chain: those of one tile, channel-wise of 16 channels, and of the ofmap that takes them. */
+static void check_kept(const struct stage *stage, const struct stage *head)
+{
+    const int leaves = stage->keeps && !stage->fused;
+    const int32_t now[6] = {stage->Ho, stage->Wo, stage->Co, stage->y, stage->x, model_is_dense(stage)};
+
+    if (leaves || stage->takes) {
+        model_expect(stage->y >= stage->Ho && stage->x >= stage->Wo && (model_is_dense(stage) || stage->Zs == 1),
+                     "psums are kept or taken from chain to chain by a word of several tiles");
+    }
+    if (stage->takes) {
+        model_expect(stage == head, "psums are taken by a word that does not begin a chain");
+        model_expect(kept[0] != 0 && memcmp(kept, now, sizeof now) == 0, "psums are taken that no chain kept");
+    }
+    memset(kept, 0, sizeof kept);
+    if (leaves) {
+        memcpy(kept, now, sizeof now);
     }
 }
 
@@ -257,6 +279,7 @@ static void check(const struct stage *stage, const struct stage *head)
     check_geometry(stage);
     check_order(stage, head);
     check_operands(stage, head);
+    check_kept(stage, head);
     if (stage->op == RESHAPE) {
         model_check_reshape(stage);
     }
@@ -281,6 +304,7 @@ static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
             model_expect(!stage->controlled, "a second extension word of its kind before one layer word");
             stage->controlled = 1;
             stage->keeps = field(word, 8, 1);
+            stage->takes = field(word, 10, 1);
             *weights = field(word, 9, 1) ? (uint32_t)field(word, 16, 24) : *weights;
         } else {
             if (word->lane[0] == RESHAPE) {
@@ -288,7 +312,7 @@ static int decode_chain(uint32_t *at, uint32_t count, uint32_t *weights)
             } else {
                 decode_layer(word, stage);
             }
-            stage->continues = keeps;
+            stage->continues = keeps || stage->takes;
             stage->block = *weights;
             *weights += (uint32_t)block_words(stage);
             keeps = stage->keeps;
@@ -326,7 +350,7 @@ int npuc_run(uint32_t count)
     model_expect(count <= NPUC_ITCM_WORDS, "more words are run than the ITCM has");
     while (fault == NULL && (stages = decode_chain(&at, count, &weights)) > 0) {
         run_chain(stages, low);
-        if (!chain[stages - 1].given[DST - SRC]) {
+        if (!chain[stages - 1].given[DST - SRC] && !chain[stages - 1].keeps) {
             low = !low; /* without an address a result goes to the other end of the Fmap DTCM */
         }
     }
