@@ -205,7 +205,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
 def expect_kept(kept: Layer | None, chain: Sequence[Stage]) -> Layer | None:
     """The word whose psums are in the pads behind the chain, if it keeps any.
 
-    kept: the same before it. Refuses (E503) a chain that takes psums which are not there, or those of another tile.
+    kept: the same before it. Refuses (E503) a chain that takes psums that are not there, or of another tile.
     """
     head = chain[0]
     if head.takes:
