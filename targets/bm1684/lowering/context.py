@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, prod
 
-import numpy as np
-
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
+from npuc.targets.bm1684 import matrices
+from npuc.targets.bm1684.extents import within
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System
 from npuc.targets.bm1684.lowering.lowered import Lowered
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape, merged
 from npuc.targets.bm1684.lowering.weights import ALIGNMENT, Weights
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -69,10 +69,11 @@ class Lowering:
         return Tensor(shape, Local(self.buffer(stem, size), npu))
 
     def emit(self, *calls: Call) -> None:
-        """Appends a step of the current node."""
+        """Appends a step of the current node, its calls within the interface's extents."""
         engines = {call.on_gdma for call in calls}
         assert len(engines) == 1, calls
-        self.steps.append(Step(calls, self.node.output, self.sources, self.node.op))
+        made = tuple(piece for call in calls for piece in within(call, self.machine))
+        self.steps.append(Step(made, self.node.output, self.sources, self.node.op))
 
     # constants
 
@@ -135,32 +136,23 @@ class Lowering:
         value = self.graph.constant(name)
         if value is not None:
             shape = local_shape(value.shape, width or 1)
-            flat = np.zeros(prod(shape), np.float32)
-            flat[: value.size] = value.ravel()
-            return self.constant(name, flat.reshape(shape))
+            rows = value.reshape(shape.n, -1)
+            return self.constant(name, matrices.padded(rows, shape) if value.ndim < 3 else value.reshape(shape))
         extents = self.graph.shape(name)
         if len(extents) < 3 and width is None:
             width = ceil_div(prod(extents[-1:]), self.machine.npus)  # no rule has an opinion
         shape = local_shape(extents, width or 1)
-        if len(extents) < 3 and shape.c * shape.w != prod(extents[-1:]):
-            return self._fetched_matrix(name, shape)
         tensor = self.fetch(name, self.view(name), shape)
         self._local.setdefault(name, tensor)
         return tensor
 
-    def _fetched_matrix(self, name: str, shape: Dim4) -> Tensor:
-        """A matrix whose last channel is partial."""
-        view = self.continuous(self.view(name))
-        tensor = self.new(name, shape)
-        columns = self.graph.shape(name)[-1]
-        system = System(view.region, ELEMENT * view.offset)
-        args = (tensor.at, system, shape.n, columns, shape.w, columns)
-        self.emit(Call("gdma_32bit_matrix_S2L", args, (), tensor.at.buffer))
-        self._local.setdefault(name, tensor)
-        return tensor
-
     def fetch(self, stem: str, view: View, shape: Dim4, npu: int = 0) -> Tensor:
-        """A view of system memory brought into local memory as `shape`, which has as many elements."""
+        """A view of system memory brought into local memory as `shape`.
+
+        The shape has as many elements, or is one of a matrix with a partial last channel.
+        """
+        if prod(view.shape) != prod(shape):
+            return self._fetched_matrix(stem, view, shape, npu)
         shaped = view.reshaped(shape) or self.continuous(view).reshaped(shape)
         assert shaped is not None
         tensor = self.new(stem, shape, npu)
@@ -168,11 +160,31 @@ class Lowering:
             again = self.continuous(shaped).reshaped(shape)
             assert again is not None
             shaped = again
-        if shaped.region in (WEIGHTS, *self.regions.values()):
+        if self._from_start(shaped):
             self.fill(tensor, shaped)
             return tensor
         self.emit(*moves.loads(tensor, shaped, self.machine))
         return tensor
+
+    def _fetched_matrix(self, stem: str, view: View, shape: Dim4, npu: int) -> Tensor:
+        """A matrix whose last channel is partial."""
+        columns = view.shape[-1]
+        rows = view.reshaped((shape.n, columns))
+        if rows is None or len(merged(rows.axes[1])) > 1:
+            rows = self.continuous(view).reshaped((shape.n, columns))
+        assert rows is not None
+        tensor = self.new(stem, shape, npu)
+        calls = matrices.loads(tensor, rows, self.machine)
+        if self._from_start(rows):
+            load = Load(tensor.at.buffer, 1, lambda _first, _last: calls)
+            self.loads[tensor.at.buffer] = (*self.loads.get(tensor.at.buffer, ()), load)
+        else:
+            self.emit(*calls)
+        return tensor
+
+    def _from_start(self, view: View) -> bool:
+        """Whether the view is there before the first step: weights or an input."""
+        return view.region in (WEIGHTS, *self.regions.values())
 
     def view(self, name: str) -> View:
         """The tensor in system memory, in the shape it has in the graph."""
@@ -209,10 +221,9 @@ class Lowering:
         """Writes a local tensor to system memory, where it has the view's shape."""
         shape = tensor.shape
         if prod(view.shape) != prod(shape):
-            columns = view.shape[-1]
-            system = System(view.region, ELEMENT * view.offset)
-            args = (system, tensor.at, shape.n, columns, shape.w, columns)
-            self.emit(Call("gdma_32bit_matrix_L2S", args, (tensor.at.buffer,)))
+            rows = view.reshaped((shape.n, view.shape[-1]))
+            assert rows is not None
+            self.emit(*matrices.stores(rows, tensor, self.machine))
             return
         shaped = view.reshaped(shape)
         if shaped is None:

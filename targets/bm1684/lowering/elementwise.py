@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
-
-import numpy as np
+from math import frexp, inf
 
 from npuc.ir import Node
 from npuc.targets.bm1684.lowering.context import Lowering
@@ -58,9 +56,8 @@ def binary(lo: Lowering, node: Node) -> None:
         _one_operand(lo, node, _scalar_form(node.op, *number))
         return
     left, right = _operands(lo, node)
-    out = _result(
-        lo, node, left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
-    )
+    like = left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
+    out = _result(lo, node, like, right if like is left else left)
     args = (out.at, left.at, right.at, out.shape, None, _repeating(lo, left, out), _repeating(lo, right, out))
     call = Call(f"bdc_{BINARY[node.op]}", args, (left.at.buffer, right.at.buffer), out.at.buffer)
     lo.emit(call, *activation(node, out))
@@ -90,11 +87,15 @@ def _scalar_form(op: str, index: int, value: float) -> Recipe:
         case "Div", 0:
             return lambda f: f.to("C_div", value)
         case "Div", 1:
-            return lambda f: (
-                f.to("mul_C", 1.0 / value) if np.log2(abs(value) or 3) % 1 == 0 else f.to("div_C", value)
-            )
+            return lambda f: f.to("mul_C", 1.0 / value) if _power_of_two(value) else f.to("div_C", value)
         case _:
             return lambda f: f.to(f"{BINARY[op]}_C", value)
+
+
+def _power_of_two(value: float) -> bool:
+    """Whether dividing by the value is multiplying with its reciprocal, bit for bit."""
+    mantissa, exponent = frexp(value)
+    return abs(mantissa) == 0.5 and -120 < exponent < 120
 
 
 def _operands(lo: Lowering, node: Node) -> tuple[Tensor, Tensor]:
@@ -132,8 +133,6 @@ def _repeated(lo: Lowering, name: str, result: Sequence[int], base: Tensor | Non
     view = lo.view(name).repeated(result)
     if base is None:
         return lo.fetch(f"{name}/repeated", view, local_shape(result))
-    if len(result) < 3 and base.shape.c * base.shape.w != result[-1]:
-        raise lo.refusal(f"'{name}' has shape {list(lo.graph.shape(name))}, the result {list(result)}")
     return lo.fetch(f"{name}/repeated", view, base.shape, base.at.npu)
 
 
@@ -145,9 +144,13 @@ def _repeating(lo: Lowering, tensor: Tensor, out: Tensor) -> Dim4 | None:
     return Dim4(*(0 if have == 1 and want > 1 else step for step, have, want in pairs))
 
 
-def _result(lo: Lowering, node: Node, like: Tensor) -> Tensor:
-    """Where the result goes: in place of an operand that nothing else reads, or a new tensor like it."""
-    if lo.home(node.output) is None and lo.overwritable(like):
+def _result(lo: Lowering, node: Node, like: Tensor, other: Tensor | None = None) -> Tensor:
+    """Where the result goes: in place of an operand that nothing else reads, or a new tensor like it.
+
+    Not in place where the other operand may share some words, but not all, with the one that is overwritten.
+    """
+    apart = other is None or other == like or other.at.buffer != like.at.buffer
+    if apart and lo.home(node.output) is None and lo.overwritable(like):
         return like
     return lo.output(node.output, like.shape, like.at.npu)
 

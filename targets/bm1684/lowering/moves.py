@@ -28,14 +28,17 @@ class _Dim:
     b: int
 
 
-def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
-    """Fills a tensor in local memory from a view with its four dimensions."""
-    return tuple(_between(tensor, view, machine, store=False))
+def loads(tensor: Tensor, view: View, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
+    """Fills a tensor in local memory from a view with its four dimensions.
+
+    stride: of the tensor, where it is part of a larger one.
+    """
+    return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=False))
 
 
-def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
+def stores(view: View, tensor: Tensor, machine: Machine, stride: Dim4 | None = None) -> tuple[Call, ...]:
     """Writes a tensor in local memory to a view with its four dimensions."""
-    return tuple(_between(tensor, view, machine, store=True))
+    return tuple(_between(tensor, view, stride or tensor.stride(machine), machine, store=True))
 
 
 def copies(to: View, source: View) -> tuple[Call, ...]:
@@ -61,22 +64,24 @@ def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:
     return Call("gdma_32bit_cpy_L2L", args, (source.at.buffer,), to.at.buffer)
 
 
-def _between(tensor: Tensor, view: View, machine: Machine, *, store: bool) -> Iterator[Call]:
-    stride = tensor.stride(machine)
+def _between(tensor: Tensor, view: View, stride: Dim4, machine: Machine, *, store: bool) -> Iterator[Call]:
     n, c, h, w = (merged(axis) for axis in view.axes)
     others = [*_steps(n, stride.n), *_steps(h, stride.h), *_steps(w, stride.w)]
     *outer, (channels, c_stride) = c
     blocks = list(_blocks(_joined(others), 3))
+    most = MOST // machine.npus * machine.npus
+    pieces = [(start, min(most, channels - start)) for start in range(0, channels, most)]
     for index in product(*(range(extent) for extent, _ in outer)):
         first = 0
         for (extent, _), at in zip(outer, index, strict=True):
             first = first * extent + at
         base = sum(at * step for (_, step), at in zip(outer, index, strict=True))
-        part = tensor.channels(first * channels, (first + 1) * channels, machine) if outer else tensor
-        for at, (dn, dh, dw) in blocks:
-            system = System(view.region, ELEMENT * (view.offset + base + _offset(at, "a")))
+        for (start, count), (at, (dn, dh, dw)) in product(pieces, blocks):
+            begin = first * channels + start
+            part = tensor.channels(begin, begin + count, machine) if begin else tensor
+            system = System(view.region, ELEMENT * (view.offset + base + start * c_stride + _offset(at, "a")))
             local = part.at.shifted(ELEMENT * _offset(at, "b"))
-            shape = Dim4(dn.extent, channels, dh.extent, dw.extent)
+            shape = Dim4(dn.extent, count, dh.extent, dw.extent)
             outside, inside = Dim4(dn.a, c_stride, dh.a, dw.a), Dim4(dn.b, stride.c, dh.b, dw.b)
             if store:
                 yield Call("gdma_32bit_cpy_L2S", (system, local, shape, outside, inside), (local.buffer,))
@@ -125,11 +130,14 @@ def _joined(dims: Sequence[_Dim]) -> list[_Dim]:
 
 
 def _blocks(dims: list[_Dim], count: int) -> Iterator[tuple[list[tuple[int, _Dim]], list[_Dim]]]:
-    """The last `count` dimensions, for every index of those before."""
+    """The last `count` dimensions in pieces of at most MOST, for every index of those before."""
     dims = [_Dim(1, 0, 0)] * (count - len(dims)) + dims
     outer, inner = dims[: len(dims) - count], dims[len(dims) - count :]
-    for index in product(*(range(dim.extent) for dim in outer)):
-        yield list(zip(index, outer, strict=True)), inner
+    starts = [range(0, dim.extent, MOST) for dim in inner]
+    for index in product(*(range(dim.extent) for dim in outer), *starts):
+        sizes = zip(inner, index[len(outer) :], strict=True)
+        piece = [replace(dim, extent=min(MOST, dim.extent - start)) for dim, start in sizes]
+        yield list(zip(index, (*outer, *inner), strict=True)), piece
 
 
 def _offset(at: list[tuple[int, _Dim]], side: str) -> int:

@@ -18,6 +18,7 @@ from npuc.targets.bm1684.lowering.elementwise import Function, activation, apply
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.matrices import padded
 
 
 def pool(lo: Lowering, node: Node) -> None:
@@ -85,11 +86,30 @@ def batch_norm(lo: Lowering, node: Node) -> None:
     factor = scale / np.sqrt(variance + node.number("epsilon", 1e-5))
     x = lo.local(node.inputs[0])
     out = lo.output(node.output, x.shape, x.at.npu)
-    factors, offsets = per_channel(lo, np.stack([factor, shift - mean * factor]), x.at.npu)
-    args = (out.at, x.at, factors, offsets, x.shape, None, None)
-    call = Call("bdc_scale_bias", args, (x.at.buffer, factors.buffer), out.at.buffer)
-    lo.emit(call, *activation(node, out))
+    values = np.stack([factor, shift - mean * factor])
+    if len(lo.graph.shape(node.output)) < 3:
+        factors, offsets = _per_column(lo, values, x)
+        calls = [with_columns("mul", out, x, factors, lo), with_columns("add", out, out, offsets, lo)]
+    else:
+        factors, offsets = per_channel(lo, values, x.at.npu)
+        args = (out.at, x.at, factors, offsets, x.shape, None, None)
+        calls = [Call("bdc_scale_bias", args, (x.at.buffer, factors.buffer), out.at.buffer)]
+    lo.emit(*calls, *activation(node, out))
     lo.define(node.output, out)
+
+
+def _per_column(lo: Lowering, values: Array, like: Tensor) -> tuple[Local, ...]:
+    """Values (k, F) as k rows (1, C, 1, W) of matrices that lie as `like` does."""
+    shape = like.shape._replace(n=1)
+    rows = (padded(row[np.newaxis].astype(np.float32), shape) for row in values)
+    return tuple(lo.constant(f"{lo.node.output}/parameters", row, like.at.npu).at for row in rows)
+
+
+def with_columns(name: str, out: Tensor, x: Tensor, row: Local, lo: Lowering) -> Call:
+    """A function of every row of a matrix and one row."""
+    repeated = None if x.shape.n == 1 else x.stride(lo.machine)._replace(n=0)
+    args = (out.at, x.at, row, x.shape, None, None, repeated)
+    return Call(f"bdc_{name}", args, (x.at.buffer, row.buffer), out.at.buffer)
 
 
 def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
@@ -106,14 +126,20 @@ def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
 
 def prelu(lo: Lowering, node: Node) -> None:
     """relu(x) + slope * min(x, 0), a slope per channel."""
-    slope, channels = lo.graph.constants[node.inputs[1]], lo.graph.shape(node.inputs[0])[1]
+    slope, shape = lo.graph.constants[node.inputs[1]], lo.graph.shape(node.inputs[0])
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
-    (slopes,) = per_channel(lo, np.broadcast_to(slope.reshape(1, -1), (1, channels)), x.at.npu)
     f = Function(lo, x, y, [])
     below = f.to("min_C", 0.0, out=f.temporary())
-    args = (below.at, below.at, slopes, x.shape, None, None)
-    f.calls.append(Call("bdc_scale", args, (below.at.buffer, slopes.buffer), below.at.buffer))
+    if slope.size == 1:
+        f.to("mul_C", float(slope.flat[0]), out=below, of=below)
+    elif len(shape) < 3:
+        (slopes,) = _per_column(lo, slope.reshape(1, -1), x)
+        f.calls.append(with_columns("mul", below, below, slopes, lo))
+    else:
+        (slopes,) = per_channel(lo, slope.reshape(1, -1), x.at.npu)
+        args = (below.at, below.at, slopes, x.shape, None, None)
+        f.calls.append(Call("bdc_scale", args, (below.at.buffer, slopes.buffer), below.at.buffer))
     f.to("relu")
     f.both("add", y, below)
     lo.emit(*f.calls)

@@ -14,6 +14,7 @@ from npuc.targets.bm1684.lowering.kernel import Call, Local
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.matrix_width import best_width
+from npuc.targets.bm1684.matrices import padded
 
 PIECE_BYTES = 32 * 1024
 """Of the right matrix in each NPU: small enough to be prefetched step by step."""
@@ -109,17 +110,9 @@ def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Loca
     """Rows of the right matrix and, behind them, the bias as one more row, in the matrix layout."""
     rows = right if bias is None else np.concatenate([right, bias[np.newaxis]])
     C, npus = ceil_div(right.shape[1], W), lo.machine.npus
-    padded = np.zeros((len(rows), C * W), np.float32)
-    padded[:, : right.shape[1]] = rows
-    at = _matrix(lo, padded.reshape(len(rows), C, W))
+    at = lo.constant(f"{lo.node.output}/weights", padded(rows, Dim4(len(rows), C, 1, W))).at
     row_bytes = ELEMENT * ceil_div(C, npus) * ceil_div(W, 32) * 32
     return at, None if bias is None else at.shifted(row_bytes * len(right))
-
-
-def _matrix(lo: Lowering, values: Array) -> Local:
-    """A constant (rows, C, W) in the matrix layout, loaded in time."""
-    rows, C, W = values.shape
-    return lo.constant(f"{lo.node.output}/weights", values.reshape(rows, C, 1, W)).at
 
 
 def _left(lo: Lowering, name: str) -> Tensor:
@@ -136,7 +129,10 @@ def _shape(rows: int, N: int, W: int) -> Dim4:
 
 
 def _call(p: _Product, out: Tensor, left: Local, right: Local, bias: Local | None, *, add: bool) -> Call:
-    args = (out.at, left, right, bias or right, p.rows, p.K, p.N, p.left_width, p.width, bias is not None, add)
+    columns = ceil_div(p.N, p.width) * p.width  # of a partial last channel too: they repeat the last column
+    args = (
+        out.at, left, right, bias or right, p.rows, p.K, columns, p.left_width, p.width, bias is not None, add,
+    )  # fmt: skip
     reads = (left.buffer, right.buffer, *((out.at.buffer,) if add else ()))
     return Call("bdc_matmul", args, reads, out.at.buffer)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from npuc.ir import Node
 from npuc.targets.bm1684.lowering import moves
-from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.kernel import Call
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
@@ -99,15 +101,30 @@ def slice_(lo: Lowering, node: Node) -> None:
     cuts = [(axis % len(shape), start, step) for axis, start, step in axes]
     result = lo.graph.shape(node.output)
     cuts = [cut for cut in cuts if result[cut[0]] != shape[cut[0]] or cut[2] != 1]
-    if len(cuts) == 1:
+    if len(cuts) == 1 and cuts[0][2] > 0:
         _part(lo, node.inputs[0], node.output, *cuts[0])
         return
-    view: View | None = lo.view(node.inputs[0])
+    view = lo.view(node.inputs[0])
     for axis, start, step in cuts:
-        view = (view.sliced(axis, start, result[axis], step)) if view else None
-    if view is None:
-        raise lo.refusal("the slice of a reordered tensor")
+        count = result[axis]
+        low = start if step > 0 else start + (count - 1) * step
+        view = _sliced(lo, view, axis, low, count, abs(step))
+        view = view if step > 0 else _reversed(lo, view, axis)
     lo.define_view(node.output, view)
+
+
+def _reversed(lo: Lowering, view: View, axis: int) -> View:
+    """The elements along an axis in reverse, copied one by one: the GDMA counts upwards only."""
+    count, to = view.shape[axis], lo.scratch_view(view.shape)
+    for at in range(count):
+        lo.emit(*moves.copies(_sliced(lo, to, axis, at, 1), _sliced(lo, view, axis, count - 1 - at, 1)))
+    return to
+
+
+def _sliced(lo: Lowering, view: View, axis: int, start: int, count: int, step: int = 1) -> View:
+    found = view.sliced(axis, start, count, step) or lo.continuous(view).sliced(axis, start, count, step)
+    assert found is not None
+    return found
 
 
 def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int) -> None:
@@ -117,29 +134,75 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
     if lo.is_local(source) and joins_channels(shape, axis) and step == 1:
         lo.define(name, lo.local(source).channels(start, start + count, lo.machine))
         return
-    view = lo.view(source)
-    part = view.sliced(axis, start, count, step) or lo.continuous(view).sliced(axis, start, count, step)
-    assert part is not None
-    lo.define_view(name, part)
+    lo.define_view(name, _sliced(lo, lo.view(source), axis, start, count, step))
 
 
 def pad(lo: Lowering, node: Node) -> None:
-    """Pad with a number, rows and columns of images: a filled tensor, and the image copied into it."""
+    """Pad: around rows and columns of images a filled tensor with the image in it, else through system memory."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
     pads = node.integers("pads")
-    begins = pads[: len(shape)]
-    images = len(shape) == 4 and shape[:2] == result[:2] and min(pads) >= 0
-    if node.text("mode", "constant") != "constant" or not images:
-        raise lo.refusal(f"pads are {list(pads)}, mode {node.text('mode', 'constant')}")
+    mode = node.text("mode", "constant")
+    images = len(shape) == 4 and shape[:2] == result[:2] and min(pads) >= 0 and mode == "constant"
+    if not images or max(pads) == 0:
+        _pad_in_system(lo, node, list(zip(pads[: len(shape)], pads[len(shape) :], strict=True)), mode)
+        return
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
     stride = y.stride(lo.machine)
-    at = y.at.shifted(ELEMENT * (begins[2] * stride.h + begins[3]))
+    at = y.at.shifted(ELEMENT * (pads[2] * stride.h + pads[3]))
     lo.emit(
         Call("bdc_32bit_set_C", (y.at, node.number("value"), y.shape, None), (), y.at.buffer),
         Call("bdc_32bit_cpy", (at, x.at, x.shape, stride, None), (x.at.buffer,), y.at.buffer),
     )
     lo.define(node.output, y)
+
+
+def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: str) -> None:
+    """Axis after axis: what negative pads leave, and beside it numbers or elements of its own."""
+    view = lo.view(node.inputs[0])
+    for axis, (before, behind) in enumerate(pads):
+        cut = max(-before, 0)
+        count = view.shape[axis] - cut - max(-behind, 0)
+        if count != view.shape[axis]:
+            view = _sliced(lo, view, axis, cut, count)
+    for axis, (before, behind) in enumerate(pads):
+        if max(before, behind) > 0:
+            view = _wider(lo, view, axis, (max(before, 0), max(behind, 0)), mode, node.number("value"))
+    lo.define_view(node.output, view)
+
+
+def _wider(lo: Lowering, view: View, axis: int, pads: tuple[int, int], mode: str, value: float) -> View:
+    """A copy of the view with more elements along an axis."""
+    (before, behind), count = pads, view.shape[axis]
+    to = lo.scratch_view((*view.shape[:axis], before + count + behind, *view.shape[axis + 1 :]))
+    lo.emit(*moves.copies(_sliced(lo, to, axis, before, count), view))
+    ends = [(0, before), (before + count, behind)]
+    if mode == "constant":
+        at = lo.weights.image(np.full(1, value, np.float32)) // ELEMENT
+        for first, extent in ends:
+            if extent:
+                part = _sliced(lo, to, axis, first, extent)
+                lo.emit(*moves.copies(part, View.continuous(WEIGHTS, at, (1,)).repeated(part.shape)))
+        return to
+    source = {"reflect": _mirrored, "edge": _nearest, "wrap": _around}[mode]
+    for at in (at for first, extent in ends for at in range(first, first + extent)):
+        lo.emit(
+            *moves.copies(_sliced(lo, to, axis, at, 1), _sliced(lo, view, axis, source(at - before, count), 1))
+        )
+    return to
+
+
+def _mirrored(at: int, count: int) -> int:
+    at = abs(at) % max(2 * (count - 1), 1)
+    return at if at < count else 2 * (count - 1) - at
+
+
+def _nearest(at: int, count: int) -> int:
+    return min(max(at, 0), count - 1)
+
+
+def _around(at: int, count: int) -> int:
+    return at % count
 
 
 def resize(lo: Lowering, node: Node) -> None:

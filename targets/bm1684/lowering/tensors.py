@@ -39,7 +39,10 @@ class Tensor:
         return ELEMENT * self.shape.n * self.stride(machine).n
 
     def channels(self, first: int, last: int, machine: Machine) -> Tensor:
-        """Channels [first, last) as a tensor of its own. For one image only: there is no N stride to keep."""
+        """Channels [first, last) as a tensor of its own.
+
+        Its own strides are right for one image only; calls on more are given those of the whole.
+        """
         npu, row = block(first, self.at.npu, machine)
         at = replace(self.at, npu=npu).shifted(ELEMENT * row * self.stride(machine).c)
         return Tensor(self.shape._replace(c=last - first), at)

@@ -1,0 +1,96 @@
+"""Matrices in local memory whose last channel is partial: moves that leave no word of it undefined.
+
+A matrix (M, K) lies as (M, C, 1, W) with C * W >= K columns. The columns behind the last one repeat it: calls on
+whole channels then compute with numbers that the tensor has anyway, and their results are of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering.kernel import Call, System
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.machine.local_memory import Dim4, block
+from npuc.targets.bm1684.machine.parameters import Machine
+
+
+def padded(values: Array, shape: Dim4) -> Array:
+    """A matrix (M, K) as (M, C, 1, W), its last column repeated."""
+    columns = shape.c * shape.w
+    return np.pad(values, ((0, 0), (0, columns - values.shape[1])), mode="edge").reshape(shape)
+
+
+def loads(tensor: Tensor, view: View, machine: Machine) -> tuple[Call, ...]:
+    """Fills (M, C, 1, W) from a view (M, K) whose columns lie in one dimension."""
+    (_, columns), shape = view.shape, tensor.shape
+    parts = list(_parts(tensor, columns, machine))
+    calls = [call for part, first, stride in parts for call in _load(part, view, first, stride, machine)]
+    row_stride = _whole_rows(view, tensor)
+    if row_stride is not None:
+        system = System(view.region, ELEMENT * view.offset)
+        args = (tensor.at, system, shape.n, columns, shape.w, row_stride)
+        calls = [Call("gdma_32bit_matrix_S2L", args, (), tensor.at.buffer)]
+    rest = shape.c * shape.w - columns
+    if rest == 0:
+        return tuple(calls)
+    last, first, stride = parts[-1]
+    behind = Tensor(Dim4(shape.n, 1, rest, 1), last.at.shifted(ELEMENT * (columns - first)))
+    column = view.sliced(1, columns - 1, 1)
+    assert column is not None
+    repeated = column.repeated((shape.n, rest)).reshaped(behind.shape)
+    assert repeated is not None
+    return (*calls, *moves.loads(behind, repeated, machine, stride._replace(h=1)))
+
+
+def stores(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...]:
+    """Writes the K columns of (M, C, 1, W) to a view (M, K) whose columns lie in one dimension."""
+    columns, shape = view.shape[1], tensor.shape
+    row_stride = _whole_rows(view, tensor)
+    if row_stride is not None:
+        system = System(view.region, ELEMENT * view.offset)
+        args = (system, tensor.at, shape.n, columns, shape.w, row_stride)
+        return (Call("gdma_32bit_matrix_L2S", args, (tensor.at.buffer,)),)
+    calls: list[Call] = []
+    for part, first, stride in _parts(tensor, columns, machine):
+        calls += moves.stores(_columns(view, first, part.shape), part, machine, stride)
+    return tuple(calls)
+
+
+def _parts(tensor: Tensor, columns: int, machine: Machine) -> Iterator[tuple[Tensor, int, Dim4]]:
+    """Whole channels, then the partial one: each with its first column and the strides of the whole."""
+    stride, shape = tensor.stride(machine), tensor.shape
+    whole, rest = divmod(columns, shape.w)
+    if whole:
+        yield replace(tensor, shape=shape._replace(c=whole)), 0, stride
+    if rest:
+        npu, row = block(whole, tensor.at.npu, machine)
+        at = replace(tensor.at, npu=npu).shifted(ELEMENT * row * stride.c)
+        yield Tensor(Dim4(shape.n, 1, 1, rest), at), whole * shape.w, stride
+
+
+def _load(part: Tensor, view: View, first: int, stride: Dim4, machine: Machine) -> tuple[Call, ...]:
+    return moves.loads(part, _columns(view, first, part.shape), machine, stride)
+
+
+def _columns(view: View, first: int, shape: Dim4) -> View:
+    found = view.sliced(1, first, shape.c * shape.w)
+    assert found is not None
+    shaped = found.reshaped(shape)
+    assert shaped is not None
+    return shaped
+
+
+def _whole_rows(view: View, tensor: Tensor) -> int | None:
+    """The stride of rows, if one matrix call moves the view; it starts at NPU 0 and counts to 65,535."""
+    rows, columns = (merged(axis) for axis in view.axes)
+    if len(rows) > 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:
+        return None
+    ((count, stride),) = rows
+    if count == 1:
+        return view.shape[1]
+    return stride if stride >= view.shape[1] else None
