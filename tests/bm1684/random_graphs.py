@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -275,15 +275,14 @@ def _model(d: Drawing, outputs: list[str]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
 
 
-def judged(model: onnx.ModelProto, seed: int) -> str:
+def _feeds(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Array]:
+    shapes = {each.name: [d.dim_value for d in each.type.tensor_type.shape.dim] for each in model.graph.input}
+    return {name: (rng.standard_normal(shape) + 0.25).astype(np.float32) for name, shape in shapes.items()}
+
+
+def judged(model: onnx.ModelProto, seed: int, given: Mapping[str, Array] | None = None) -> str:
     """ok, or refused and why. Raises AssertionError for a wrong result, and whatever else goes wrong."""
-    rng = np.random.default_rng(seed + 1)
-    feeds = {
-        each.name: (rng.standard_normal([d.dim_value for d in each.type.tensor_type.shape.dim]) + 0.25).astype(
-            "f4"
-        )
-        for each in model.graph.input
-    }
+    feeds = given or _feeds(model, np.random.default_rng(seed + 1))
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -77,3 +77,36 @@ def test_values_behind_the_last_column_are_never_read() -> None:
     model.graph.node.append(helper.make_node("Reciprocal", ["g"], ["r"], "reciprocal"))
     model.graph.node.append(helper.make_node("Tanh", ["r"], ["y"], "tanh"))
     assert judged(onnx.ModelProto.FromString(model.SerializeToString()), 5) == "ok"
+
+
+QDQ = (("int8", 0), ("int8", -29), ("uint8", 128))
+
+
+@pytest.mark.parametrize(("dtype", "zero"), QDQ)
+def test_a_quantised_model_computes_its_steps_in_fp32(dtype: str, zero: int) -> None:
+    """Integers in, integers out, rounded in between: what onnxruntime rounds, ties included."""
+    constants = {
+        "s": np.float32(0.125), "z": np.array(zero, dtype), "r": np.float32(0.5),
+        "w": np.eye(65, dtype=np.float32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["i"], "turned", perm=[1, 0]),
+        helper.make_node("DequantizeLinear", ["i", "s", "z"], ["f"], "begin"),
+        helper.make_node("MatMul", ["f", "w"], ["p"], "product"),
+        helper.make_node("QuantizeLinear", ["p", "r", "z"], ["q"], "coarser"),
+        helper.make_node("DequantizeLinear", ["q", "r", "z"], ["d"], "back"),
+        helper.make_node("Relu", ["d"], ["l"], "relu"),
+        helper.make_node("QuantizeLinear", ["l", "s", "z"], ["y"], "end"),
+    ]
+    kind = TensorProto.INT8 if dtype == "int8" else TensorProto.UINT8
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        [helper.make_tensor_value_info("x", kind, (65, 4))],
+        [helper.make_tensor_value_info("y", kind, (4, 65))],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    limits = np.iinfo(dtype)
+    values = np.resize(np.arange(limits.min, limits.max + 1), (65, 4)).astype(dtype)
+    assert judged(model, 0, {"x": values}) == "ok"

@@ -53,7 +53,7 @@ def binary(lo: Lowering, node: Node) -> None:
     """Add, Sub, Mul, Div, Max and Min, with a constant number as its own call."""
     number = _number(lo, node)
     if number is not None:
-        _one_operand(lo, node, _scalar_form(node.op, *number))
+        one_operand(lo, node, _scalar_form(node.op, *number))
         return
     left, right = _operands(lo, node)
     like = left if left.shape == local_shape(lo.graph.shape(node.output), left.shape.w) else right
@@ -209,14 +209,15 @@ Recipe = Callable[[Function], object]
 
 def unary(recipe: Callable[[Node], Recipe]) -> Callable[[Lowering, Node], None]:
     """The rule of an operator with one operand, given what its attributes make of it."""
-    return lambda lo, node: _one_operand(lo, node, recipe(node), fresh=node.op not in IN_PLACE)
+    return lambda lo, node: one_operand(lo, node, recipe(node), fresh=node.op not in IN_PLACE)
 
 
-IN_PLACE = ("Relu", "Clip", "Neg")
+IN_PLACE = ("Relu", "Clip", "Neg", "FakeQuantize")
 """Functions whose every call may overwrite its operand."""
 
 
-def _one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False) -> None:
+def one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False) -> None:
+    """The calls of a function of a node's one computed operand; fresh: the result does not overwrite it."""
     whole = lo.graph.shape(node.output)
     computed = (name for name in node.inputs if name and lo.graph.constant(name) is None)
     x = lo.local(next(name for name in computed if lo.graph.shape(name) == whole))

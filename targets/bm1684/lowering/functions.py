@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import inf, pi, sqrt
 
+import numpy as np
+
 from npuc.ir import Node
-from npuc.targets.bm1684.lowering.elementwise import Function, Recipe
+from npuc.ops.rules import given
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.elementwise import Function, Recipe, one_operand
 
 LARGEST_EXPONENT = 40.0
 """Beyond it tanh(softplus(x)) is 1 in fp32; the square of exp of it is still finite."""
@@ -172,6 +176,59 @@ def _always(step: Callable[[Function], object]) -> Callable[[Node], Recipe]:
     return lambda _node: step
 
 
+ROUNDING = 1.5 * 2**23
+"""Added to a smaller number, and taken away: what is left is the nearest integer, ties to even, as fp32 rounds."""
+
+
+def _fake_quantize(node: Node) -> Recipe:
+    """Steps within the integer type's limits, rounded, times the scale."""
+    scale, zero, dtype = node.number("scale"), node.integer("zero_point"), node.text("dtype")
+
+    def recipe(f: Function) -> None:
+        _steps(f, scale, zero, dtype)
+        f.to("mul_C", scale, of=f.y)
+
+    return recipe
+
+
+def _steps(f: Function, scale: float, zero: int, dtype: str) -> None:
+    """y = the operand in steps of a scale, rounded, what the integer type holds beside its zero point."""
+    limits = np.iinfo(dtype)
+    f.to("div_C", scale)
+    f.to("max_C", float(limits.min - zero), of=f.y)
+    f.to("min_C", float(limits.max - zero), of=f.y)
+    f.to("add_C", ROUNDING, of=f.y)
+    f.to("sub_C", ROUNDING, of=f.y)
+
+
+def quantize_linear(lo: Lowering, node: Node) -> None:
+    """QuantizeLinear: the integers, as numbers of fp32."""
+    scale, zero, dtype = _quantisation(lo, node, lo.graph.tensors[node.output].dtype)
+
+    def recipe(f: Function) -> None:
+        _steps(f, scale, zero, dtype)
+        f.to("add_C", float(zero), of=f.y)
+
+    one_operand(lo, node, recipe)
+
+
+def dequantize_linear(lo: Lowering, node: Node) -> None:
+    """DequantizeLinear of integers that are numbers of fp32."""
+    scale, zero, _ = _quantisation(lo, node, lo.graph.tensors[node.inputs[0]].dtype)
+
+    def recipe(f: Function) -> None:
+        f.to("sub_C", float(zero))
+        f.to("mul_C", scale, of=f.y)
+
+    one_operand(lo, node, recipe)
+
+
+def _quantisation(lo: Lowering, node: Node, dtype: str) -> tuple[float, int, str]:
+    scale = lo.graph.constants[node.inputs[1]]
+    zero = lo.graph.constants[node.inputs[2]] if given(node, 2) else np.zeros(1, dtype)
+    return float(scale.flat[0]), int(zero.flat[0]), dtype
+
+
 RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
     "Relu": _always(lambda f: f.to("relu")),
     "Clip": _clip,
@@ -191,5 +248,6 @@ RECIPES: Mapping[str, Callable[[Node], Recipe]] = {
     "Reciprocal": _always(lambda f: f.to("C_div", 1.0)),
     "Neg": _always(lambda f: f.to("neg")),
     "Abs": _always(_abs),
+    "FakeQuantize": _fake_quantize,
 }
 """Operator -> what its attributes make of a function's operand and result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from npuc.ir import Graph, Node
-from npuc.targets.bm1684.lowering import convolutions, elementwise, pools, products, rearrangements
+from npuc.targets.bm1684.lowering import convolutions, elementwise, functions, pools, products, rearrangements
 from npuc.targets.bm1684.lowering.context import Lowering, Rule
 from npuc.targets.bm1684.lowering.functions import RECIPES
 from npuc.targets.bm1684.lowering.lowered import Lowered
@@ -54,13 +54,15 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(elementwise.BINARY, elementwise.binary),
     "Add": add,
     **{op: elementwise.unary(recipe) for op, recipe in RECIPES.items()},
+    "QuantizeLinear": functions.quantize_linear,
+    "DequantizeLinear": functions.dequantize_linear,
     "Concat": rearrangements.concat,
     "Split": rearrangements.split,
     "Slice": rearrangements.slice_,
     "Pad": rearrangements.pad,
     "Resize": rearrangements.resize,
     "Reshape": rearrangements.reshape,
-    "Identity": rearrangements.identity,
+    **dict.fromkeys(("Identity", "Rescale"), rearrangements.identity),
     "Expand": rearrangements.expand,
     "Transpose": rearrangements.transpose,
     "DepthToSpace": rearrangements.depth_to_space,

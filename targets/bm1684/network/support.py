@@ -84,10 +84,28 @@ def bias_per_column(graph: Graph, node: Node) -> str | None:
 
 
 def floats(graph: Graph, node: Node) -> str | None:
-    """The tensors are float32."""
+    """The tensors are float32; what only moves elements has integers of 8 bits, too."""
+    allowed = ("float32", "int8", "uint8") if node.op in OF_INTEGERS else ("float32",)
     wrong = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs) if name]
-    wrong = [dtype for dtype in wrong if dtype != "float32"]
+    wrong = [dtype for dtype in wrong if dtype not in allowed]
     return f"the element type is {wrong[0]}" if wrong else None
+
+
+MOVES = (
+    "Concat", "Split", "Slice", "Pad", "Reshape", "Identity", "Expand", "Transpose", "DepthToSpace",
+    "SpaceToDepth",
+)  # fmt: skip
+OF_INTEGERS = (*MOVES, "MaxPool", "QuantizeLinear", "DequantizeLinear")
+"""Operators that integers of 8 bits pass as numbers of fp32, which holds all of them."""
+
+
+def one_scale(graph: Graph, node: Node) -> str | None:
+    """Scale and zero point are constants, one of each."""
+    wrong = [name for name in node.inputs[1:] if name and name not in graph.constants]
+    if wrong:
+        return f"'{wrong[0]}' is computed at run time"
+    wrong = [name for name in node.inputs[1:] if name and graph.constants[name].size != 1]
+    return f"'{wrong[0]}' has shape {list(graph.shape(wrong[0]))}" if wrong else None
 
 
 def slope_per_channel(graph: Graph, node: Node) -> str | None:
@@ -153,13 +171,15 @@ OPERATORS: Mapping[str, Row] = {
     "Sub": Row("sub, sub_C, C_sub", ()),
     "Div": Row("div, div_C, C_div", ()),
     **{op: Row("calls of one operand", ()) for op in RECIPES},
+    "QuantizeLinear": Row("div_C, max_C, min_C, add_C, sub_C", (one_scale,)),
+    "DequantizeLinear": Row("sub_C, mul_C", (one_scale,)),
     "Concat": Row("nothing along channels; GDMA", ()),
     "Split": Row("nothing along channels; GDMA", ()),
     "Slice": Row("nothing along channels; GDMA", ()),
     "Pad": Row("32bit_set_C, 32bit_cpy; GDMA", ()),
     "Resize": Row("32bit_cpy", (whole_repeats,)),
     "Reshape": Row("nothing, or GDMA", ()),
-    "Identity": Row("nothing", ()),
+    **{op: Row("nothing", ()) for op in ("Identity", "Rescale")},
     **{op: Row("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from math import isinf, isnan
 
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Kernel, Local, Padding, Pair, Region, System
 from npuc.targets.bm1684.machine.local_memory import Dim4
@@ -99,6 +100,15 @@ def _argument(call: Call, index: int) -> str:
     return _number(arg)
 
 
+def _float(value: float) -> str:
+    """A number of C's float that gives the same bits; C99 and C++11 have no literal for what is not finite."""
+    if isnan(value):
+        return "(0.0f / 0.0f)"
+    if isinf(value):
+        return "(1.0f / 0.0f)" if value > 0 else "(-1.0f / 0.0f)"
+    return f"{value!r}f"
+
+
 def _number(arg: Arg) -> str:
     match arg:
         case None:
@@ -106,7 +116,7 @@ def _number(arg: Arg) -> str:
         case bool():
             return "true" if arg else "false"
         case float():
-            return f"{arg!r}f" if "." in repr(arg) or "e" in repr(arg) else f"{arg!r}.0f"
+            return _float(arg)
         case int():
             return str(arg)
         case Address(npu, offset):
