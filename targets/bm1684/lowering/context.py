@@ -12,9 +12,8 @@ from math import inf, prod
 
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
-from npuc.targets.bm1684 import matrices
-from npuc.targets.bm1684.extents import within
-from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering import matrices, moves
+from npuc.targets.bm1684.lowering.extents import within
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape, merged

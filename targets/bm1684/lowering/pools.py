@@ -16,9 +16,9 @@ from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
 from npuc.targets.bm1684.lowering.elementwise import Function, activation, apply_in_place
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.matrices import padded
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
-from npuc.targets.bm1684.matrices import padded
 
 
 def pool(lo: Lowering, node: Node) -> None:

@@ -11,10 +11,10 @@ from npuc.ir import Array, Node
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
 from npuc.targets.bm1684.lowering.kernel import Call, Local
+from npuc.targets.bm1684.lowering.matrices import padded
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 from npuc.targets.bm1684.machine.matrix_width import best_width
-from npuc.targets.bm1684.matrices import padded
 
 PIECE_BYTES = 32 * 1024
 """Of the right matrix in each NPU: small enough to be prefetched step by step."""
