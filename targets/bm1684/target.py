@@ -13,7 +13,9 @@ from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
+from npuc.storage.records import read
 from npuc.target import Options, Origin
+from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher
 from npuc.targets.bm1684.lowering import rules, slicing
 from npuc.targets.bm1684.lowering.kernel import Kernel
@@ -23,9 +25,17 @@ from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
 from npuc.targets.bm1684.network.passes import PASSES
 from npuc.targets.bm1684.plan import planner
-from npuc.targets.bm1684.program import emission, report
-from npuc.targets.bm1684.program.artefact import KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE, Contents, Instruction
+from npuc.targets.bm1684.program import report
+from npuc.targets.bm1684.program.artefact import (
+    WEIGHTS_FILE,
+    Contents,
+    Instruction,
+    instructions,
+    layers_of,
+    table_of,
+)
 from npuc.targets.bm1684.program.origins import origin
+from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.program.timeline import timeline
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.timeline import Timeline
@@ -65,16 +75,14 @@ class Bm1684:
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
         manifest = report.manifest(sliced, lowered, kernel, machine, contents)
-        regions, cycles = [region.name for region in contents.regions], manifest["report"]["cycles"]
         files = {
-            KERNEL_FILE: emission.device_code(kernel, regions, cycles, machine).encode(),
-            LAUNCHER_FILE: launcher.host_code(contents).encode(),
+            TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
         return Program({**manifest, **signature(graph)}, files, float_evidence(graph, graph))
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
-        """The kernel compiled against npuc's model of the interface, or for the vendor's."""
+        """The calls of the table on npuc's model of the interface, or on the vendor's."""
         return Runner(program, chip_model)
 
     def stepper(self, program: Program, trace: Path | None) -> None:
@@ -86,8 +94,7 @@ class Bm1684:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a call: number, text, engine, region, layer, cycles."""
-        found = Contents.instructions(program.manifest)
-        return [_listed(each) for each in found]
+        return [_listed(each) for each in instructions(program)]
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The call that does the work."""
@@ -119,8 +126,16 @@ class Bm1684:
     ) -> dict[str, bytes]:
         """The device C, the host launcher, the weights and a map of what goes where."""
         contents = Contents.of(program.manifest)
-        files = {name: program.files[name] for name in (KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE)}
-        return {**files, "map.json": canonical_json(contents.as_json())}
+        summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
+        cycles = read(int, summary.get("cycles"), "report.cycles")
+        return {
+            "kernel.c": exported_kernel.device_code(
+                table_of(program), contents, layers_of(program), cycles
+            ).encode(),
+            "launch.cpp": launcher.host_code(contents).encode(),
+            WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
+            "map.json": canonical_json(contents.as_json()),
+        }
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
@@ -169,7 +184,7 @@ def _listed(call: Instruction) -> dict[str, Any]:
 
 
 def _no_words(what: str) -> NpucError:
-    remedy = "edit kernel.c, or compile again"
+    remedy = "compile again, or export the kernel as C and edit that"
     return NpucError("E503", f"{what}, and bm1684 has no instruction words", remedy=remedy)
 
 

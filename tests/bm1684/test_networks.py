@@ -13,7 +13,7 @@ import pytest
 
 from npuc import driver
 from npuc.models import MODELS
-from npuc.program import load
+from npuc.program import as_loaded, load
 from npuc.target import Options
 from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
@@ -129,7 +129,7 @@ bm_status_t bm_memcpy_d2s(bm_handle_t, void *, bm_device_mem_t);
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_the_launcher_compiles_without_a_warning(tmp_path: Path) -> None:
     program, _ = driver.compile_model(_path("digits", tmp_path), BM1684, Options(), {})
-    (tmp_path / "launch.cpp").write_bytes(program.files["launch.cpp"])
+    (tmp_path / "launch.cpp").write_bytes(BM1684.exported(as_loaded(program), "okkernel")["launch.cpp"])
     (tmp_path / "bmlib_runtime.h").write_text(BMLIB)
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(tmp_path)]
     subprocess.run(["g++", *flags, str(tmp_path / "launch.cpp")], check=True)

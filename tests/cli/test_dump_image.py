@@ -33,7 +33,7 @@ def programs(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     ("target", "image"),
     [
         ("easynpu", "itcm.bin"), ("easynpu", "weight.bin"), ("nvdla-small", "registers.bin"),
-        ("nvdla-small", "weights.bin"), ("bm1684", "weights.bin"), ("bm1684", "kernel.c"),
+        ("nvdla-small", "weights.bin"), ("bm1684", "weights.bin"), ("bm1684", "calls.txt"),
     ],
 )  # fmt: skip
 def test_every_byte_is_shown_once_in_order(programs: dict[str, Path], target: str, image: str) -> None:
@@ -86,8 +86,8 @@ def test_every_layer_with_weights_is_named(
 
 
 def test_what_bm1684_fetches_starts_where_its_kernel_says(programs: dict[str, Path]) -> None:
-    code = (programs["bm1684"] / "kernel.c").read_text()
-    fetched = {int(offset, 16) for offset in re.findall(r"SYSTEM\(weights, 0x([0-9a-f]+)\)", code)}
+    table = (programs["bm1684"] / "calls.txt").read_text()
+    fetched = {int(offset) for offset in re.findall(r"\$0\+(\d+)", table)}
     found = npuc("dump", programs["bm1684"], "--image", "weights", "--json").json["rows"]
     starts = [
         row["address"]

@@ -88,7 +88,7 @@ def _columns(view: View, first: int, shape: Dim4) -> View:
 def _whole_rows(view: View, tensor: Tensor) -> int | None:
     """The stride of rows, if one matrix call moves the view; it starts at NPU 0 and counts to 65,535."""
     rows, columns = (merged(axis) for axis in view.axes)
-    if len(rows) > 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:
+    if len(rows) != 1 or columns != ((view.shape[1], 1),) or tensor.at.npu or max(view.shape) > moves.MOST:
         return None
     ((count, stride),) = rows
     if count == 1:

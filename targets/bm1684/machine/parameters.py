@@ -16,6 +16,8 @@ ADDRESSES = 1 << 32
 """A local_addr_t has 32 bits."""
 SYSTEM_START = 1 << 32
 """The system_addr_t of the first byte of global memory."""
+SYSTEM_BYTES = 1 << 32
+"""Of system memory that a program may take."""
 
 
 @dataclass(frozen=True)

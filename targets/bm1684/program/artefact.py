@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 from npuc.errors import ArtefactError, DoesNotFit
+from npuc.program import Port, Program
 from npuc.storage.records import read
-from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.lowering.kernel import Call
+from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
+from npuc.targets.bm1684.program import table
+from npuc.targets.bm1684.program.emission import call_text
+from npuc.targets.bm1684.program.table import TABLE_FILE, Table
 
-KERNEL_FILE, LAUNCHER_FILE, WEIGHTS_FILE = "kernel.c", "launch.cpp", "weights.bin"
+WEIGHTS_FILE = "weights.bin"
+KERNEL = "npuc_network"
+"""The function that the host launches."""
 ELEMENT = 4
 """Bytes of an fp32 element."""
 
@@ -41,18 +49,45 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Instruction:
-    """A call of the kernel, in order: its C text, its engine, region and layer."""
+class Noted:
+    """What a call of the table is for, and what it costs."""
 
-    index: int
-    text: str
-    engine: str
-    region: int
-    """Calls of both engines in one region run together."""
     nodes: tuple[str, ...]
     tensor: str
     """The tensor of the graph whose layer it belongs to."""
     cycles: int
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a layer of the table computes."""
+
+    tensor: str
+    op: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A call of the table, in order: its C text, its engine, region and layer."""
+
+    index: int
+    call: Call
+    region: int
+    """Calls of both engines in one region run together."""
+    nodes: tuple[str, ...]
+    tensor: str
+    cycles: int
+
+    @property
+    def text(self) -> str:
+        """The call as C."""
+        return call_text(self.call)
+
+    @property
+    def engine(self) -> str:
+        """gdma or bdc."""
+        return "gdma" if self.call.on_gdma else "bdc"
 
 
 @dataclass(frozen=True)
@@ -84,7 +119,7 @@ class Contents:
 
     machine: Machine
     kernel: str
-    """The function in kernel.c."""
+    """The exported function."""
     regions: tuple[Region, ...]
     placements: tuple[Placement, ...]
 
@@ -99,26 +134,57 @@ class Contents:
             raise _damaged(error.problems[0].reason) from None
         regions = read(tuple[Region, ...], manifest.get("regions"), "regions")
         placements = read(tuple[Placement, ...], manifest.get("placements"), "placements")
-        sizes = {region.name: region.bytes for region in regions}
-        for each in placements:
-            if each.address < 0 or each.address + ELEMENT * prod(each.shape) > sizes.get(each.region, 0):
-                raise _damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
-        return cls(machine, read(str, manifest.get("kernel"), "kernel"), regions, placements)
+        found = cls(machine, read(str, manifest.get("kernel"), "kernel"), regions, placements)
+        found._check_regions()
+        for direction in ("input", "output"):
+            found._check_ports(direction, read(tuple[Port, ...], manifest.get(f"{direction}s"), f"{direction}s"))
+        return found
 
-    @staticmethod
-    def instructions(manifest: Mapping[str, Any]) -> tuple[Instruction, ...]:
-        """The calls in order. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
-        return read(tuple[Instruction, ...], manifest.get("instructions"), "instructions")
+    def _check_regions(self) -> None:
+        names = [self.kernel, *(region.name for region in self.regions)]
+        wrong = [name for name in names if not IDENTIFIER.fullmatch(name)]
+        if wrong or len(set(names)) < len(names):
+            raise _damaged(f"{(wrong or names)[0]!r} cannot name a region or the kernel")
+        if any(region.bytes < 0 for region in self.regions):
+            raise _damaged("a region has a negative size")
+        size = sum(region.bytes for region in self.regions)
+        if size > SYSTEM_BYTES:
+            raise _damaged(f"its regions take {size} bytes, of {SYSTEM_BYTES}")
+
+    def _check_ports(self, direction: str, ports: Sequence[Port]) -> None:
+        """Every input or output of the network lies somewhere, whole."""
+        sizes = {region.name: region.bytes for region in self.regions}
+        placed = [each for each in self.placements if each.direction == direction]
+        if sorted((each.tensor, each.shape) for each in placed) != sorted(
+            (each.name, each.shape) for each in ports
+        ):
+            raise _damaged(f"its {direction}s are not those that it places")
+        for each in placed:
+            fits = min(each.shape, default=0) >= 0 and each.address >= 0
+            if not fits or each.address + ELEMENT * prod(each.shape) > sizes.get(each.region, 0):
+                raise _damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
+
+    @property
+    def places(self) -> list[str]:
+        """The names of the regions, in the order in which the table counts them."""
+        return [region.name for region in self.regions]
 
     @staticmethod
     def observed(manifest: Mapping[str, Any]) -> tuple[Observed, ...]:
         """What layers leave. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
-        return read(tuple[Observed, ...], manifest.get("results"), "results")
+        found = read(tuple[Observed, ...], manifest.get("results"), "results")
+        for each in found:
+            if min((each.layer, each.npu, each.offset, *each.shape)) < 0 or ELEMENT * prod(each.shape) > ADDRESSES:
+                raise _damaged(f"'{each.tensor}' lies in no local memory")
+        return found
 
     @staticmethod
-    def occupied(manifest: Mapping[str, Any]) -> tuple[Occupied, ...]:
-        """What local memory holds. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
-        return read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
+    def occupied(manifest: Mapping[str, Any], regions: int) -> tuple[Occupied, ...]:
+        """What local memory holds while so many regions run. Raises ArtefactError (E502) as the others."""
+        found = read(tuple[Occupied, ...], manifest.get("buffers"), "buffers")
+        if not all(0 <= each.first <= each.last < regions and 0 <= each.start <= each.end for each in found):
+            raise _damaged("a buffer is occupied in regions that there are not")
+        return found
 
     def as_json(self) -> dict[str, Any]:
         """The entries of the manifest."""
@@ -128,6 +194,41 @@ class Contents:
             "regions": [asdict(each) for each in self.regions],
             "placements": [{**asdict(each), "shape": list(each.shape)} for each in self.placements],
         }
+
+
+IDENTIFIER = re.compile("[a-z][a-z0-9_]{0,62}")
+"""What may name something in C."""
+
+
+def table_of(program: Program) -> Table:
+    """The calls. Raises ArtefactError (E502) where there is no table, or it is none."""
+    data = program.files.get(TABLE_FILE)
+    if data is None:
+        raise ArtefactError("E502", f"there is no {TABLE_FILE}", remedy="compile the model again")
+    contents = Contents.of(program.manifest)
+    return table.read(data, contents.places, contents.machine)
+
+
+def layers_of(program: Program) -> tuple[Computed, ...]:
+    """What every layer of the table computes. Raises ArtefactError (E502) for a damaged manifest."""
+    found = read(tuple[Computed, ...], program.manifest.get("layers"), "layers")
+    count = len(table_of(program).layers)
+    if len(found) != count:
+        raise _damaged(f"it names {len(found)} layers, the table has {count}")
+    return found
+
+
+def instructions(program: Program) -> tuple[Instruction, ...]:
+    """The calls in order, and what they are for. Raises ArtefactError (E502) where they do not fit together."""
+    notes = read(tuple[Noted, ...], program.manifest.get("instructions"), "instructions")
+    regions = (region for layer in table_of(program).layers for region in layer)
+    calls = [(number, call) for number, region in enumerate(regions) for call in region.calls]
+    if len(calls) != len(notes):
+        raise _damaged(f"it says of {len(notes)} calls what they are for, the table has {len(calls)}")
+    return tuple(
+        Instruction(index, call, region, note.nodes, note.tensor, note.cycles)
+        for index, ((region, call), note) in enumerate(zip(calls, notes, strict=True))
+    )
 
 
 def _damaged(reason: str) -> ArtefactError:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 from npuc.program import Program
 from npuc.target import Origin
+from npuc.targets.bm1684.lowering.kernel import Address
 from npuc.targets.bm1684.machine.local_memory import Dim4, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, Instruction, Observed
-
-DESTINATION = re.compile(r"\(LOCAL\((\d+), 0x([0-9a-f]+)\)")
-"""NPU and offset of a call's first operand, which it writes."""
+from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, Instruction, Observed, instructions
 
 
 def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
@@ -21,15 +18,15 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
     A layer is one kind of call that does the work and others around it (an activation, moves): the kind on which
     most cycles are spent is meant. It may be repeated for pieces of the tensor, told apart by where they go.
     """
-    calls = [call for call in Contents.instructions(program.manifest) if call.tensor == tensor]
+    calls = [call for call in instructions(program) if call.tensor == tensor]
     calls = [call for call in calls if call.engine == "bdc"] or calls
     if not calls:
         return None
     spent = Counter[str]()
     for call in calls:
-        spent[_name(call)] += call.cycles
+        spent[call.call.name] += call.cycles
     (main, _), *_ = spent.most_common(1)
-    calls = [call for call in calls if _name(call) == main]
+    calls = [call for call in calls if call.call.name == main]
     kept = next((each for each in Contents.observed(program.manifest) if each.tensor == tensor), None)
     if kept is not None and len(kept.shape) == len(element) == len(kept.local_shape):
         place = _place(kept, element, Contents.of(program.manifest).machine)
@@ -38,14 +35,10 @@ def origin(program: Program, tensor: str, element: tuple[int, ...]) -> Origin | 
     return Origin(found.index, found.text, None)
 
 
-def _name(call: Instruction) -> str:
-    return call.text.partition("(")[0]
-
-
 def _destination(call: Instruction) -> tuple[int, int]:
     """Offset and NPU of what a call writes."""
-    found = DESTINATION.search(call.text)
-    return (int(found[2], 16), int(found[1])) if found else (0, 0)
+    to = call.call.args[0] if call.call.args else None
+    return (to.offset, to.npu) if isinstance(to, Address) else (0, 0)
 
 
 def _place(kept: Observed, element: tuple[int, ...], machine: Machine) -> tuple[int, int]:

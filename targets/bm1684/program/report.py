@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import groupby
 from math import prod
 from typing import Any
 
 from npuc.ir import Graph, Node
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
+from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.matrix_width import alternatives
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.planner import cost, lower_bound
-from npuc.targets.bm1684.program.artefact import ELEMENT, WEIGHTS_FILE, Contents, Instruction, Placement, Region
-from npuc.targets.bm1684.program.emission import KERNEL, call_text, layers_of
+from npuc.targets.bm1684.program import table
+from npuc.targets.bm1684.program.artefact import (
+    ELEMENT,
+    KERNEL,
+    WEIGHTS_FILE,
+    Computed,
+    Contents,
+    Noted,
+    Placement,
+    Region,
+)
+from npuc.targets.bm1684.program.table import Table
 
 CHOICES = 5
 """Of W that a report shows."""
@@ -34,16 +46,34 @@ def contents(graph: Graph, lowered: Lowered, machine: Machine) -> Contents:
     return Contents(machine, KERNEL, tuple(regions), placements)
 
 
-def instructions(kernel: Kernel, machine: Machine) -> list[Instruction]:
-    """Every call in order."""
-    found: list[Instruction] = []
-    for number, region in enumerate(kernel.regions):
+def table_of(kernel: Kernel) -> Table:
+    """The kernel's calls as data."""
+    layers = (
+        tuple(table.Region((*each.gdma, *each.bdc), bool(each.gdma and each.bdc)) for each in regions)
+        for regions in layers_of(kernel)
+    )
+    return Table(tuple(layers))
+
+
+def layers_of(kernel: Kernel) -> list[list[KernelRegion]]:
+    """The regions of every layer: those of one tensor that follow one another."""
+    return [list(group) for _, group in groupby(kernel.regions, key=lambda region: kernel.steps[region.step].node)]
+
+
+def _notes(kernel: Kernel, machine: Machine) -> list[Noted]:
+    """What every call is for, in order."""
+    found: list[Noted] = []
+    for region in kernel.regions:
         own = (kernel.steps[region.step] for _ in region.bdc)
         for call, step in zip((*region.gdma, *region.bdc), (*region.owners, *own), strict=True):
-            engine = "gdma" if call.on_gdma else "bdc"
-            price = pricing.cycles(call, machine)
-            found.append(Instruction(len(found), call_text(call), engine, number, step.sources, step.node, price))
+            found.append(Noted(step.sources, step.node, pricing.cycles(call, machine)))
     return found
+
+
+def _computed(kernel: Kernel) -> list[Computed]:
+    """What every layer is."""
+    steps = (kernel.steps[regions[0].step] for regions in layers_of(kernel))
+    return [Computed(step.node, step.op, step.sources) for step in steps]
 
 
 def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, Any]]:
@@ -85,8 +115,8 @@ def _buffers(kernel: Kernel) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(instruction: Instruction) -> dict[str, Any]:
-    return {**asdict(instruction), "nodes": list(instruction.nodes)}
+def _entry(made: Noted | Computed) -> dict[str, Any]:
+    return {**asdict(made), "nodes": list(made.nodes)}
 
 
 def layers(graph: Graph, kernel: Kernel, machine: Machine) -> list[dict[str, Any]]:
@@ -185,7 +215,8 @@ def manifest(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, s
         "precision": "fp32",
         **system.as_json(),
         "steps": [],
-        "instructions": [_entry(each) for each in instructions(kernel, machine)],
+        "instructions": [_entry(each) for each in _notes(kernel, machine)],
+        "layers": [_entry(each) for each in _computed(kernel)],
         "buffers": _buffers(kernel),
         "results": _results(graph, lowered, kernel),
         "report": summary(graph, lowered, kernel, machine),

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from npuc.program import Program
-from npuc.targets.bm1684.program.artefact import Contents, Instruction
+from npuc.targets.bm1684.program.artefact import Contents, Instruction, instructions
 from npuc.timeline import Activity, Buffer, Timeline
 
 
 def timeline(program: Program) -> Timeline:
     """Calls one after another on each engine; a region starts when both have ended the one before."""
-    calls = Contents.instructions(program.manifest)
+    calls = instructions(program)
     starts = _starts(calls)
     clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
     activities: list[Activity] = []
     for call in calls:
         start = clock[call.region, call.engine]
         clock[call.region, call.engine] = start + call.cycles
-        name = call.text.partition("(")[0].removeprefix("okk_")
-        activities.append(Activity(call.engine.upper(), name, start, start + call.cycles, call.tensor))
+        activities.append(Activity(call.engine.upper(), call.call.name, start, start + call.cycles, call.tensor))
     local = (
         Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
-        for each in Contents.occupied(program.manifest)
+        for each in Contents.occupied(program.manifest, len(starts) - 1)
     )
     return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])))
 

@@ -1,6 +1,8 @@
-"""Kernels compiled with the system's C compiler: against npuc's model of the interface, or for the vendor's.
+"""The model of the interface, compiled from npuc's own sources with the system's C compiler.
 
-The model's objects are kept in the user's cache folder under the hash of what they are made of.
+What is compiled is kept in the user's cache folder under the hash of what it is made of. Nothing of an artefact
+is ever compiled: a table of calls is data, which the interpreter carries out. Kernels in C are compiled only
+where a caller has their sources, as tests do.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ MODEL = Path(__file__).parent / "c"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Werror")
 FLAGS = (*WARNINGS, "-O3", "-ffp-contract=off")
 """No contraction: the same bits on every machine."""
+INTERPRETER, TABLE = "interpreter", MODEL / "okk_table.c"
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -35,6 +38,22 @@ def compiler() -> str:
         f"no C compiler: {wanted or ', '.join(COMPILERS)} is not on the path",
         remedy="install gcc or clang, or name a compiler in the environment variable CC",
     )
+
+
+def interpreter() -> Path:
+    """The executable that carries out tables of calls on npuc's model.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    return _model(compiler()) / INTERPRETER
+
+
+def interpreting_library(folder: Path) -> Path:
+    """A library, in this folder, that carries out tables with the calls of what has been loaded before it.
+
+    Raises ArtefactError (E507) if there is no compiler or it refuses a source.
+    """
+    return shared_library({TABLE.name: TABLE.read_bytes()}, folder)
 
 
 def program(sources: Mapping[str, bytes], folder: Path) -> Path:
@@ -84,6 +103,8 @@ def _compile_model(sources: Sequence[str], kept: Path) -> None:
     staging = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
     try:
         _compile([*FLAGS, "-I", str(MODEL), "-c", *sources], staging)
+        objects = sorted(each.name for each in staging.glob("*.o"))
+        _compile([*FLAGS, "-o", INTERPRETER, *objects, "-lm"], staging)
         staging.rename(kept)
     except OSError:  # another process was faster
         if not kept.is_dir():

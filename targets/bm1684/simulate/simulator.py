@@ -1,7 +1,7 @@
 """Kernels run on npuc's own model of the OKKernel interface, in a child process.
 
-What is run is the emitted C alone, on an image of system memory; what comes back is the changed image and the list
-of calls, priced by timing.
+What is run is a table of calls, or a kernel in C, on an image of system memory. It changes the image, and lists
+the calls that it made, priced by timing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
+from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import calls, compilation
 from npuc.targets.bm1684.simulate.calls import Call, Cost
 
-REFUSED = 3
-"""The exit code of a program whose call the model refuses."""
+REFUSED, MALFORMED = 3, 4
+"""Exit codes: the model refuses a call, a table is none."""
+DEFECT = "compile the model again; if the program still ends like this, that is a defect of npuc: report it"
 
 
 @dataclass(frozen=True)
@@ -46,25 +48,39 @@ def run(program: Path, kernel: str, arguments: bytes, memory: Array, machine: Ma
     Raises ArtefactError (E503) for a call that the machine does not allow: which, and why.
     """
     with tempfile.TemporaryDirectory(prefix="npuc-") as name:
-        folder = Path(name)
-        paths = {each: folder / each for each in ("arguments", "memory", "calls")}
-        paths["arguments"].write_bytes(arguments or b"\0")
-        memory.astype(np.uint8, copy=False).tofile(paths["memory"])
-        numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)
-        done = subprocess.run(
-            [str(program), kernel, *map(str, paths.values()), *map(str, numbers)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise _failed(done)
-        made = tuple(calls.read(paths["calls"].read_text(encoding="ascii").splitlines()))
-        return Run(np.fromfile(paths["memory"], np.uint8), made, calls.total(made, machine))
+        image = Path(name) / "memory"
+        memory.astype(np.uint8, copy=False).tofile(image)
+        made = _called(program, kernel, arguments, image, machine)
+        return Run(np.fromfile(image, np.uint8), made, calls.total(made, machine))
+
+
+def carry_out(table: bytes, arguments: bytes, image: Path, machine: Machine) -> Cost:
+    """The calls of a table, with the addresses of its regions, on a file that is system memory from SYSTEM_START.
+
+    Raises ArtefactError: E502 for what is no table, E503 for a call that the machine does not allow.
+    """
+    file = image.with_name("table")
+    file.write_bytes(table)
+    made = _called(compilation.interpreter(), f"@{file}", arguments, image, machine)
+    return calls.total(made, machine)
+
+
+def _called(program: Path, kernel: str, arguments: bytes, image: Path, machine: Machine) -> tuple[Call, ...]:
+    """The calls that were made on the image."""
+    paths = (image.with_name("arguments"), image, image.with_name("calls"))
+    paths[0].write_bytes(arguments or b"\0")
+    numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)
+    command = [str(program), kernel, *map(str, paths), *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        raise _failed(done)
+    return tuple(calls.read(paths[2].read_text(encoding="ascii").splitlines()))
 
 
 def _failed(done: subprocess.CompletedProcess[str]) -> ArtefactError:
     lines = done.stderr.splitlines() or [f"exit code {done.returncode}"]
     if done.returncode == REFUSED:
-        return ArtefactError("E503", lines[-1], remedy="run the program on the machine it was compiled for")
-    return ArtefactError("E507", f"the compiled program failed: {lines[-1]}")
+        return ArtefactError("E503", lines[-1], remedy=DEFECT)
+    if done.returncode == MALFORMED:
+        return ArtefactError("E502", f"{TABLE_FILE}, {lines[-1]}", remedy="compile the model again")
+    return ArtefactError("E507", f"the chip model failed: {lines[-1]}", remedy=DEFECT)

@@ -59,19 +59,36 @@ def run(
     """
     wanted = library(folder)
     with tempfile.TemporaryDirectory(prefix="npuc-") as name:
-        work = Path(name)
-        log = work / "log"
-        log.mkdir()
-        libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)
-        kernels = compilation.shared_library(sources, work)
-        paths = {each: work / each for each in ("arguments", "memory", "cycles")}
-        paths["arguments"].write_bytes(arguments or b"\0")
-        memory.astype(np.uint8, copy=False).tofile(paths["memory"])
-        given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
-        done = subprocess.run([sys.executable, str(CHILD), *given], capture_output=True, text=True, check=False)
-        if done.returncode or not paths["cycles"].is_file():
-            raise _refused(done)
-        return VendorRun(np.fromfile(paths["memory"], np.uint8), int(paths["cycles"].read_text(encoding="ascii")))
+        image = Path(name) / "memory"
+        memory.astype(np.uint8, copy=False).tofile(image)
+        kernels = compilation.shared_library(sources, Path(name))
+        cycles = _called(wanted, kernels, kernel, arguments, image)
+        return VendorRun(np.fromfile(image, np.uint8), cycles)
+
+
+def carry_out(table: bytes, arguments: bytes, image: Path, folder: str | None = None) -> int:
+    """Cycles of the calls of a table, with the addresses of its regions, on a file that is system memory.
+
+    Raises ArtefactError: E507 without the library or a compiler, E503 if the vendor's model refuses a call.
+    """
+    wanted, file = library(folder), image.with_name("table")
+    file.write_bytes(table)
+    kernels = compilation.interpreting_library(image.parent)
+    return _called(wanted, kernels, f"@{file}", arguments, image)
+
+
+def _called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: Path) -> int:
+    """The cycles of a kernel, which changes the image."""
+    log = image.with_name("log")
+    log.mkdir()
+    libraries = (compilation.shared_library({LOG.name: LOG.read_bytes()}, log), wanted)
+    paths = {"arguments": image.with_name("arguments"), "memory": image, "cycles": image.with_name("cycles")}
+    paths["arguments"].write_bytes(arguments or b"\0")
+    given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
+    done = subprocess.run([sys.executable, str(CHILD), *given], capture_output=True, text=True, check=False)
+    if done.returncode or not paths["cycles"].is_file():
+        raise _refused(done)
+    return int(paths["cycles"].read_text(encoding="ascii"))
 
 
 def _refused(done: subprocess.CompletedProcess[str]) -> ArtefactError:

@@ -19,7 +19,10 @@ CYCLES = 3
 def main(
     log: str, model: str, kernels: str, kernel: str, arguments: str, memory: str, cycles: str, start: str
 ) -> None:
-    """Runs the kernel; the image of memory is changed in its file, the cycles are written to theirs."""
+    """Runs the kernel, or the table in the file behind an @.
+
+    The image of memory is changed in its file, the cycles are written to theirs.
+    """
     ctypes.CDLL(log, mode=ctypes.RTLD_GLOBAL)
     chip = ctypes.CDLL(model, mode=ctypes.RTLD_GLOBAL)
     image = Path(memory).read_bytes()
@@ -29,7 +32,11 @@ def main(
     chip.okk_global_mem_addr.restype = ctypes.c_void_p
     at = chip.okk_global_mem_addr(ctypes.c_uint64(int(start)))
     ctypes.memmove(at, image, len(image))
-    getattr(ctypes.CDLL(kernels), kernel)(Path(arguments).read_bytes())
+    given, loaded = Path(arguments).read_bytes(), ctypes.CDLL(kernels)
+    if kernel.startswith("@"):
+        loaded.okk_table(kernel[1:].encode(), given, len(given) // 8)
+    else:
+        getattr(loaded, kernel)(given)
     counters = (ctypes.c_uint32 * 64)()
     chip.okk_get_id_node(counters)
     Path(memory).write_bytes(ctypes.string_at(at, len(image)))

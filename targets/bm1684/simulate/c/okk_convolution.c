@@ -18,6 +18,9 @@ static void check(const struct convolution *made)
     okk_expect("the number of input channels", made->in.shape.c, 1, CHANNELS);
     okk_expect("the number of output channels", made->out.shape.c, 1, CHANNELS);
     okk_expect("n", made->in.shape.n, 1, 65535);
+    long long taps = (long long)made->weight.shape.h * made->weight.shape.w;
+    okk_expect("the number of weights", taps * made->in.shape.c * made->out.shape.c, 1,
+               okk_machine.local_bytes / 4 * (long long)okk_machine.npus);
     okk_expect("the N stride of input", made->in.stride.n, 0, STRIDES);
     okk_expect("the C stride of input", made->in.stride.c, 0, STRIDES);
     okk_expect("the N stride of weight", made->weight.stride.n, 0, STRIDES);

@@ -29,10 +29,11 @@ static struct side system_side(const char *name, system_addr_t address, dim4 sha
     dim4 step = made.tensor.stride;
     uint64_t last = (uint64_t)(shape.n - 1) * (uint64_t)step.n + (uint64_t)(shape.c - 1) * (uint64_t)step.c +
                     (uint64_t)(shape.h - 1) * (uint64_t)step.h + (uint64_t)(shape.w - 1) * (uint64_t)step.w;
-    uint64_t start = address - okk_machine.system_start, end = start + (last + 1) * (uint64_t)bytes;
-    if (address < okk_machine.system_start || end > okk_machine.system_bytes)
+    uint64_t start = address - okk_machine.system_start, size = (last + 1) * (uint64_t)bytes;
+    uint64_t all = okk_machine.system_bytes;
+    if (address < okk_machine.system_start || start > all || size > all - start)
         okk_refuse("%s, 0x%llx and %llu bytes on, is outside system memory", name, address,
-                   (unsigned long long)((last + 1) * (uint64_t)bytes));
+                   (unsigned long long)size);
     made.system = okk_machine.system + start;
     return made;
 }
@@ -79,9 +80,20 @@ static void copy_feature(const struct side *dst, const struct side *src, int n, 
         memmove(row(dst, to, h), row(src, from, h), (size_t)shape.w * (size_t)dst->tensor.bytes);
 }
 
+/* Refuses a destination in system memory with more elements than there is room for: some lie on each other. */
+static void expect_apart(const struct side *dst)
+{
+    dim4 shape = dst->tensor.shape;
+    uint64_t elements = (uint64_t)shape.n * (uint64_t)shape.c, area = (uint64_t)shape.h * (uint64_t)shape.w;
+    uint64_t most = okk_machine.system_bytes / (uint64_t)dst->tensor.bytes;
+    if (dst->system != NULL && (area > most || elements > most / area))
+        okk_refuse("elements of dst lie on each other");
+}
+
 static void copy(const struct side *dst, const struct side *src)
 {
     dim4 shape = dst->tensor.shape;
+    expect_apart(dst);
     if (src->system == NULL)
         okk_touch(&src->tensor, OKK_READ);
     if (src->system == NULL && dst->system == NULL)
@@ -114,6 +126,7 @@ static void set(struct side dst, const void *constant)
     dim4 shape = dst.tensor.shape;
     size_t bytes = (size_t)dst.tensor.bytes;
     expect_move(&dst.tensor);
+    expect_apart(&dst);
     if (dst.system == NULL)
         okk_touch(&dst.tensor, OKK_WRITE);
     for (int n = 0; n < shape.n; n++)

@@ -13,6 +13,8 @@ enum { WRITTEN = 1, OUTPUT = 2, FIRST_ENGINE = 4 };
 #define READ_BY(engine) ((unsigned)FIRST_ENGINE << (2 * (engine)))
 #define WRITTEN_BY(engine) ((unsigned)FIRST_ENGINE << (2 * (engine) + 1))
 
+#define TOUCHED (1 << 25)
+
 struct span {
     size_t first, behind; /* words of all local memory */
 };
@@ -88,6 +90,8 @@ static void expect_no_hazard(const struct okk_tensor *tensor, struct span words,
 
 static void remember(struct span words)
 {
+    if (state.touched_count == TOUCHED)
+        okk_refuse("a parallel region touches more than %d pieces of memory", TOUCHED);
     if (state.touched_count == state.touched_room) {
         state.touched_room = 2 * state.touched_room + 1024;
         state.touched = realloc(state.touched, state.touched_room * sizeof *state.touched);
@@ -113,6 +117,10 @@ static void touch_span(const struct okk_tensor *tensor, struct span words, enum 
 
 void okk_touch(const struct okk_tensor *tensor, enum okk_access access)
 {
+    long long elements = (long long)tensor->shape.n * okk_rows(tensor);
+    long long area = (long long)tensor->shape.h * tensor->shape.w, most = okk_machine.local_bytes / tensor->bytes;
+    if (access == OKK_WRITE && (area > most || elements > most / area))
+        okk_refuse("elements of %s lie on each other", tensor->name);
     each_span(tensor, access, touch_span);
 }
 

@@ -2,6 +2,7 @@
 #include "okk_model.h"
 
 #define ALIGNMENT 128u
+#define MOST 131072 /* of an extent: no call takes more */
 
 int okk_npu_num(void)
 {
@@ -23,10 +24,18 @@ int okk_channle_num_per_npu(int start_idx, int num_channels)
     return okk_ceil_div(start_idx + num_channels, okk_machine.npus);
 }
 
+/* A stride as the interface has it; refuses what no memory has room for. */
+static int stride_of(long long elements)
+{
+    if (elements > INT32_MAX)
+        okk_refuse("a stride of %lld elements", elements);
+    return (int)elements;
+}
+
 static dim4 layout_stride(int start_idx, const dim4 *shape, int multiple)
 {
-    int channel = okk_ceil_div(shape->h * shape->w, multiple) * multiple;
-    return (dim4){channel * okk_channle_num_per_npu(start_idx, shape->c), channel, shape->w, 1};
+    long long area = (long long)shape->h * shape->w, channel = (area + multiple - 1) / multiple * multiple;
+    return (dim4){stride_of(channel * okk_channle_num_per_npu(start_idx, shape->c)), stride_of(channel), shape->w, 1};
 }
 
 void okk_128_byte_aligned_stride_for_32bit(dim4 *stride, int start_idx, const dim4 *shape)
@@ -51,8 +60,8 @@ void okk_compact_stride(dim4 *stride, int start_idx, const dim4 *shape)
 
 void okk_continuous_stride(dim4 *stride, const dim4 *shape)
 {
-    int area = shape->h * shape->w;
-    *stride = (dim4){shape->c * area, area, shape->w, 1};
+    long long area = (long long)shape->h * shape->w;
+    *stride = (dim4){stride_of(shape->c * area), stride_of(area), shape->w, 1};
 }
 
 void okk_divisible(const char *name, uint64_t address, unsigned by)
@@ -82,7 +91,12 @@ static long long extent(const struct okk_tensor *tensor)
 
 void okk_expect_shape(const char *name, dim4 shape, const dim4 *stride)
 {
-    if (shape.n < 1 || shape.c < 1 || shape.h < 1 || shape.w < 1)
+    int least = shape.n < shape.c ? shape.n : shape.c, most = shape.n > shape.c ? shape.n : shape.c;
+    least = shape.h < least ? shape.h : least;
+    least = shape.w < least ? shape.w : least;
+    most = shape.h > most ? shape.h : most;
+    most = shape.w > most ? shape.w : most;
+    if (least < 1 || most > MOST)
         okk_refuse("%s has shape (%d, %d, %d, %d)", name, shape.n, shape.c, shape.h, shape.w);
     if (stride != NULL && (stride->n < 0 || stride->c < 0 || stride->h < 0 || stride->w < 0))
         okk_refuse("%s has a stride below 0", name);

@@ -1,6 +1,6 @@
 /*
  * Runs a kernel on the model: system memory is a file that is changed in place, its arguments are another, the
- * calls it made are written to a third.
+ * calls it made are written to a third. A KERNEL that begins with @ is the file of a table of calls.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "okk_model.h"
+#include "okk_table.h"
 
 #define USAGE "KERNEL ARGUMENTS MEMORY CALLS NPUS LOCAL_BYTES LANES SYSTEM_START"
 
@@ -47,13 +48,17 @@ int main(int count, char **values)
     okk_machine.lanes = atoi(values[7]);
     okk_machine.system_start = strtoull(values[8], NULL, 10);
     okk_machine.system = mapped(values[3], MAP_SHARED, &okk_machine.system_bytes);
+    bool table = values[1][0] == '@';
     okk_kernel_func_t kernel = okk_kernel(values[1]);
-    if (kernel == NULL) {
+    if (kernel == NULL && !table) {
         fprintf(stderr, "no kernel %s is registered\n", values[1]);
         return 2;
     }
     okk_begin(values[4]);
-    kernel(arguments);
+    if (table)
+        okk_table(values[1] + 1, arguments, (int)(argument_bytes / sizeof(uint64_t)));
+    else
+        kernel(arguments);
     okk_end();
     return 0;
 }

@@ -23,6 +23,9 @@ struct okk_window okk_window(const dim4 *input, int kernel_h, int kernel_w, cons
     made.stride = stride ? *stride : made.stride;
     made.dilation = dilation ? *dilation : made.dilation;
     expect_window(&made);
+    okk_expect_shape("input", *input, NULL);
+    okk_expect("the height of the kernel", kernel_h, 1, 65535);
+    okk_expect("the width of the kernel", kernel_w, 1, 65535);
     int h = input->h + made.pad.top + made.pad.bottom, w = input->w + made.pad.left + made.pad.right;
     okk_expect("the padded height", h, 1, 2047);
     okk_expect("the padded width", w, 1, 2047);

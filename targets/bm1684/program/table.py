@@ -1,0 +1,168 @@
+"""The calls of a program as data: a table, one call a line, that npuc's model carries out and exports as C.
+
+    gdma_32bit_cpy_S2L @0 $0+128 (1,64,1,18) (18,18,18,1) (1152,18,18,1)
+    parallel_start
+    bdc_relu @0 @0 (1,64,8,8) - -
+    parallel_end
+    layer 0
+
+Lines `parallel_start` and `parallel_end` stand around the calls of a region in which both engines work, `layer N`
+behind the calls of the N-th layer. An argument is an address of local memory (@), a region of system memory and
+bytes from its start ($), a shape or strides (..), padding [..], two numbers <..>, a float by its bits (=,
+hexadecimal), a whole number (1 and 0 are true and false, too) or NULL (-).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.errors import ArtefactError
+from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Padding, Pair, System
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.parameters import Machine
+
+TABLE_FILE = "calls.txt"
+START, END, LAYER = "parallel_start", "parallel_end", "layer"
+
+
+@dataclass(frozen=True)
+class Region:
+    """Calls that run together; between parallel_start and parallel_end where both engines have some."""
+
+    calls: tuple[Call, ...]
+    parallel: bool
+
+
+Layer = tuple[Region, ...]
+"""What computes one tensor."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The regions of every layer, in order."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        """All calls in order."""
+        return (call for layer in self.layers for region in layer for call in region.calls)
+
+    def lines(self, places: Sequence[str], machine: Machine) -> Iterator[str]:
+        """The table as text. places: the names of the regions of system memory in the order of their numbers."""
+        for number, layer in enumerate(self.layers):
+            for region in layer:
+                calls = (line(call, places, machine) for call in region.calls)
+                yield from (START, *calls, END) if region.parallel else calls
+            yield f"{LAYER} {number}"
+
+    def data(self, places: Sequence[str], machine: Machine) -> bytes:
+        """The file."""
+        return "".join(f"{each}\n" for each in self.lines(places, machine)).encode("ascii")
+
+
+def line(call: Call, places: Sequence[str], machine: Machine) -> str:
+    """A placed call as a line."""
+    return " ".join([call.name, *(_word(arg, places, machine) for arg in call.args)])
+
+
+def _word(arg: Arg, places: Sequence[str], machine: Machine) -> str:
+    match arg:
+        case None:
+            return "-"
+        case bool() | int():
+            return str(int(arg))
+        case float():
+            return f"={np.float32(arg).view(np.uint32):08x}"
+        case Address(npu, offset):
+            return f"@{npu * machine.local_bytes + offset}"
+        case System(region, offset):
+            return f"${places.index(region)}+{offset}"
+        case Dim4():
+            return f"({','.join(map(str, arg))})"
+        case Pair(h, w):
+            return f"<{h},{w}>"
+        case Padding(top, bottom, left, right):
+            return f"[{top},{bottom},{left},{right}]"
+        case _:
+            raise AssertionError(f"no address for {arg}")
+
+
+def read(data: bytes, places: Sequence[str], machine: Machine) -> Table:
+    """The inverse of Table.data. Raises ArtefactError (E502) for the line that is none of a table."""
+    layers: list[Layer] = []
+    regions: list[Region] = []
+    together: list[Call] | None = None
+    for number, text in enumerate(data.decode("ascii", "replace").splitlines(), 1):
+        name, *words = text.split(" ")
+        if name == START and not words and together is None:
+            together = []
+        elif name == END and not words and together is not None:
+            regions.append(Region(tuple(together), parallel=True))
+            together = None
+        elif name == LAYER and words == [str(len(layers))] and together is None:
+            layers.append(tuple(regions))
+            regions = []
+        else:
+            call = _call(name, words, places, machine, number)
+            if together is not None:
+                together.append(call)
+            else:
+                regions.append(Region((call,), parallel=False))
+    if regions or together is not None:
+        raise damaged(len(data.splitlines()), "the last layer does not end")
+    return Table(tuple(layers))
+
+
+NAME = re.compile(r"(bdc|gdma)_[0-9a-zA-Z_]{1,60}")
+WHOLE = r"(-?[0-9]{1,10})"
+MOST = 1 << 31
+
+
+def _numbers(count: int, opening: str, closing: str) -> re.Pattern[str]:
+    return re.compile(re.escape(opening) + ",".join([WHOLE] * count) + re.escape(closing))
+
+
+Reading = Callable[[tuple[int, ...]], Arg]
+KINDS: tuple[tuple[re.Pattern[str], Reading], ...] = (
+    (re.compile(WHOLE), lambda n: n[0]),
+    (_numbers(4, "(", ")"), lambda n: Dim4(*n)),
+    (_numbers(4, "[", "]"), lambda n: Padding(*n)),
+    (_numbers(2, "<", ">"), lambda n: Pair(*n)),
+)
+"""Words that hold whole numbers of 32 bits."""
+PLACE = re.compile(r"\$([0-9]{1,9})\+([0-9]{1,15})")
+LOCAL = re.compile(r"@([0-9]{1,10})")
+FLOAT = re.compile(r"=([0-9a-f]{8})")
+
+
+def _call(name: str, words: Sequence[str], places: Sequence[str], machine: Machine, number: int) -> Call:
+    if not NAME.fullmatch(name):
+        raise damaged(number, "there is no such call")
+    return Call(name, tuple(_arg(word, places, machine, number) for word in words))
+
+
+def _arg(word: str, places: Sequence[str], machine: Machine, number: int) -> Arg:
+    if word == "-":
+        return None
+    for pattern, reading in KINDS:
+        found = pattern.fullmatch(word)
+        values = tuple(map(int, found.groups())) if found else ()
+        if values and all(-MOST <= value < MOST for value in values):
+            return reading(values)
+    if (found := FLOAT.fullmatch(word)) is not None:
+        return float(np.uint32(int(found[1], 16)).view(np.float32))
+    if (found := LOCAL.fullmatch(word)) is not None and int(found[1]) < machine.addresses:
+        return Address(*divmod(int(found[1]), machine.local_bytes))
+    if (found := PLACE.fullmatch(word)) is not None and int(found[1]) < len(places):
+        return System(places[int(found[1])], int(found[2]))
+    raise damaged(number, "an argument is none")
+
+
+def damaged(number: int, reason: str) -> ArtefactError:
+    """The error (E502) for a line of a table."""
+    return ArtefactError("E502", f"{TABLE_FILE}, line {number}: {reason}", remedy="compile the model again")

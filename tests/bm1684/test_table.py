@@ -1,0 +1,253 @@
+"""Programs as data: the exported C makes the table's calls, and no table can make the model do anything else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc import driver
+from npuc.errors import ArtefactError
+from npuc.models import MODELS
+from npuc.program import Program, as_loaded, load, save
+from npuc.target import Options
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.program.artefact import instructions
+from npuc.targets.bm1684.program.table import TABLE_FILE, read
+from npuc.targets.bm1684.simulate import compilation
+from npuc.targets.bm1684.target import BM1684
+from tests.bm1684.kernels import need_compiler
+from tests.bm1684.random_graphs import draw
+
+PRINTED = {
+    "local_addr_t": 'printf(" @%u", a{i});',
+    "system_addr_t": 'printf(" $%llu", a{i});',
+    "const dim4 *": 'if (a{i}) printf(" (%d,%d,%d,%d)", a{i}->n, a{i}->c, a{i}->h, a{i}->w); else printf(" -");',
+    "const dim2 *": 'printf(" <%d,%d>", a{i}->h, a{i}->w);',
+    "const Padding *": 'printf(" [%d,%d,%d,%d]", a{i}->top, a{i}->bottom, a{i}->left, a{i}->right);',
+    "int": 'printf(" %d", a{i});',
+    "bool": 'printf(" %d", a{i});',
+    "float": 'printf(" =%08x", ((x32){{.fp32 = a{i}}}).u32);',
+    "x32": 'printf(" =%08x", a{i}.u32);',
+}
+"""How an argument of C is written as in a table, by its type."""
+MAIN = """
+static okk_kernel_func_t kernel;
+void okk_register_kernel_func(const char *name, okk_kernel_func_t func) { (void)name; kernel = func; }
+void okk_initialize(void) {}
+void okk_poll(void) {}
+void okk_parallel_start(void) { puts("parallel_start"); }
+void okk_parallel_end(void) { puts("parallel_end"); }
+int main(void)
+{
+    unsigned long long places[16];
+    for (int i = 0; i < 16; i++) places[i] = (unsigned long long)i << 40;
+    kernel(places);
+}
+"""
+
+
+def _recorder(folder: Path) -> str:
+    """C that implements every call of the interface's header by writing it down."""
+    header = (compilation.MODEL / "okk.h").read_text()
+    command = [compilation.compiler(), "-E", "-P", "-x", "c", "-"]
+    text = subprocess.run(command, input=header, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"void okk_((?:bdc|gdma)_\w+)\(([^)]*)\)", " ".join(text.split()))
+    parts = ["#include <stddef.h>", "#include <stdio.h>", '#include "okk.h"', MAIN]
+    for name, parameters in found:
+        kinds = [re.sub(r"\s*\w+$", "", each.strip()).replace("_Bool", "bool") for each in parameters.split(",")]
+        if not all(kind in PRINTED for kind in kinds):
+            continue  # no kernel of npuc makes it
+        given = ", ".join(f"{kind} a{i}" for i, kind in enumerate(kinds))
+        body = "".join(PRINTED[kind].format(i=i) for i, kind in enumerate(kinds))
+        parts.append(f'void okk_{name}({given}) {{ printf("{name}"); {body} puts(""); }}')
+    (folder / "recorder.c").write_text("\n".join(parts))
+    return "recorder.c"
+
+
+def _program(seed: int, folder: Path) -> Program:
+    path = folder / "model.onnx"
+    onnx.save(draw(seed), path)
+    return as_loaded(driver.compile_model(path, BM1684, Options(), {})[0])
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    folder = tmp_path_factory.mktemp("small")
+    onnx.save(MODELS["residual_awkward"](), folder / "model.onnx")
+    return as_loaded(driver.compile_model(folder / "model.onnx", BM1684, Options(), {})[0])
+
+
+def _exported_calls(program: Program, folder: Path) -> list[str]:
+    (folder / "kernel.c").write_bytes(BM1684.exported(program, "okkernel")["kernel.c"])
+    command = [compilation.compiler(), "-std=c11", "-I", str(compilation.MODEL), "-o", "made"]
+    subprocess.run([*command, _recorder(folder), "kernel.c"], cwd=folder, check=True)
+    return subprocess.run([folder / "made"], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_the_exported_c_makes_exactly_the_calls_of_the_table(
+    seed: int | None, small: Program, tmp_path: Path
+) -> None:
+    need_compiler()
+    program = small if seed is None else _program(seed, tmp_path)
+    table = program.files[TABLE_FILE].decode()
+    place = re.compile(r"\$(\d+)\+(\d+)")
+    wanted = [
+        place.sub(lambda found: f"${(int(found[1]) << 40) + int(found[2])}", line)
+        for line in table.splitlines()
+        if not line.startswith("layer")
+    ]
+    assert _exported_calls(program, tmp_path) == wanted
+
+
+def test_a_table_is_read_back_as_it_was_written(small: Program) -> None:
+    places = [region["name"] for region in small.manifest["regions"]]
+    table = read(small.files[TABLE_FILE], places, Machine())
+    assert table.data(places, Machine()) == small.files[TABLE_FILE]
+    assert [each.call for each in instructions(small)] == list(table.calls)
+
+
+def test_an_artefact_holds_no_code(small: Program) -> None:
+    assert set(small.files) == {"calls.txt", "weights.bin"}
+
+
+NUMBERS = ("0", "1", "-1", "63", "65535", "65536", "524287", "2147483647", "-2147483648", "4294967295", str(2**63))
+WORDS = ("-", "@0", "@33554431", "@4294967295", "$0+0", "$1+4294967296", "$9+0", "=7f800000", "=00000000", "x", "")
+
+
+def _mutated(table: str, random: Random) -> str:
+    """The table with something else in a place or two."""
+    lines = table.splitlines()
+    for _ in range(random.randint(1, 3)):
+        at = random.randrange(len(lines))
+        match random.randrange(6):
+            case 0:
+                del lines[at]
+            case 1:
+                lines.insert(at, lines[random.randrange(len(lines))])
+            case 2:
+                words = lines[at].split(" ")
+                words[random.randrange(len(words))] = random.choice(WORDS)
+                lines[at] = " ".join(words)
+            case _:
+                found = list(re.finditer(r"-?\d+", lines[at]))
+                if found:
+                    one = random.choice(found)
+                    lines[at] = lines[at][: one.start()] + random.choice(NUMBERS) + lines[at][one.end() :]
+        if not lines:
+            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _run(program: Program) -> str:
+    """ok, or the code of the refusal."""
+    shapes = {port.name: port.shape for port in program.inputs}
+    feeds = {name: np.ones((1, *shape), np.float32) for name, shape in shapes.items()}
+    try:
+        BM1684.runner(program)(feeds)
+    except ArtefactError as error:
+        return error.problems[0].code
+    return "ok"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hostile_table_ends_in_a_refusal(small: Program, seed: int) -> None:
+    need_compiler()
+    random, table = Random(seed), small.files[TABLE_FILE].decode()
+    codes = [
+        _run(replace(small, files={**small.files, TABLE_FILE: _mutated(table, random).encode()}))
+        for _ in range(25)
+    ]
+    assert set(codes) <= {"ok", "E502", "E503"}
+    assert codes.count("ok") < len(codes)
+
+
+HOSTILE: tuple[tuple[tuple[Any, ...], Any], ...] = (
+    (("regions", 0, "bytes"), 2**63),
+    (("regions", 1, "bytes"), -1),
+    (("regions", 0, "name"), "weights; system(0)"),
+    (("kernel",), "f(void){} int main"),
+    (("placements", 0, "address"), 2**63),
+    (("placements", 0, "address"), -4),
+    (("placements", 0, "shape"), [-1, -2, 3]),
+    (("placements", 0, "direction"), "sideways"),
+    (("placements", 0, "region"), "nowhere"),
+    (("inputs", 0, "shape"), [2**40]),
+    (("machine", "npus"), 2**31),
+    (("machine", "npus"), 0),
+    (("machine", "local_bytes"), 2**63),
+    (("machine", "lanes"), 0),
+    (
+        ("results",),
+        [{"tensor": "t", "layer": 0, "shape": [2**60], "local_shape": [1, 1, 1, 1], "npu": 0, "offset": 0}],
+    ),
+    (("results", 0, "npu"), 2**40),
+    (("results", 0, "local_shape"), [0, -1, 2**40, 1]),
+    (("buffers", 0, "last"), 10**9),
+    (("instructions",), []),
+    (("layers",), []),
+)
+
+
+@pytest.mark.parametrize(("path", "value"), HOSTILE, ids=lambda each: str(each)[:40])
+def test_a_hostile_manifest_ends_in_a_refusal(small: Program, path: tuple[Any, ...], value: Any) -> None:
+    """Every command that reads it: none gives a traceback, or takes gigabytes."""
+    manifest = json.loads(json.dumps(small.manifest))
+    inner = manifest
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    forged, codes = replace(small, manifest=manifest), list[str]()
+    feeds = {port.name: np.ones((1, *port.shape), np.float32) for port in small.inputs}
+    ways = (
+        lambda: BM1684.runner(forged)(feeds, lambda _name, _values: None),
+        lambda: BM1684.listing(forged),
+        lambda: BM1684.timeline(forged),
+        lambda: BM1684.exported(forged, "okkernel"),
+        lambda: list(BM1684.held(forged, "weights.bin")),
+        lambda: BM1684.origin(forged, small.outputs[0].name, (0, 0)),
+    )  # fmt: skip
+    for way in ways:
+        try:
+            way()
+        except ArtefactError as error:
+            codes.append(error.problems[0].code)
+    assert codes and set(codes) <= {"E502", "E503"}
+
+
+def test_a_table_that_is_gone_or_changed_is_named(small: Program, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"there is no calls\.txt"):
+        BM1684.listing(replace(small, files={"weights.bin": b""}))
+    save(small, tmp_path / "a.npu")
+    file = tmp_path / "a.npu" / TABLE_FILE
+    file.write_bytes(file.read_bytes().replace(b"bdc_", b"gdma_", 1))
+    with pytest.raises(ArtefactError, match=r"calls\.txt"):
+        load(tmp_path / "a.npu")
+
+
+@pytest.mark.parametrize(
+    "name", ["a*/ int x; /*", "a\\\n#error spliced\nint y;", "a??/\n#error trigraph", "é\u202e"]
+)
+def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> None:
+    need_compiler()
+    model = draw(1)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [f"{each}{name}" if each.startswith("t") else each for each in names]
+    for each in model.graph.output:
+        each.name += name
+    onnx.save(model, tmp_path / "model.onnx")
+    program = as_loaded(driver.compile_model(tmp_path / "model.onnx", BM1684, Options(), {})[0])
+    (tmp_path / "kernel.c").write_bytes(BM1684.exported(program, "okkernel")["kernel.c"])
+    for standard in ("-std=c99", "-std=c11"):
+        flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
+        subprocess.run([compilation.compiler(), standard, *flags, str(tmp_path / "kernel.c")], check=True)
