@@ -49,7 +49,9 @@ class Nvdla:
         from npuc.targets.nvdla.network.passes import passes
 
         machine = self._machine(options)
-        return passes(machine, tables="HardSwish" in support.table_ops(machine, options.precision))
+        return passes(
+            machine, options.precision, tables="HardSwish" in support.table_ops(machine, options.precision)
+        )
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """Not told of single nodes: what a node costs depends on its neighbours."""

@@ -33,11 +33,10 @@ from npuc.quantize.arithmetic.operators import convolve
 from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES, ResponseTables, square_sums
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
+from npuc.targets.nvdla.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
 
 ALU = ("none", "sum", "max", "min")
-RECIPROCAL_BITS = 16
-"""PDP multiplies sums by reciprocals of this many fractional bits."""
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
 

@@ -13,7 +13,8 @@ from math import prod
 import numpy as np
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.arithmetic.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
+from npuc.targets.nvdla.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.formats import weights as weight_format
 from npuc.targets.nvdla.formats.precision import half_away

@@ -1,41 +1,58 @@
-"""The rules of fp16: what infinities, NaN and denormals become on the way in, and how results are stored.
+"""The arithmetic of fp16: what values become on the way in and out, and sums and products inside.
 
-Values inside are float32 without denormals; on the way out they are rounded to nearest and clipped to +/-65504,
-denormals included. NaN stays NaN unless a register flushes it to zero. Source: in-memory formats, FP16 Supporting.
+Inside are fp32 and fp17 (1 sign, 6 exponent, 10 mantissa bits), here both as float32: without denormals and
+infinities. A result is rounded to nearest, ties to even; one too small becomes zero with its sign, one too large
+the largest number. A sum that is zero has the sign of its first operand. A NaN keeps its sign and the ten bits
+that it came with; of two, the first operand's stays.
+Source: Arithmetic, Common floating-point operators; seen on the RTL.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from npuc.ir import Array
 
 MOST = 65504.0
+FP32_MOST = float(np.finfo(np.float32).max)
 FP17_MOST = 4292870144.0
 FP17_SMALLEST = 2.0**-30
-SMALLEST = np.float32(2.0**-126)
-"""Below this, float32 has denormals, which the data path has not."""
+FP32_SMALLEST = 2.0**-126
+PAYLOAD = 0x3FF
+"""The bits of a NaN that travel, the lowest of the mantissa in every format."""
+QUIET_NAN = 0x7FC00000
+FP17_DROPPED = 42
+"""Bits of a double's mantissa that fp17 has not."""
+
+Rounding = Callable[[Array], Array]
 
 
 def received(values: Array, infinity: float, *, flush: bool) -> Array:
     """fp16 as float32: infinities become +/-`infinity`, NaN 0 where it is flushed; fp16 denormals are exact."""
     wide = values.astype(np.float32)
+    if np.isfinite(wide).all():
+        return wide
     wide = np.where(np.isinf(wide), np.copysign(np.float32(infinity), wide), wide)
-    return np.where(np.isnan(wide), np.float32(0), wide) if flush else wide
+    return np.where(np.isnan(wide), np.float32(0) if flush else _wide_nans(values), wide)
 
 
-def inner(values: Array) -> Array:
-    """A result of the data path as float32: rounded to nearest, no denormals, no infinities."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        wide = values.astype(np.float32)
-    most = np.finfo(np.float32).max
-    wide = np.clip(wide, -most, most)
-    return np.where(np.abs(wide) < SMALLEST, np.float32(0), wide)
+def _wide_nans(values: Array) -> Array:
+    """The bits of fp16 NaNs as float32."""
+    bits = values.view(np.uint16).astype(np.uint32)
+    return ((bits & 0x8000) << 16 | QUIET_NAN | (bits & PAYLOAD)).view(np.float32)
 
 
 def stored(values: Array) -> Array:
     """float32 as the fp16 that is written: rounded to nearest, clipped to +/-65504, with denormals."""
-    return np.clip(values, -MOST, MOST).astype(np.float16)
+    narrow = np.clip(values, -MOST, MOST).astype(np.float16)
+    absent = np.isnan(values)
+    if not absent.any():
+        return narrow
+    bits = values.astype(np.float32).view(np.uint32)
+    nan = (bits >> 16 & 0x8000 | 0x7C00 | (bits & PAYLOAD)).astype(np.uint16).view(np.float16)
+    return np.where(absent, nan, narrow)
 
 
 def nans(values: Array) -> int:
@@ -48,9 +65,65 @@ def infinities(values: Array) -> int:
     return int(np.isinf(values).sum())
 
 
+def inner(values: Array) -> Array:
+    """A double as fp32 (float32); NaN as it is."""
+    wide = np.clip(values, -FP32_MOST, FP32_MOST)
+    small = np.abs(wide) < FP32_SMALLEST * (1 - 2.0**-25)
+    return np.where(small, np.copysign(0.0, wide), wide).astype(np.float32)
+
+
 def fp17(values: Array) -> Array:
-    """Rounded to 11 significant bits, within +/-4292870144, 0 below 2^-30: what CDP and tables compute in."""
-    mantissa, exponent = np.frexp(values.astype(np.float64))
-    rounded = np.ldexp(np.rint(np.ldexp(mantissa, 11)), exponent - 11)
-    rounded = np.clip(rounded, -FP17_MOST, FP17_MOST)
-    return np.where(np.abs(rounded) < FP17_SMALLEST, 0.0, rounded)
+    """Numbers as fp17 (float32): what PDP, CDP and tables compute in; NaN as it is."""
+    wide = np.atleast_1d(np.asarray(values, np.float64))
+    bits = wide.view(np.int64)
+    even = bits + ((bits >> FP17_DROPPED & 1) + ((1 << (FP17_DROPPED - 1)) - 1)) & -(1 << FP17_DROPPED)
+    rounded = np.clip(even.view(np.float64), -FP17_MOST, FP17_MOST)
+    rounded = np.where(np.abs(rounded) < FP17_SMALLEST, np.copysign(0.0, wide), rounded)
+    absent = np.isnan(wide)
+    narrow = np.where(absent, wide, rounded) if absent.any() else rounded
+    return narrow.astype(np.float32).reshape(np.shape(values))
+
+
+def add(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+    """The sum; a difference of equal numbers has the sign of the first."""
+    total = first.astype(np.float64) + second
+    found = rounding(np.where(total == 0, np.copysign(0.0, first), total))
+    return _with_nans(found, first, second)
+
+
+def subtract(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+    """The sum of the first and the second with its other sign."""
+    return add(first, np.negative(second), rounding)
+
+
+def multiply(first: Array, second: Array, rounding: Rounding = inner) -> Array:
+    """The product."""
+    return _with_nans(rounding(first.astype(np.float64) * second), first, second)
+
+
+def larger(first: Array, second: Array) -> Array:
+    """The maximum; +0 is larger than -0."""
+    return _with_nans(np.where(_key(first) >= _key(second), first, second), first, second)
+
+
+def smaller(first: Array, second: Array) -> Array:
+    """The minimum; -0 is smaller than +0."""
+    return _with_nans(np.where(_key(first) <= _key(second), first, second), first, second)
+
+
+def rectified(values: Array) -> Array:
+    """ReLU: -0 and every negative number become +0, NaN passes."""
+    return np.where((values > 0) | np.isnan(values), values, np.float32(0))
+
+
+def _key(values: Array) -> Array:
+    """Sign and magnitude as an integer that orders them: -0 is below +0."""
+    bits = np.asarray(values, np.float32).view(np.int32).astype(np.int64)
+    return np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
+
+
+def _with_nans(found: Array, first: Array, second: Array) -> Array:
+    """The result, where an operand is NaN the first such."""
+    if not np.isnan(found).any() and not np.isnan(first).any() and not np.isnan(second).any():
+        return found
+    return np.where(np.isnan(first), first, np.where(np.isnan(second), second, found)).astype(np.float32)

@@ -1,9 +1,10 @@
 """PDP: pooling over windows: average, maximum, minimum; its input from memory (PDP_RDMA) or from SDP.
 
-Average: rnd(rnd(sum * recip_w >> 16) * recip_h >> 16) with reciprocals of 17 bits. n padded columns of a row of
-the window add PAD_VALUE_nX, a row of padding PAD_VALUE_1X times the kernel's width. Maximum and minimum ignore
-padding. Splitting into parts by width (SPLIT_NUM) fetches the columns in parts and changes no result.
-Source: Numbers, as on the RTL; fp16: FP16 Supporting (fp17 inside for averages).
+Average: sums of rows, then of the window, times two reciprocals of 17 bits (module averages has the widths). n
+padded columns of a window add PAD_VALUE_nX to each of its rows inside the map; v padded rows add PAD_VALUE_vX
+times the kernel's width, once. Maximum and minimum ignore padding. Splitting into parts by width (SPLIT_NUM)
+fetches the columns in parts and changes no result.
+Source: Arithmetic, PDP, average; seen on the RTL. fp16: every sum and product is rounded to fp17.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from functools import reduce
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.nvdla import averages
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.model import cubes, fp16
-from npuc.targets.nvdla.model.arithmetic import saturate, shift_right, signed
+from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
 BLOCK, RDMA = "PDP", "PDP_RDMA"
-PAD_COLUMNS = 7
+MOST_PADDED = 7
+"""Columns or rows of a window that are padding, at most: so many PAD_VALUE there are."""
+PAD_BITS = 19
+FP17_BITS = (1 << 17) - 1
 AVERAGE_INFINITY = fp16.FP17_MOST
 
 
@@ -123,50 +128,96 @@ def _minimum(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
 
 
 def _average(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
+    factors = group["RECIP_KERNEL_WIDTH"], group["RECIP_KERNEL_HEIGHT"]
     if np.issubdtype(source.dtype, np.floating):
-        return _average_floating(group, source, axes)
-    sums = _sums(source.astype(np.int64), axes, np.add) + _padding(group, axes, lambda bits: signed(bits, 19))
-    across = shift_right(sums * group["RECIP_KERNEL_WIDTH"], 16)
-    both = shift_right(across * group["RECIP_KERNEL_HEIGHT"], 16)
-    return saturate(both, 8 * source.dtype.itemsize).astype(source.dtype)
+        values = fp16.received(source, AVERAGE_INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+        total = _window_sums(group, values, axes, _in_fp17(axes[1].kernel))
+        for each in factors:
+            total = fp16.multiply(total, _fp17(each), fp16.fp17)
+        return fp16.stored(total)
+    widths = averages.WIDTHS[source.dtype.itemsize]
+    total = _window_sums(group, source.astype(np.int64), axes, _in_integers(widths, axes[1].kernel))
+    return averages.divided(total, factors, widths).astype(source.dtype)
 
 
-def _average_floating(group: Group, source: Array, axes: tuple[Axis, Axis]) -> Array:
-    values = fp16.received(source, AVERAGE_INFINITY, flush=bool(group["NAN_TO_ZERO"]))
+Add = Callable[[Array, Array], Array]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """How a precision adds up: rows and windows, and what PAD_VALUE is for one row, and for rows of padding."""
+
+    row: Add
+    window: Add
+    pad: Callable[[int], Array]
+    padded_rows: Callable[[int], Array]
+
+
+def _in_integers(widths: averages.Widths, kernel_width: int) -> _Sums:
+    """Integers, which wrap."""
+    return _Sums(
+        lambda first, second: averages.wrapped(first + second, widths.row),
+        lambda first, second: averages.wrapped(first + second, widths.window),
+        lambda bits: averages.wrapped(np.array(bits, np.int64), widths.pad),
+        lambda bits: np.array(signed(bits, PAD_BITS) * kernel_width, np.int64),
+    )
+
+
+def _in_fp17(kernel_width: int) -> _Sums:
+    """fp17 numbers, of which PAD_VALUE has the bits."""
 
     def add(first: Array, second: Array) -> Array:
-        return fp16.fp17(first.astype(np.float64) + second)
+        return fp16.add(first, second, fp16.fp17)
 
-    sums = add(_sums(values, axes, add), _padding(group, axes, fp17_of_bits))
-    across = fp16.fp17(sums * fp17_of_bits(group["RECIP_KERNEL_WIDTH"]))
-    return fp16.stored(fp16.fp17(across * fp17_of_bits(group["RECIP_KERNEL_HEIGHT"])))
+    width = np.array(kernel_width, np.float32)
+    return _Sums(add, add, _fp17, lambda bits: fp16.multiply(_fp17(bits), width, fp16.fp17))
 
 
-def _sums(values: Array, axes: tuple[Axis, Axis], add: Callable[[Array, Array], Array]) -> Array:
-    """Sums of windows, padding as 0."""
+def _fp17(bits: int) -> Array:
+    return np.array(fp17_of_bits(bits & FP17_BITS), np.float32)
+
+
+def _window_sums(group: Group, values: Array, axes: tuple[Axis, Axis], sums: _Sums) -> Array:
+    """Sums of windows: a row's elements from left to right, then its padding; rows from the top, then theirs."""
     rows, columns = axes
-    spread = _spread(axes, values, 0)
-    lines = reduce(add, (spread[:, :, columns.taps(each)] for each in range(columns.kernel)))
-    return reduce(add, (lines[:, rows.taps(each)] for each in range(rows.kernel)))
+    of_rows = _summed(values, columns, 2, sums.row)
+    of_rows = _with_pads(
+        of_rows, _padded(columns)[:, None], lambda count: sums.pad(_pad_value(group, count)), sums.row
+    )
+    total = _summed(of_rows, rows, 1, sums.window)
+    counts = _padded(rows)[:, None, None]
+    return _with_pads(total, counts, lambda count: sums.padded_rows(_pad_value(group, count)), sums.window)
 
 
-def _padding(group: Group, axes: tuple[Axis, Axis], number: Callable[[int], float]) -> Array:
-    """What padding adds to each window (1, out rows, out columns, 1)."""
-    rows, columns = axes
-    values = [0.0, *(number(group[f"PAD_VALUE_{each}X"]) for each in range(1, PAD_COLUMNS + 1))]
-    padded = _padded(columns)
-    of_row = np.array([_of_columns(values, each) for each in padded])
-    whole = values[1] * columns.kernel
-    lines = _padded(rows)
-    total = (rows.kernel - lines)[:, None] * of_row + lines[:, None] * whole
-    integers = isinstance(values[1], int)
-    return total[None, :, :, None].astype(np.int64 if integers else np.float64)
+def _summed(values: Array, axis: Axis, dimension: int, add: Add) -> Array:
+    """Sums along a dimension of what windows hold of the map, in order; 0 where they hold nothing of it."""
+    total, begun = None, np.zeros(axis.out, bool)
+    for tap in range(axis.kernel):
+        at = np.arange(axis.out) * axis.stride - axis.pad + tap
+        inside = (at >= 0) & (at < axis.size)
+        taken = values.take(at.clip(0, axis.size - 1), axis=dimension)
+        shape = [-1 if each == dimension else 1 for each in range(values.ndim)]
+        if total is None:
+            total = np.where(inside.reshape(shape), taken, values.dtype.type(0))
+        elif inside.any():
+            both = add(total, taken)
+            total = np.where(inside.reshape(shape), np.where(begun.reshape(shape), both, taken), total)
+        begun |= inside
+    assert total is not None
+    return total
 
 
-def _of_columns(values: list[float], count: int) -> float:
-    if count >= len(values):
-        raise trap(BLOCK, f"{count} padded columns in a window", limit=f"{PAD_COLUMNS}")
-    return values[count]
+def _with_pads(total: Array, counts: Array, pad: Callable[[int], Array], add: Add) -> Array:
+    """Sums with what PAD_VALUE adds to windows of which so many columns or rows are padding."""
+    for count in np.unique(counts[counts > 0]).tolist():
+        total = np.where(counts == count, add(total, pad(count)), total)
+    return total
+
+
+def _pad_value(group: Group, count: int) -> int:
+    if count > MOST_PADDED:
+        raise trap(BLOCK, f"{count} padded columns or rows in a window", limit=f"{MOST_PADDED}")
+    return group[f"PAD_VALUE_{count}X"]
 
 
 def _padded(axis: Axis) -> Array:

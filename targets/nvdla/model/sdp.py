@@ -238,8 +238,11 @@ def destination(task: Task, batch: int) -> Pattern:
     surfaces = -(-channels // task.machine.atom_elements(group.named("OUT_PRECISION").lower()))
     start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
     start += batch * group.bytes("DST_BATCH_STRIDE") if batch else 0
-    line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    place = Pattern(start, width * atom, height, line, surfaces, surface)
+    strides = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
+    if group["BATCH_NUMBER"]:  # then strides count, also for one pixel
+        place = Pattern(start, width * atom, height, strides[0], surfaces, strides[1])
+    else:
+        place = sdp_rdma.cube_at(start, (height, width, surfaces), atom, strides)
     task.port.view(place.address, place.size)
     return place
 

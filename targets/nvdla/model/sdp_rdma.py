@@ -1,6 +1,7 @@
 """SDP_RDMA: fetches what SDP works on, and the operands of its units BS, BN and EW.
 
-Source: in-memory formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom).
+Source: in-memory formats, from Bias Data Format to Element-Wise Data Format (BytesPerAtom); Arithmetic, cubes of
+1 x 1, as seen on the RTL.
 """
 
 from __future__ import annotations
@@ -40,6 +41,17 @@ def size(group: Group) -> tuple[int, int, int]:
     return group["HEIGHT"] + 1, group["WIDTH"] + 1, group["CHANNEL"] + 1
 
 
+def cube_at(start: int, extents: tuple[int, int, int], atom: int, strides: tuple[int, int]) -> Pattern:
+    """Where a cube of so many rows, columns and surfaces lies; strides: of lines and surfaces.
+
+    A cube of one pixel is packed, atom after atom, whatever the strides are.
+    """
+    height, width, surfaces = extents
+    if (height, width) == (1, 1):
+        return Pattern(start, atom, 1, 0, surfaces, atom)
+    return Pattern(start, width * atom, height, strides[0], surfaces, strides[1])
+
+
 def source(group: Group, machine: Machine, port: Port) -> Array:
     """The cube that SDP works on, (batch, surface, H, W, lane) in its own type."""
     height, width, channels = size(group)
@@ -48,7 +60,7 @@ def source(group: Group, machine: Machine, port: Port) -> Array:
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
     start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
-    place = Pattern(start, width * atom, height, line, surfaces, surface)
+    place = cube_at(start, (height, width, surfaces), atom, (line, surface))
     if group["BATCH_NUMBER"]:
         raise trap(BLOCK, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
     return cubes.read(port, place, machine, kind)[None]
@@ -84,9 +96,10 @@ def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batc
     start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH")
     if batch:
         start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
-    if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL":
+    if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):
         row = port.cube(Pattern(start, surfaces * atom), atom, unit=unit_bytes)
         return np.ascontiguousarray(row).reshape(surfaces, 1, 1, atom)
     line = group.bytes(f"{unit}_LINE_STRIDE")
-    place = Pattern(start, width * atom, height, line, surfaces, group.bytes(f"{unit}_SURFACE_STRIDE"))
+    strides = line, group.bytes(f"{unit}_SURFACE_STRIDE")
+    place = cube_at(start, (height, width, surfaces), atom, strides)
     return np.ascontiguousarray(port.cube(place, atom, unit=unit_bytes))

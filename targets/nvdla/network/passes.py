@@ -10,6 +10,7 @@
 
 from dataclasses import replace
 
+from npuc.passes.averages_into_convs import AveragesIntoConvs
 from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
@@ -68,10 +69,11 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def passes(machine: Machine, *, tables: bool) -> tuple[Pass, ...]:
-    """The passes for a configuration; tables: whether SDP's give HardSwish.
+def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...]:
+    """The passes for a configuration and a precision; tables: whether SDP's give HardSwish.
 
     Fully connected layers take a whole batch where the window can move on by an image, as a stride or as a batch.
     """
     split = SplitBatch(most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
-    return (volumes_to_images, split, *PASSES, *(() if tables else WITHOUT_TABLES))
+    averages = (AveragesIntoConvs(),) if precision == "int8" else ()
+    return (volumes_to_images, split, *PASSES, *averages, *(() if tables else WITHOUT_TABLES))

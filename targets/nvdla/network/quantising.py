@@ -44,7 +44,7 @@ def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[
 
 def _reads(node: Node, anyway: bool) -> bool:
     """Whether a node takes a zero point: CDMA pads with it, sums subtract it, averages become convolutions."""
-    return node.op in ("Conv", "Add") or (anyway and node.op == "GlobalAveragePool")
+    return node.op in ("Conv", "Add", "AveragePool") or (anyway and node.op == "GlobalAveragePool")
 
 
 ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))

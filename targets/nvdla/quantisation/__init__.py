@@ -20,7 +20,7 @@ from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
 from npuc.targets.nvdla.quantisation.moments import NOTHING_SEEN, Moments
-from npuc.targets.nvdla.quantisation.ties import ties
+from npuc.targets.nvdla.quantisation.ties import keeping_averages, ties
 
 
 def quantise(
@@ -40,8 +40,14 @@ def quantise(
     power_of_two: what every scale that is not given must be.
     nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
     """
+    most = INT16_MOST if precision == "int16" else 127
+    known = dict(given)
+    for node in keeping_averages(graph, nodes, spreads, most):  # with the zero point of its map as well
+        if node.inputs[0] in known:
+            known.setdefault(node.output, known[node.inputs[0]])
+    given = known
     free = {name: spread for name, spread in spreads.items() if name not in given}
-    demands = ties(graph, nodes, free, INT16_MOST if precision == "int16" else 127)
+    demands = ties(graph, nodes, free, most)
     demands = in_powers_of_two(demands, free) if power_of_two else demands
     scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}

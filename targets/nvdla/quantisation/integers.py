@@ -10,14 +10,15 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.fixed_point import Weights, addends, factor, quantise_weights, share
-from npuc.targets.nvdla.arithmetic.integer import IDLE, RECIPROCAL_BITS, Stage
+from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.arithmetic.transformed import strides
+from npuc.targets.nvdla.averages import WIDTHS, reciprocals
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
@@ -177,8 +178,13 @@ class Integers(Elementwise):
         tables, attrs = normalised(node, self.steps(node.inputs[0]), self.steps(node.output), self.bits)
         self.emit_lrn(node, np.array(tables.le, np.int16), np.array(tables.lo, np.int16), attrs)
 
+    def _rounds_itself(self, x: str) -> bool:
+        """Whether the model itself rounds a map, so that its average is rounded once."""
+        producer = self.float.producers.get(x)
+        return producer is not None and producer.op in CONVERSIONS
+
     def average(self, node: Node) -> None:
-        """PDP's average where its window reaches; sums of a convolution for larger ones and other zero points."""
+        """PDP's average where its window reaches and nothing wraps; sums of a convolution for all others."""
         kernel, x = average_kernel(self.float, node), node.inputs[0]
         (x_scale, x_zero), (y_scale, y_zero) = (
             (each.scale, each.zero) for each in map(self.steps, (x, node.output))
@@ -186,16 +192,12 @@ class Integers(Elementwise):
         ratio, count = x_scale / y_scale, kernel[0] * kernel[1]
         window = {} if node.op.startswith("Global") else explicit_window(node, kernel, self.float)
         window |= self.padding(x, window)
-        reciprocal = round(ratio / count * 2**RECIPROCAL_BITS)
-        if (
-            max(kernel) <= MOST_POOL
-            and max(window_of(node, kernel).begins) < MOST_POOL
-            and 64 <= reciprocal < 1 << 17
-            and (ratio == 1 or not x_zero)
-            and x_zero == y_zero
-        ):
-            reciprocals = 1 << RECIPROCAL_BITS, reciprocal
-            attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": reciprocals}
+        widths = WIDTHS[self.bits // 8]
+        found = reciprocals(ratio, count, widths)
+        once = count <= widths.room or not self._rounds_itself(x)
+        reaches = max(kernel) <= MOST_POOL and max(window_of(node, kernel).begins) < MOST_POOL
+        if found and once and reaches and x_zero == y_zero and (ratio == 1 or not x_zero):
+            attrs: dict[str, Attr] = {**window, "kernel_shape": kernel, "reciprocals": found}
             outputs = (self.int8(node.output),)
             name = node.name or node.output
             self.add(Node("NvAveragePool", (self.as_int8(x),), outputs, attrs, name, node.sources))

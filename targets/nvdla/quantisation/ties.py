@@ -9,7 +9,8 @@ from npuc.ir import Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.calibration.histograms import Spread
 from npuc.quantize.scales.assignment import Ties
-from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, floors, visible
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel, floors, visible
+from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 
 
 def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
@@ -29,9 +30,28 @@ def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], mos
         high = upper_limit(node)
         if high < inf and node.output in spreads:
             ceilings[node.output] = min(ceilings.get(node.output, inf), high / most)
+    averaged = tuple((node.inputs[0], node.output) for node in keeping_averages(graph, nodes, spreads, most))
     annotated = ((node.inputs[0], node.output) for node in nodes if node.op in CONVERSIONS)
-    equal = tuple(pair for pair in (*equal_ties(graph, nodes), *annotated) if spreads.keys() >= {*pair})
+    equal = tuple(pair for pair in (*equal_ties(graph, nodes), *averaged, *annotated) if spreads.keys() >= {*pair})
     return Ties(equal, (), ceilings, floors=floors(graph, nodes, spreads), unsaturated=visible(graph))
+
+
+LOST_BITS = {127: 2, 32767: 4}
+"""By the largest integer: what an average of PDP, which saturates nothing, may lose by keeping the map's scale."""
+
+
+def keeping_averages(
+    graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], most: int = 127
+) -> list[Node]:
+    """The averages within PDP's reach that are to have the scale of their map, so that no result wraps."""
+    return [node for node in nodes if _keeps_scale(graph, node, spreads, most)]
+
+
+def _keeps_scale(graph: Graph, node: Node, spreads: Mapping[str, Spread], most: int) -> bool:
+    if node.op not in ("AveragePool", "GlobalAveragePool") or not spreads.keys() >= {node.inputs[0], node.output}:
+        return False
+    x, y = (spreads[name].largest for name in (node.inputs[0], node.output))
+    return max(average_kernel(graph, node)) <= MOST_POOL and x <= y * 2 ** LOST_BITS[most]
 
 
 def upper_limit(node: Node) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.arithmetic.integer import RECIPROCAL_BITS
+from npuc.targets.nvdla.averages import ONE
 from npuc.targets.nvdla.operations.operation import (
     Pooling,
     Surface,
@@ -78,7 +78,7 @@ def _pooling(context: Context, node: Node, source: Surface, result: Surface, fir
     bottom = (first + result.height - 1) * stride - top + kernel - height
     pads = max(top - first * stride, 0), window.begins[1], max(bottom, 0), max(_behind(context, node), 0)
     average = node.op == "NvAveragePool"
-    reciprocals = node.integers("reciprocals") if average else (1 << RECIPROCAL_BITS,) * 2
+    reciprocals = node.integers("reciprocals") if average else (ONE, ONE)
     return Pooling(
         source,
         "AVERAGE" if average else "MAX",

@@ -1,0 +1,80 @@
+"""Averages over whole maps of which a convolution takes over the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.rewriting.rules import Draft, rewrite
+
+
+@dataclass(frozen=True)
+class AveragesIntoConvs:
+    """A 1x1 Conv alone behind the average of a whole map becomes one over averages of a few equal blocks of it.
+
+    Exact in real numbers: each block has the weights divided by the number of blocks. Averages of int8 that keep
+    the scale of the map lose bits; those of blocks lose fewer, and the Conv adds them up before it rounds.
+
+    most_extent: of a block, each way. most_weights: kernels of the Conv times blocks beyond the first.
+    """
+
+    most_extent: int = 8
+    most_weights: int = 256
+    __name__ = "averages_into_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such averages in blocks."""
+        return rewrite(graph, partial(_divided, self))
+
+
+def _divided(limits: AveragesIntoConvs, draft: Draft, node: Node) -> bool:
+    average = draft.private(node.inputs[0]) if node.op == "Conv" and node.integer("group", 1) == 1 else None
+    weights = draft.constants.get(node.inputs[1]) if average else None
+    if average is None or weights is None or weights.shape[2:] != (1, 1) or not _covers(draft, average):
+        return False
+    extents = draft.shape(average.inputs[0])[2:]
+    blocks = [each for each in _blocks(extents, limits.most_extent) if each != extents]
+    if not blocks or max(extents) > limits.most_extent:
+        return False
+    block = min(blocks, key=lambda each: (_pieces(extents, each) != FEW, _pieces(extents, each)))
+    pieces = _pieces(extents, block)
+    if len(weights) * (pieces - 1) > limits.most_weights:
+        return False
+    kernel = tuple(whole // part for whole, part in zip(extents, block, strict=True))
+    taps = np.broadcast_to((weights / np.float32(pieces)).astype(weights.dtype), (*weights.shape[:2], *kernel))
+    y = draft.fresh(f"{average.output}/blocks")
+    w = draft.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
+    pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
+    draft.replace(node, pool, replace(node, inputs=(y, w, *node.inputs[2:]), sources=draft.sources(average, node)))
+    return True
+
+
+FEW = 4
+"""Blocks that lose a bit less each, for few weights more."""
+
+
+def _covers(draft: Draft, node: Node) -> bool:
+    """Whether a node averages over the whole map and nothing else."""
+    if node.op == "GlobalAveragePool":
+        return len(draft.shape(node.output)) == 4
+    extents = draft.shape(node.inputs[0])[2:]
+    if node.op != "AveragePool" or node.integers("kernel_shape") != extents or len(extents) != 2:
+        return False
+    window = window_of(node, extents)
+    return not any((*window.begins, *window.ends)) and max(window.dilations) == 1
+
+
+def _blocks(extents: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """Extents of equal blocks that make up the map."""
+    sizes = ([each for each in range(1, most + 1) if extent % each == 0] for extent in extents)
+    return product(*sizes)
+
+
+def _pieces(extents: tuple[int, ...], block: tuple[int, ...]) -> int:
+    return int(np.prod(extents)) // int(np.prod(block))
