@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from npuc.targets.nvdla.operations import timing
-from npuc.targets.nvdla.operations.operation import Elementwise, Operation
+from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
@@ -18,6 +18,7 @@ from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines,
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import Part, computed_lanes
+from npuc.targets.nvdla.selection.pixels import as_column, misplaced
 from npuc.targets.nvdla.selection.pooling import flies, pooled_rows, pooling_behind, select_pooling
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
@@ -32,13 +33,20 @@ def select(context: Context, layer: Layer, edges: Sequence[int] = ()) -> list[Op
         case "NvConv":
             return list(select_convolutions(context, layer, edges))
         case "NvElementwise":
-            return [_elementwise(context, layer)]
+            return [_placed(context, _elementwise(context, layer))]
         case "Interleave":
-            return list(select_interleaving(context, node))
+            return [_placed(context, each) for each in select_interleaving(context, node)]
         case "NvLrn":
             return [select_normalisation(context, node)]
         case _:
             return [select_pooling(context, node)]
+
+
+def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwise | Contraction:
+    """The operation so that SDP finds every atom where it lies."""
+    if isinstance(operation, Contraction) or not misplaced(operation, context.machine):
+        return operation
+    return as_column(operation, context.machine)
 
 
 def _elementwise(context: Context, layer: Layer) -> Elementwise:
@@ -59,6 +67,9 @@ def fly(context: Context, layer: Layer) -> bool:
         return False  # Winograd writes whole tiles, more than PDP takes
     if layer.node.op == "NvConv" and needs_batches(layer.node):
         return False  # PDP takes one batch
+    view = context.placed[layer.node.output].view
+    if layer.node.op == "NvElementwise" and (view.width, view.height) == (1, 1):
+        return False  # such a map may have to go through SDP as a column
     if pooled_rows(context, layer.pool, 0, context.placed[layer.name].view.height) != (
         0,
         context.placed[layer.node.output].view.height,

@@ -31,10 +31,10 @@ class Constants:
     image: bytearray = field(default_factory=bytearray)
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """The address of each blob by its digest."""
-    kernels: dict[tuple[str, int, WeightForm], Kernels] = field(
-        default_factory=dict["tuple[str, int, WeightForm]", "Kernels"]
+    kernels: dict[tuple[str, int, int, WeightForm], Kernels] = field(
+        default_factory=dict["tuple[str, int, int, WeightForm]", "Kernels"]
     )
-    """Weights that are there already: by result, pass and form."""
+    """Weights that are there already: by result, pass (its first lane, and how many) and form."""
     counted: bool = False
     """Whether only sizes matter, as what costs are compared for: the image stays empty, every address is 0."""
 

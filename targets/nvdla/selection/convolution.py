@@ -34,9 +34,10 @@ from npuc.targets.nvdla.operations.tiling import (
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import in_batches
-from npuc.targets.nvdla.selection.context import Context, Layer, Placed
+from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
 from npuc.targets.nvdla.selection.kernels import select_kernels
 from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
+from npuc.targets.nvdla.selection.pixels import misplaced
 from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
@@ -46,10 +47,37 @@ def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = (
 
     edges: the rows of the layer's result where tiles begin, and its height; none for as few tiles as fit the CBUF.
     """
+    node, y = layer.node, context.placed[layer.node.output]
+    edges = edges or _fewest(context, layer)
+    parts = passes(context, node)
+    if y.view.width == 1 and y.view.extent > y.view.buffer.atom_elements:
+        edges = _without_single_rows(edges, largest_tile(context, layer), layer.form)
+        trial = replace(context, constants=Constants(context.machine, 0, counted=True))
+        if any(misplaced(each, context.machine) for each in _selected(trial, layer, edges, parts)):
+            parts = _by_atom(context, node)
+    return _selected(context, layer, edges, parts)
+
+
+def _without_single_rows(edges: Sequence[int], most: int, form: WeightForm) -> Sequence[int]:
+    """The edges, where a tile has one row those of as few tiles as there can be, which have more if any have."""
+    rows = [end - first for first, end in pairwise(edges)]
+    return equal_edges(edges[-1], -(-edges[-1] // max(most, 1)), form) if min(rows) == 1 else edges
+
+
+def _by_atom(context: Context, node: Node) -> list[Part]:
+    """Passes that write one surface each."""
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    atom = y.view.buffer.atom_elements
+    together = sharing(context.graph, context.machine, node, x.view.lanes)
+    return parts_of(context.graph, node, (x.view.lanes, y.view.lanes), (atom, together), atom)
+
+
+def _selected(
+    context: Context, layer: Layer, edges: Sequence[int], parts: Sequence[Part]
+) -> Iterator[Convolution]:
     node = layer.node
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    edges = edges or _fewest(context, layer)
-    for part in passes(context, node):
+    for part in parts:
         shape = _shape(context, node, part, x, layer.form)
         kernels = _kernels(context, node, part, shape)
         for first, end in pairwise(edges):
@@ -120,7 +148,7 @@ def passes(context: Context, node: Node) -> list[Part]:
 
 def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
     """The weights of a pass, put among the constants once."""
-    known, key = context.constants.kernels, (node.output, part.first, shape.form)
+    known, key = context.constants.kernels, (node.output, part.first, part.count, shape.form)
     if key not in known:
         views = context.placed[node.inputs[0]].view, context.placed[node.output].view
         known[key] = select_kernels(context, shape, partial(dense_weights, context.graph, node, part, views))
