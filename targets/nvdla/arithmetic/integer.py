@@ -33,8 +33,8 @@ from npuc.quantize.arithmetic.operators import convolve
 from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.normalisation import SIZES, ResponseTables, square_sums
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
-from npuc.targets.nvdla.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
+from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 ALU = ("none", "sum", "max", "min")
 INT32 = (-(1 << 31), (1 << 31) - 1)

@@ -30,7 +30,7 @@ from npuc.targets.nvdla.arithmetic.integer import (
 from npuc.targets.nvdla.arithmetic.normalisation import FRACTION_BITS, START
 from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away
 from npuc.targets.nvdla.arithmetic.transformed_onnx import winograd_sums
-from npuc.targets.nvdla.averages import RECIPROCAL_BITS
+from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 INT64 = 7
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
-from npuc.targets.nvdla.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.emission import program
 from npuc.targets.nvdla.formats import weights as weight_format
 from npuc.targets.nvdla.formats.precision import half_away
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.capture import Captured, captured
 from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, Sdp, Surface, Unit, Window
 from npuc.targets.nvdla.operations.tiling import (
     Geometry,

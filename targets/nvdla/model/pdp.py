@@ -16,10 +16,9 @@ from functools import reduce
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla import averages
 from npuc.targets.nvdla.formats.precision import DTYPES, fp17_of_bits
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.model import cubes, fp16
+from npuc.targets.nvdla.model import averages, cubes, fp16
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.memory import Pattern, Port
 from npuc.targets.nvdla.model.register_file import Group

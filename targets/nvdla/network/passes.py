@@ -10,7 +10,6 @@
 
 from dataclasses import replace
 
-from npuc.passes.averages_into_convs import AveragesIntoConvs
 from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
@@ -33,6 +32,7 @@ from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
 from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages

@@ -15,10 +15,11 @@ from npuc.quantize.improvement.equalisation import SUFFIX
 from npuc.quantize.scales.constraints import average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic import transformed
+from npuc.targets.nvdla.arithmetic.averages import reciprocals
 from npuc.targets.nvdla.arithmetic.fixed_point import Weights, addends, factor, quantise_weights, share
 from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.arithmetic.transformed import strides
-from npuc.targets.nvdla.averages import WIDTHS, reciprocals
+from npuc.targets.nvdla.model.averages import WIDTHS
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few

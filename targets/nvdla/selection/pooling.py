@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Node
 from npuc.ops.windows import window_of
-from npuc.targets.nvdla.averages import ONE
+from npuc.targets.nvdla.model.averages import ONE
 from npuc.targets.nvdla.operations.operation import (
     Pooling,
     Surface,

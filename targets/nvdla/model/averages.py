@@ -1,6 +1,6 @@
 """PDP's average of integers: a sum times two reciprocals, each product rounded, in as many bits as the unit has.
 
-Nothing saturates: what does not fit wraps. `reciprocals` gives those with which no sum of any elements does.
+Nothing saturates: what does not fit wraps.
 Source: Arithmetic, PDP, average; seen on the RTL.
 """
 
@@ -15,10 +15,6 @@ from npuc.ir import Array
 RECIPROCAL_BITS = 16
 """PDP multiplies sums by reciprocals of this many fractional bits."""
 ONE = 1 << RECIPROCAL_BITS
-LEAST = 64
-"""The least second reciprocal whose own rounding costs no accuracy."""
-GRAIN = 4
-"""First reciprocals are multiples of this: so SDP's multipliers of 16 bits can stand for them, too."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +58,3 @@ def multiplied(values: Array, reciprocal: int, bits: int) -> Array:
 def divided(sums: Array, factors: tuple[int, int], widths: Widths) -> Array:
     """Sums (int64) times the reciprocals of width and height."""
     return multiplied(multiplied(sums, factors[0], widths.first), factors[1], widths.element)
-
-
-def reciprocals(ratio: float, taps: int, widths: Widths) -> tuple[int, int] | None:
-    """Those of width and height that give sums of so many elements times ratio / taps, if no sum can wrap.
-
-    The first one keeps as many bits as there are, the second one has the rest of the ratio.
-    """
-    first = ONE if taps <= widths.room else ONE * widths.room // taps // GRAIN * GRAIN
-    wanted = ratio * ONE / (taps * first / ONE)
-    most = 1 << (widths.element - 1)
-    for second in (round(wanted), round(wanted) - 1):
-        second -= second % GRAIN if second >= ONE // 2 else 0
-        ends = np.array([-most * taps, (most - 1) * taps])
-        inside = np.abs((ends * first / ONE) * (second / ONE)) < (most + 0.5, most - 0.5)
-        if LEAST <= second <= ONE and inside.all():
-            return first, second
-    return None
