@@ -133,10 +133,22 @@ def _scaled(average: Captured, taps: int) -> Sdp:
     for reciprocal in average.reciprocals or ():
         wanted = half_away(wanted * reciprocal, RECIPROCAL_BITS)
     wanted = wanted.clip(-128, 127)
+    stages = [_reduced(each) for each in average.reciprocals or ()]
+    if all(0 < multiplier <= MOST_MULTIPLIER for multiplier, _ in stages):
+        first, second = (
+            Unit(Stage(multiply=1, shift=shift), multiplier=multiplier) for multiplier, shift in stages
+        )
+        return Sdp(first, second)  # rounds twice, as PDP does
     for multiplier, shift in _factors(prod(average.reciprocals or ()) / 4.0**RECIPROCAL_BITS):
         if np.array_equal(half_away(sums * multiplier, shift).clip(-128, 127), wanted):
             return Sdp(Unit(Stage(multiply=1, shift=shift), multiplier=multiplier), Unit(IDLE))
     raise _inexpressible(f"reciprocals {average.reciprocals}")
+
+
+def _reduced(reciprocal: int) -> tuple[int, int]:
+    """A reciprocal as the least multiplier and shift."""
+    zeros = (reciprocal & -reciprocal).bit_length() - 1
+    return reciprocal >> min(zeros, RECIPROCAL_BITS), RECIPROCAL_BITS - min(zeros, RECIPROCAL_BITS)
 
 
 def _factors(ratio: float) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,24 @@
+"""The functional model leaves the memory that NVDLA's own RTL left, in every byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.targets.nvdla import model, trace
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "rtl"
+PROGRAMS = [each.parent.relative_to(FOLDER).as_posix() for each in sorted(FOLDER.glob("*/*/rtl.npz"))]
+
+
+@pytest.mark.skipif(not PROGRAMS, reason="the programs that ran on the RTL are not here")
+@pytest.mark.parametrize("name", PROGRAMS or ["none"])
+def test_the_model_leaves_the_memory_of_the_rtl(name: str) -> None:
+    program = trace.read(FOLDER / name, name.partition("/")[0])
+    memory = model.run(program.machine, program.commands, program.memory())
+    with np.load(FOLDER / name / "rtl.npz") as archive:
+        for address, left in archive.items():
+            found = np.frombuffer(memory.read(int(address, 16), len(left)), np.uint8)
+            np.testing.assert_array_equal(found, left, err_msg=f"{name} at {address}")
