@@ -15,6 +15,7 @@ from npuc.ir import Array
 from npuc.storage import data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.nvdla.networks import network, node, weights
 
 NODES = [node("Conv", "x w", "a"), node("Softsign", "a", "b"), node("Conv", "b v", "y")]
@@ -35,7 +36,7 @@ def verified_with(folder: Path, error: float) -> bool:
             tensors[step.outputs[0]] += np.float32(error / 127)
 
     with patch.object(HostStep, "run", off):
-        report = verify.verify(path, folder / "out", loaded, small, given, verify.Tolerance())
+        report = verify(path, folder / "out", loaded, small, given, Tolerance())
     return report["bit_exact"]
 
 
