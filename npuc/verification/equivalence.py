@@ -46,12 +46,15 @@ class Equivalence:
         self.model = session(model, few_runs=floats)
         self.rewritten = graph_session(graph, self.outputs, few_runs=True)
 
-    def differing(self, feed: Mapping[str, Array]) -> str | None:
+    def expected(self, feed: Mapping[str, Array]) -> Values:
+        """The model's outputs on a sample. Raises ModelError (E105) where onnxruntime cannot run it."""
+        return _run(self.model, feed)
+
+    def differing(self, feed: Mapping[str, Array], wanted: Mapping[str, Array]) -> str | None:
         """The first tensor of both whose values on a sample differ; None where the outputs agree.
 
-        Raises ModelError (E105) where onnxruntime cannot run the model.
+        wanted: the model's outputs.
         """
-        wanted = _run(self.model, feed)
         found = dict(zip(self.outputs, self.rewritten.run(self.outputs, dict(feed)), strict=True))
         if all(_agree(wanted[name], found[name]) for name in self.outputs):
             return None

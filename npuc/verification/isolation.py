@@ -18,6 +18,10 @@ from npuc.reference import session, with_outputs
 
 UNITS = {"fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place of 1, by precision."""
+LARGEST = {"fp16": 65504.0}
+"""Where a precision saturates: beyond, nothing is known of a sum."""
+SMALLEST = {"fp16": 2.0**-14}
+"""Below, a precision rounds values as if they were so large."""
 ROUNDINGS = 32
 """How many of them rounding may take a result from another: about three times the most of any trained network."""
 CUT = "/found"
@@ -49,10 +53,11 @@ class Isolated:
         model = onnx.load_model_from_string(reference)
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown))
-        self.unit = UNITS[precision]
+        self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         cut = _cut(model, shapes, set(self.names))
         self.layers = session(with_outputs(cut, self.names))
-        self.magnitudes = session(_absolute(cut))
+        self.smallest = SMALLEST.get(precision, 0.0)
+        self.magnitudes = session(_absolute(cut, self.smallest))
         self.inputs = [each.name for each in self.layers.get_inputs()]
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:
@@ -70,7 +75,8 @@ class Isolated:
     def _room(self, exact: Array, magnitudes: Array) -> Array:
         """What is not a sum has no larger magnitudes: there the largest value counts."""
         largest = np.abs(exact).max(initial=0, where=np.isfinite(exact))
-        return ROUNDINGS * self.unit * (np.abs(magnitudes).astype(np.float64) + largest)
+        sizes = np.maximum(np.abs(magnitudes).astype(np.float64), self.smallest)
+        return np.where(sizes < self.largest, ROUNDINGS * self.unit * (sizes + largest), np.inf)
 
 
 def _cut(model: Any, shapes: Mapping[str, Any], names: set[str]) -> Any:
@@ -87,11 +93,12 @@ def _cut(model: Any, shapes: Mapping[str, Any], names: set[str]) -> Any:
     return model
 
 
-def _absolute(model: Any) -> Any:
-    """The model with the magnitudes of its weights."""
+def _absolute(model: Any, least: float) -> Any:
+    """The model with the magnitudes of its weights, which are at least so large."""
     from onnx import TensorProto, numpy_helper
 
     for each in model.graph.initializer:
         if each.data_type == TensorProto.FLOAT:
-            each.CopyFrom(numpy_helper.from_array(np.abs(numpy_helper.to_array(each)), each.name))
+            sizes = np.maximum(np.abs(numpy_helper.to_array(each)), np.float32(least))
+            each.CopyFrom(numpy_helper.from_array(sizes, each.name))
     return model

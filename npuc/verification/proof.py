@@ -7,19 +7,24 @@ passes with the model, both under onnxruntime. What fails here is a defect of np
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
 
 from npuc.driver import Compilation, Shapes, batch_of, compilation, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
-from npuc.ir import Array, Graph
+from npuc.ir import Array
 from npuc.pipeline import Hook
 from npuc.program import Program, as_loaded
 from npuc.storage.data import Samples, varied
 from npuc.target import FLOATING, Options, Runner, Target
+from npuc.verification.bits import Bits
+from npuc.verification.equivalence import Equivalence
+from npuc.verification.floating import Layers
 
-PROOFS = ("off", "one", "all")
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
     "--proof off writes the program all the same, and npuc verify --bisect then makes a small case of it"
@@ -58,55 +63,130 @@ def compile_model(
 
 def proved(found: Compilation, model: Path, target: Target, options: Options) -> Program:
     """The program, whose report says what was proved. Raises Mismatch (E603)."""
-    samples = _samples(found, options.proof)
     proof = Proof()
-    if samples is not None:
+    if options.proof != "off":
         options.begin("proving the program")
-        agrees = _same_meaning(model, found.graph, samples)
-        proof = replace(_computes(as_loaded(found.program), target, samples), model=agrees)
+        proof = _Prover(found, model, target, few_runs=options.proof == "one").proof()
     report = {**found.program.manifest["report"], "proof": asdict(proof)}
     return replace(found.program, manifest={**found.program.manifest, "report": report})
 
 
-def _samples(found: Compilation, wanted: str) -> Samples | None:
-    """One sample or all; those of calibration, or one of each kind where there are none."""
-    if wanted == "off":
-        return None
-    samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
-    return samples.first(1) if wanted == "one" else samples
+class _Prover:
+    """A program beside its references. few_runs: one sample is enough."""
 
+    def __init__(self, found: Compilation, model: Path, target: Target, *, few_runs: bool) -> None:
+        self.program, self.graph, self.one = as_loaded(found.program), found.graph, few_runs
+        self.target = target
+        self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
+        try:
+            self.model: Equivalence | None = Equivalence(model, found.graph)
+        except ModelError:
+            self.model = None
 
-def _same_meaning(model: Path, graph: Graph, samples: Samples) -> bool | None:
-    """Whether model and graph were compared: they agree. Raises Mismatch (E603) where they do not."""
-    from npuc.verification.equivalence import Equivalence
+    def proof(self) -> Proof:
+        """What holds on the samples of calibration, or on one of each kind where there are none."""
+        floating, count = self.program.precision in FLOATING, 0
+        for batch in self.samples.batches(1 if self.one else batch_of(self.program)):
+            sound = self._sound(batch)
+            if sound is not None:
+                if not self._runs(sound):
+                    return Proof(model=None if self.model is None else True)
+                count += len(sound)
+                if self.one:
+                    break
+        return Proof(count, None if floating or not count else True, True if self.model and count else None)
 
-    try:
-        both = Equivalence(model, graph)
-        differing = next((name for name in map(both.differing, samples.feeds()) if name is not None), None)
-    except ModelError:
-        return None
-    if differing is None:
+    def _sound(self, batch: Samples) -> Samples | None:
+        """The samples of a batch on which the model's outputs are numbers; the graph was compared with it on them.
+
+        Raises Mismatch (E603) where the two differ.
+        """
+        if self.model is None:
+            return batch
+        kept: list[int] = []
+        for index, feed in enumerate(batch.feeds()):
+            try:
+                wanted = self.model.expected(feed)
+            except ModelError:
+                self.model = None
+                return batch
+            if all(np.isfinite(each).all() for each in wanted.values() if each.dtype.kind == "f"):
+                kept.append(index)
+                self._expect_same(self.model.differing(feed, wanted))
+        return replace(batch, inputs={name: each[kept] for name, each in batch.inputs.items()}) if kept else None
+
+    def _expect_same(self, differing: str | None) -> None:
+        if differing is None:
+            return
+        node = self.graph.producers[differing]
+        names = node.sources or (node.name,)
+        raise _defect(
+            "the graph after the passes computes other values than the model", names[0], node.op, differing
+        )
+
+    def _runs(self, samples: Samples) -> bool:
+        """Whether the chip model can run here; the program was compared. Raises Mismatch (E603)."""
+        try:
+            shown: dict[str, Array] = {}
+            outputs = self._runner(samples.inputs, shown.__setitem__)
+        except NpucError as error:
+            if any(each.code == TOOL for each in error.problems):
+                return False
+            raise _trapped(error) from error
+        for index, feed in enumerate(samples.feeds()):
+            seen, given = (
+                {name: each[index, ...] for name, each in values.items()} for values in (shown, outputs)
+            )
+            self._expect(feed, seen, given)
         return True
-    node = graph.producers[differing]
-    names = node.sources or (node.name,)
-    raise _defect("the graph after the passes computes other values than the model", names[0], node.op, differing)
+
+    @cached_property
+    def _runner(self) -> Runner:
+        return self.target.runner(self.program)
+
+    @cached_property
+    def _expect(self) -> Callable[[Feed, Feed, Feed], None]:
+        """Raises Mismatch (E603) for a sample, what the simulator shows of it, and its outputs."""
+        if self.program.precision in FLOATING:
+            return _LayerProof(self.program)
+        return _BitProof(self.program, self.target, few_runs=self.one)
 
 
-def _computes(program: Program, target: Target, samples: Samples) -> Proof:
-    """The proof of a program as its artefact has it. Raises Mismatch (E603)."""
-    try:
-        run = target.runner(program)
-        if program.precision in FLOATING:
-            _expect_layers(program, run, samples)
-        else:
-            _expect_bits(program, target, run, samples)
-    except Mismatch:
-        raise
-    except NpucError as error:
-        if any(each.code == TOOL for each in error.problems):
-            return Proof()
-        raise _trapped(error) from error
-    return Proof(len(samples), None if program.precision in FLOATING else True)
+Feed = dict[str, Array]
+
+
+class _BitProof:
+    """The simulator's integers beside those of the integer network."""
+
+    def __init__(self, program: Program, target: Target, *, few_runs: bool) -> None:
+        self.bits = Bits(program.evidence, program, target, few_runs=few_runs)
+
+    def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
+        """Raises Mismatch (E603) with the first layer that differs."""
+        bits = self.bits
+        bits.add(feed, seen, outputs)
+        for layer in bits.faults():
+            said = "the chip model computes other values than the integer network"
+            if not bits.differing.get(layer["tensor"]):
+                said = "nothing shows what the program computes for this layer"
+            tensor = bits.tensors[layer["tensor"]]["float"]
+            raise _defect(said, next(iter(layer["nodes"]), None), layer["op"], tensor)
+        for name in bits.strayed:
+            raise _defect("the host steps give other values than the integer network", None, None, name)
+
+
+class _LayerProof:
+    """The layers of a floating-point program beside onnxruntime, each on the inputs that the machine has."""
+
+    def __init__(self, program: Program) -> None:
+        self.layers = Layers(program.evidence, program.precision)
+
+    def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
+        """Raises Mismatch (E603) with the first layer that rounding does not explain."""
+        wrong = self.layers.wrong(feed, {**seen, **outputs})
+        if wrong is not None:
+            said = "the chip model computes other values than onnxruntime, by more than rounding"
+            raise _defect(said, next(iter(wrong.nodes), None), wrong.op, wrong.tensor)
 
 
 def _trapped(error: NpucError) -> NpucError:
@@ -119,52 +199,3 @@ def _trapped(error: NpucError) -> NpucError:
 
 def _defect(reason: str, node: str | None, op: str | None, tensor: str | None) -> NpucError:
     return Mismatch.of([Problem("E603", reason, node=node, op=op, tensor=tensor, remedy=REMEDY)])
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A sample, what the simulator shows of it, and its outputs."""
-
-    feed: dict[str, Array]
-    seen: dict[str, Array]
-    outputs: dict[str, Array]
-
-
-def _runs(program: Program, run: Runner, samples: Samples) -> Iterator[_Run]:
-    for batch in samples.batches(batch_of(program)):
-        shown: dict[str, Array] = {}
-        outputs = run(batch.inputs, shown.__setitem__)
-        for index, feed in enumerate(batch.feeds()):
-            yield _Run(
-                feed,
-                {name: values[index, ...] for name, values in shown.items()},
-                {name: values[index, ...] for name, values in outputs.items()},
-            )
-
-
-def _expect_bits(program: Program, target: Target, run: Runner, samples: Samples) -> None:
-    """Raises Mismatch (E603) with the first layer that differs from the integer network."""
-    from npuc.verification.bits import Bits
-
-    bits = Bits(program.evidence, program, target, few_runs=len(samples) < 3)
-    for each in _runs(program, run, samples):
-        bits.add(each.feed, each.seen, each.outputs)
-    reason = "the chip model computes other values than the integer network"
-    for layer in bits.faults():
-        count = bits.differing.get(layer["tensor"])
-        said = reason if count else "nothing shows what the program computes for this layer"
-        raise _defect(said, next(iter(layer["nodes"]), None), layer["op"], bits.tensors[layer["tensor"]]["float"])
-    for name in bits.strayed:
-        raise _defect("the host steps give other values than the integer network", None, None, name)
-
-
-def _expect_layers(program: Program, run: Runner, samples: Samples) -> None:
-    """Raises Mismatch (E603) with the first layer of a floating-point program that rounding does not explain."""
-    from npuc.verification.floating import Layers
-
-    layers = Layers(program.evidence, program.precision)
-    for each in _runs(program, run, samples):
-        wrong = layers.wrong(each.feed, {**each.seen, **each.outputs})
-        if wrong is not None:
-            reason = "the chip model computes other values than onnxruntime, by more than rounding"
-            raise _defect(reason, next(iter(wrong.nodes), None), wrong.op, wrong.tensor)

@@ -12,15 +12,14 @@ import onnx
 import pytest
 from onnx import parser
 
-import npuc as package
 from npuc import driver
+from npuc.api import compile
 from npuc.errors import ArtefactError, Mismatch
 from npuc.ir import Graph, TensorType
 from npuc.models.digits import FOLDER
 from npuc.program import Program
 from npuc.storage.data import KINDS, varied
 from npuc.target import Options, Target, target
-from npuc.targets.bm1684.simulate import compilation as c_compiler
 from npuc.verification import proof
 from npuc.verification.equivalence import Equivalence
 from tests.cli.process import npuc
@@ -107,7 +106,7 @@ def test_a_wrong_weight_is_refused_by_the_layer_and_nothing_is_written(
 def test_a_word_that_the_chip_model_refuses_is_a_defect_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     _spoilt(monkeypatch, "easynpu", _with_byte("itcm.bin", 0, 0xFE))
     with pytest.raises(Mismatch) as caught:
-        package.compile(MODEL, options=FAST)
+        compile(MODEL, options=FAST)
     (problem,) = caught.value.problems
     assert problem.code == "E603" and "refuses the program" in problem.reason
 
@@ -122,11 +121,11 @@ def test_a_wrong_constant_of_a_floating_point_program_is_refused(monkeypatch: py
 def test_a_chip_model_that_cannot_run_here_proves_nothing_and_refuses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing(*_: Any) -> Path:
-        raise ArtefactError("E507", "there is no C compiler")
+    def missing(*_: Any) -> Any:
+        raise ArtefactError("E507", "the library of the chip model is missing")
 
-    monkeypatch.setattr(c_compiler, "program", missing)
-    assert _proved("bm1684") == {"samples": 0, "bit_exact": None, "model": True}
+    monkeypatch.setattr(target("easynpu"), "runner", missing)
+    assert _proved("easynpu") == {"samples": 0, "bit_exact": None, "model": True}
 
 
 def _scaled_by(factor: float) -> Callable[[Graph], Graph]:
@@ -145,7 +144,7 @@ def _scaled_by(factor: float) -> Callable[[Graph], Graph]:
 def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     monkeypatch.setattr(driver, "FLOAT_PASSES", (*driver.FLOAT_PASSES, _scaled_by(factor)))
     with pytest.raises(Mismatch) as caught:
-        package.compile(MODEL, calibration=str(CALIBRATION), options=FAST)
+        compile(MODEL, calibration=str(CALIBRATION), options=FAST)
     (problem,) = caught.value.problems
     assert (problem.code, problem.op) == ("E603", "Conv")
     assert "the graph after the passes" in problem.reason
@@ -153,7 +152,12 @@ def test_a_pass_that_changes_the_meaning_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_what_float32_rounds_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "FLOAT_PASSES", (*driver.FLOAT_PASSES, _scaled_by(1 + 2**-20)))
-    assert package.compile(MODEL, options=FAST).report["proof"]["model"] is True
+    assert compile(MODEL, options=FAST).report["proof"]["model"] is True
+
+
+def _differing(model: Path, graph: Graph, feed: dict[str, Any]) -> str | None:
+    both = Equivalence(model, graph)
+    return both.differing(feed, both.expected(feed))
 
 
 CANCELLING = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,6,6] x) => (float[1,8,6,6] y)
@@ -169,7 +173,7 @@ def test_a_network_that_enlarges_rounding_is_judged_by_its_own_sensitivity(tmp_p
     onnx.save(parser.parse_model(CANCELLING), tmp_path / "m.onnx")
     graph = driver.optimised(tmp_path / "m.onnx", target("bm1684"), {})
     feed = next(varied({"x": TensorType((1, 8, 6, 6), "float32")}).feeds())
-    assert Equivalence(tmp_path / "m.onnx", graph).differing(feed) is None
+    assert _differing(tmp_path / "m.onnx", graph, feed) is None
 
 
 QUANTISED = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,6,6] x) => (float[1,4,6,6] y)
@@ -195,8 +199,8 @@ def test_ties_of_a_quantised_model_are_no_difference(tmp_path: Path) -> None:
         ]
         return replace(graph, nodes=tuple(nodes))
 
-    assert Equivalence(tmp_path / "m.onnx", rescaled(1 - 2e-7)).differing(feed) is None
-    assert Equivalence(tmp_path / "m.onnx", rescaled(8)).differing(feed) is not None
+    assert _differing(tmp_path / "m.onnx", rescaled(1 - 2e-7), feed) is None
+    assert _differing(tmp_path / "m.onnx", rescaled(8), feed) is not None
 
 
 def test_a_model_with_external_data_is_compared(tmp_path: Path) -> None:
@@ -212,6 +216,32 @@ def test_a_model_that_onnxruntime_does_not_run_is_proved_without_it(
     model.ir_version = 99
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     assert _proved("easynpu", tmp_path / "m.onnx") == {"samples": 1, "bit_exact": True, "model": None}
+
+
+ROOT = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,4,3,3] y) { y = Sqrt(x) }"""
+
+
+@pytest.mark.parametrize("wanted", [("one", 1), ("all", 3)])
+def test_samples_on_which_the_model_gives_no_numbers_prove_nothing(
+    tmp_path: Path, wanted: tuple[str, int]
+) -> None:
+    """The chip refuses the roots of negative numbers: of eight made-up samples two are positive, one is high."""
+    onnx.save(parser.parse_model(ROOT), tmp_path / "m.onnx")
+    assert _proved("bm1684", tmp_path / "m.onnx", proof=wanted[0]) == {
+        "samples": wanted[1],
+        "bit_exact": None,
+        "model": True,
+    }
+
+
+WIDE = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float[1,2,3,3] y)
+    <float[2,4,1,1] w = {6e4, 6e4, 6e4, 6e4, 1, 2, 3, 4}> { y = Conv(x, w) }"""
+
+
+@pytest.mark.parametrize("text", [WIDE, WIDE.replace("6e4", "1e-7")], ids=["beyond the range", "below it"])
+def test_what_leaves_the_range_of_fp16_is_no_defect(tmp_path: Path, text: str) -> None:
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    assert _proved("nvdla-full", tmp_path / "m.onnx", precision="fp16", proof="all")["samples"] == 8
 
 
 def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
