@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.storage.files import recover, replacing_folder
 from npuc.storage.records import read
 
 FORMAT = "npuc-program"
@@ -159,44 +159,16 @@ def _is_empty(directory: Path) -> bool:
 
 
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
-    """Writes a directory under a temporary name and puts it in place."""
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    except OSError as error:
-        raise _unwritable(directory, error) from None
-    try:
+    """Puts a directory with these files in place, in one step."""
+    with replacing_folder(directory) as staging:
         for name, data in files.items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             (staging / name).write_bytes(data)
-        staging.chmod(0o755)
-        _swap(staging, directory)
-    except OSError as error:
-        raise _unwritable(directory, error) from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _unwritable(directory: Path, error: OSError) -> ArtefactError:
     reason = f"'{directory}' cannot be written: {error.strerror or error}"
     return ArtefactError("E506", reason, remedy="choose another place with -o")
-
-
-def _swap(staging: Path, directory: Path) -> None:
-    """Puts the staged directory in place; what was there is removed after the new one stands, else put back."""
-    if not directory.exists() and not directory.is_symlink():
-        staging.rename(directory)
-        return
-    retired = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        directory.rename(retired / "old")
-        try:
-            staging.rename(directory)
-        except OSError:
-            (retired / "old").rename(directory)
-            raise
-    finally:
-        shutil.rmtree(retired, ignore_errors=True)
 
 
 def is_artefact(directory: Path) -> bool:
@@ -225,6 +197,8 @@ def load(directory: Path, *, allow_modified: bool = False) -> Program:
 
     Raises ArtefactError: E501 for a foreign or unreadable directory, E502 for a damaged file, by name.
     """
+    with suppress(OSError, ValueError):  # a place that cannot be read is reported below
+        recover(directory)
     manifest = _manifest(directory, allow_modified)
     names = [name for name in manifest["files"] if name not in EVIDENCE]
     return Program(manifest, {name: _file(directory, manifest, name, allow_modified) for name in names})

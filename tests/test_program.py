@@ -23,6 +23,7 @@ from npuc.program import (
     sealed,
     sha256,
 )
+from npuc.storage import files
 
 FILES = {"itcm.bin": bytes(range(32)), "weight.bin": b"\x80" * 16}
 WEIGHT_SHA256 = "4e972baaee2ad54f78153134ef6484cd1a8e383d21582a21a481d4d214161916"
@@ -146,6 +147,7 @@ def test_what_stood_there_stays_if_the_new_directory_cannot_take_its_place(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", refuse)
+        patched.setattr(files, "_exchanged", lambda *_: False)
         problem = _problem(lambda: save(Program({"target": "easynpu"}, {"itcm.bin": b"new"}), saved))
     assert problem.code == "E506"
     assert load(saved).files == FILES

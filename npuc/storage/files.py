@@ -1,33 +1,170 @@
-"""Files that appear whole or not at all, and the folder of those that can be made again."""
+"""Files and folders that appear whole or not at all, and the folder of those that can be made again.
+
+What is written is staged beside its place, under a name with a random part, `.NAME.RANDOM.partial`, which its
+writer keeps locked. A folder that stands already is exchanged with the staged one in one step where the system
+can (Linux); elsewhere it steps aside as `.NAME.RANDOM.old`, and whoever comes after a killed run puts it back.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import re
+import secrets
+import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from npuc.errors import ArtefactError
 
+try:
+    import fcntl
+except ImportError:  # a system without locks: what killed runs leave stays there
+    fcntl = None
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of renameat2(2)."""
+NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+"""What a kernel or a file system without exchange says."""
+
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary name beside the file, to be written; it takes the file's place when the block has succeeded.
+    """A new empty file beside the file, to be written; it takes the file's place when the block has succeeded.
 
     Raises ArtefactError (E506) where the system refuses.
     """
-    try:
-        staging = path.with_name(f".{path.name}.partial")
-    except ValueError:  # "." and "/" have no name
-        raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder") from None
-    try:
+    with _reported(path), _staged(path, _new_file) as staging:
         yield staging
         staging.replace(path)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Generator[Path]:
+    """A new empty folder beside the folder, to be filled; it takes its place when the block has succeeded.
+
+    What stood there, a file too, is removed after the new one stands. Raises ArtefactError (E506) where the system
+    refuses.
+    """
+    with _reported(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        recover(path)
+        with _staged(path, lambda staging: staging.mkdir(mode=0o700)) as staging:
+            yield staging
+            staging.chmod(0o755)
+            _swap(staging, path)
+
+
+def recover(path: Path) -> None:
+    """Puts a folder back that a killed run had moved aside, where nothing has taken its place."""
+    if path.exists() or path.is_symlink():
+        return
+    for aside in _left(path, "old"):
+        with _locked(aside) as free:
+            if free:
+                aside.rename(path)
+                return
+
+
+@contextmanager
+def _reported(path: Path) -> Generator[None]:
+    """OSErrors become ArtefactErrors (E506)."""
+    if not path.name:
+        raise ArtefactError("E506", f"'{path}' cannot be written: it is a folder")
+    try:
+        yield
     except OSError as error:
-        raise ArtefactError("E506", f"'{path}' cannot be written: {error.strerror or error}") from None
+        reason = f"'{path}' cannot be written: {error.strerror or error}"
+        raise ArtefactError("E506", reason, remedy="choose another place with -o") from None
+
+
+@contextmanager
+def _staged(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
+    """A locked new place beside the path, which is gone in the end; so are those of killed runs."""
+    for left in _left(path, "(partial|old)"):
+        with _locked(left) as free:
+            if free:
+                _remove(left)
+    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    make(staging)
+    try:
+        with _locked(staging):
+            if not staging.exists():  # taken for a killed run's, before it was locked
+                make(staging)
+            yield staging
     finally:
-        staging.unlink(missing_ok=True)
+        _remove(staging)
+
+
+def _new_file(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def _left(path: Path, ending: str) -> Iterator[Path]:
+    """What runs, perhaps killed ones, have beside the path under names of this ending."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.{ending}")
+    with suppress(OSError):
+        yield from [each for each in path.parent.iterdir() if pattern.fullmatch(each.name)]
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[bool]:
+    """Holds the lock of a file or folder, if nobody else does; gives whether it does."""
+    if fcntl is None:
+        yield False
+        return
+    with ExitStack() as held:
+        free = False
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        yield free
+
+
+def _remove(path: Path) -> None:
+    """A file, link or folder; what cannot be removed stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _swap(staging: Path, path: Path) -> None:
+    """Puts a staged folder in place; what stood there is under the staged one's name then, or removed."""
+    if not path.exists() and not path.is_symlink():
+        staging.rename(path)
+        return
+    if _exchanged(staging, path):
+        return
+    aside = staging.with_suffix(".old")
+    with _locked(path):
+        path.rename(aside)
+        try:
+            staging.rename(path)
+        except OSError:
+            aside.rename(path)
+            raise
+    _remove(aside)
+
+
+def _exchanged(first: Path, second: Path) -> bool:
+    """Whether the system exchanged what two names stand for, in one step. Raises OSError where it refuses."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    if not renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def cache_folder() -> Path:
