@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from npuc.errors import ArtefactError
+from npuc.escaping import terminal
 from npuc.program import Program
 from npuc.text import as_json, closest, csv_table
 
@@ -63,8 +64,8 @@ def view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) ->
     text: list[str] = []
     told = ""
     for row in found:
-        nodes = f" ; {', '.join(row['nodes'])}" if row["nodes"] else ""
-        comment = f"{row['what']}{nodes}" if row["what"] else ""
+        parts = [row["what"], ", ".join(row["nodes"])]
+        comment = terminal(" ; ".join(filter(None, parts))) if row["what"] else ""
         spaced = bytes.fromhex(row["hex"]).hex(" ")
         shown = comment if comment != told else ""
         text.append(f"{row['address']:08x}  {spaced:<{3 * ROW_BYTES}} {shown}".rstrip())

@@ -1,4 +1,4 @@
-"""Literals and tables of C."""
+"""Numbers, tables and headers of C."""
 
 from __future__ import annotations
 
@@ -15,25 +15,6 @@ def floating(value: float) -> str:
     """
     text = str(np.float32(value))
     return {"inf": "INFINITY", "-inf": "-INFINITY", "nan": "NAN"}.get(text, f"{text}f")
-
-
-def string(text: str) -> str:
-    r"""A string literal of the text's UTF-8 bytes; nothing in it is a trigraph.
-
-    >>> print(string('a "b" ??/ é'))
-    "a \042b\042 \077\077/ \303\251"
-    """
-    plain = {ord(each): each for each in map(chr, range(32, 127)) if each not in '"\\?'}
-    return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode()) + '"'
-
-
-def comment(text: str) -> str:
-    """A comment on one line; what could end it, or mean anything to a compiler, becomes a dot.
-
-    >>> comment("a*/b")
-    '/* a./b */'
-    """
-    return f"/* {''.join(each if ' ' <= each <= '~' and each not in '*?' + chr(92) else '.' for each in text)} */"
 
 
 def listed(items: Iterable[object]) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+from npuc.escaping import terminal
+
 CODES: dict[str, str] = {
     # the model
     "E101": "the model file cannot be read",
@@ -66,7 +68,7 @@ class Problem:
     remedy: str | None = None
 
     def __str__(self) -> str:
-        where = " ".join(part for part in (self.op, f"'{self.node}'" if self.node else None) if part)
+        where = " ".join(filter(None, (self.op, self.node and f"'{self.node}'")))
         if self.tensor:
             where = f"{where}, tensor '{self.tensor}'" if where else f"tensor '{self.tensor}'"
         kind = "warning" if self.code.startswith("W") else "error"
@@ -75,7 +77,7 @@ class Problem:
             lines.append(f"  limit: {self.limit}")
         if self.remedy:
             lines.append(f"  help: {self.remedy}")
-        return "\n".join(lines)
+        return "\n".join(map(terminal, lines))
 
     def as_json(self) -> dict[str, str | None]:
         """The fields of the command line's JSON contract."""

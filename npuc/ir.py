@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npuc.errors import ModelError
+from npuc.escaping import terminal
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -188,7 +189,7 @@ class Graph:
         for node in self.nodes:
             attrs = ", ".join(f"{key}={value}" for key, value in sorted(node.attrs.items()))
             lines.append(f"  {tensors(node.outputs)} = {node.op}({', '.join(node.inputs)}) {{{attrs}}}")
-        return "\n".join(lines)
+        return "\n".join(map(terminal, lines))
 
 
 def type_of(value: Array) -> TensorType:

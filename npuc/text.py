@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from npuc.escaping import csv_lines, json_text, terminal
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -17,7 +18,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     conv      12
     add    3,456
     """
-    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    cells = [list(map(terminal, header)), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     right = [bool(rows) and all(_numeric(row[column]) for row in rows) for column in range(len(header))]
     lines = [
@@ -38,12 +39,7 @@ def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     conv,12
     "add, relu",
     """
-    import csv
-    import io
-
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue().rstrip("\n")
+    return csv_lines([header, *rows])
 
 
 def _numeric(value: object) -> bool:
@@ -61,7 +57,7 @@ def _cell(value: object) -> str:
         case int():
             return f"{value:,}"
         case _:
-            return str(value)
+            return terminal(str(value))
 
 
 def costs(alternatives: Iterable[Mapping[str, Any]], key: str) -> list[str]:
@@ -93,7 +89,7 @@ def short(name: str, width: int = 40) -> str:
 
 def as_json(value: object) -> str:
     """The value as indented JSON in ASCII, which every terminal and pipe takes."""
-    return json.dumps(value, indent=1)
+    return json_text(value)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -118,7 +114,12 @@ def progress(label: str, total: int) -> Generator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)
@@ -136,7 +137,7 @@ def stages(label: str, *, quiet: bool = False) -> Generator[Callable[[str], None
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda what: bar.update(task, description=f"{label}: {what}")
+        yield lambda what: bar.update(task, description=terminal(f"{label}: {what}"))

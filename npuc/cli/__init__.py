@@ -13,7 +13,7 @@ import click
 
 from npuc import __version__
 from npuc.cli import artefacts, comparing, compiling, hardware, listing, quantising, reporting, running, sweeping
-from npuc.cli.output import print_json
+from npuc.cli.output import print_json, say
 from npuc.errors import ArtefactError, NpucError
 
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -45,12 +45,14 @@ def _outcome(arguments: list[str]) -> int:
     except NpucError as error:
         if wants_json:
             print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})
-        click.echo(str(error), err=True)
+        say(str(error), err=True)
         return 1
     except click.ClickException as error:
         if wants_json:
             print_json({"status": "error", "errors": [_usage(error)]})
-        error.show()
+        message = io.StringIO()
+        error.show(message)
+        say(message.getvalue().rstrip("\n"), err=True)
         return error.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt):
         return 130
@@ -68,7 +70,7 @@ def _cannot_print(error: OSError) -> int:
     """Exit code where stdout cannot be written; silent if its reader has gone, as in `npuc dump OUT | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if not isinstance(error, BrokenPipeError):
-        click.echo(str(ArtefactError("E506", f"standard output cannot be written: {error.strerror}")), err=True)
+        say(str(ArtefactError("E506", f"standard output cannot be written: {error.strerror}")), err=True)
     return 1
 
 

@@ -18,7 +18,7 @@ from npuc.cli.options import (
     json_option,
     modified_option,
 )
-from npuc.cli.output import load_program, print_json
+from npuc.cli.output import load_program, print_json, say
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -58,19 +58,19 @@ def dump(
         words = find(target).layout()
         if not words:
             raise click.UsageError(f"{target} has no instruction words")
-        click.echo(listings.layout(words, form))
+        say(listings.layout(words, form), exact=form == "csv")
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH' (or --layout --target T).")
     if image is not None:
-        click.echo(_image(*load_program(path, allow_modified), image, form))
+        say(_image(*load_program(path, allow_modified), image, form), exact=form == "csv")
         return
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
         listing = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
     else:
         program, machine_kind = load_program(path, allow_modified)
         listing = machine_kind.listing(program)
-    click.echo(listings.listing(listing, form))
+    say(listings.listing(listing, form), exact=form == "csv")
 
 
 def _image(program: Program, target: Target, asked: str, form: str) -> str:
@@ -109,7 +109,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
     if as_json:
         print_json({"status": "ok", "instructions": words, "output": str(output)})
     else:
-        click.echo(f"{words} instructions -> {output}")
+        say(f"{words} instructions -> {output}")
 
 
 @click.command()
@@ -154,4 +154,4 @@ def export(
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})
     else:
         for name in sorted(files):
-            click.echo(f"{output / name}  {len(files[name]):,} bytes")
+            say(f"{output / name}  {len(files[name]):,} bytes")

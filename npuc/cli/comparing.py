@@ -20,7 +20,8 @@ from npuc.cli.options import (
     shape_option,
     strict_option,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json
+from npuc.cli.output import announce_synthetic, load_program, print_json, say
+from npuc.escaping import shown
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def diff(
     if as_json:
         print_json(report)
     else:
-        click.echo(summaries.difference(report, first, second))
+        say(summaries.difference(shown(report), first, second))
 
 
 def _accuracy(
@@ -151,7 +152,7 @@ def compare(
         report = compared(subject, found, Options(isa=isa, strict=strict), advance)
     if data and not calibration:
         announce_synthetic("calibrated", "--calibration DATA.npz")
-    click.echo(figures.comparison(report, form))
+    say(figures.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 
 

@@ -30,7 +30,8 @@ from npuc.cli.options import (
     tell_cache,
     wants_mixed,
 )
-from npuc.cli.output import announce_synthetic, print_json, tell_warnings, with_seconds
+from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
+from npuc.escaping import shown
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -144,11 +145,11 @@ def compile_command(
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
         if verbose:
             change = f"{len(before.nodes)} -> {len(after.nodes)} nodes"
-            click.echo(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
+            say(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
         if verbose and after is not before:
             changes.append((name, before, after))
         if name in dump_after or (verbose > 1 and after is not before):
-            click.echo(f"after {name}:\n{after}", err=True)
+            say(f"after {name}:\n{after}", err=True)
 
     directory = output or Path(f"{model.stem}.npu")
     program.expect_replaceable(directory, force=force)
@@ -172,7 +173,7 @@ def compile_command(
     if as_json:
         print_json(report)
     elif not quiet:
-        click.echo(summaries.compiled(report, directory, verbose=verbose > 0))
+        say(summaries.compiled(shown(report), directory, verbose=verbose > 0))
 
 
 def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
@@ -240,7 +241,7 @@ def check(
 
         print_json(sarif.log(found, model))
     elif found:
-        click.echo("\n".join(str(problem) for problem in found), err=True)
+        say("\n".join(str(problem) for problem in found), err=True)
     else:
-        click.echo(f"{model}: {target} runs all of it")
+        say(f"{model}: {target} runs all of it")
     return 1 if found else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from npuc.cli.options import PATH, Choice, json_option, machine_option, modified_option
-from npuc.cli.output import announce_synthetic, load_program, print_json
+from npuc.cli.output import announce_synthetic, load_program, print_json, say
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -65,7 +65,7 @@ def rtl(
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})
         return
     for name in sorted(files):
-        click.echo(f"{output / name}  {len(files[name]):,} bytes")
+        say(f"{output / name}  {len(files[name]):,} bytes")
 
 
 def _samples(program: Program, data: Sequence[Path]) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from npuc.cli.options import json_option, target_option
-from npuc.cli.output import print_json
+from npuc.cli.output import print_json, say
 
 
 @click.command()
@@ -35,7 +35,7 @@ def targets(as_json: bool) -> None:
     if as_json:
         print_json({"status": "ok", "targets": found})
     else:
-        click.echo(listings.targets(found))
+        say(listings.targets(found))
 
 
 @click.command()
@@ -56,4 +56,4 @@ def operators(target: str, as_json: bool) -> None:
     if as_json:
         print_json({"status": "ok", "target": target, "operators": found})
     else:
-        click.echo(listings.operators(found))
+        say(listings.operators(found))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from npuc.cli.output import say
 from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
 
@@ -210,4 +211,4 @@ def modified_option(command: Callable[..., T]) -> Callable[..., T]:
 def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:
     """Says on stderr what became of the calibration cache: the last line when asked, all else unless quiet."""
     for text in said if verbose else () if quiet else said[:-1]:
-        click.echo(f"note: {text}", err=True)
+        say(f"note: {text}", err=True)

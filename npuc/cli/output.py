@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.errors import ArtefactError
+from npuc.escaping import printed
 from npuc.text import as_json
 
 if TYPE_CHECKING:
@@ -18,15 +20,24 @@ if TYPE_CHECKING:
     from npuc.target import Target
 
 
+def say(text: str, *, err: bool = False, exact: bool = False) -> None:
+    """Prints lines; what a terminal would not show as it is becomes an escape.
+
+    exact: for other programs to read; only a terminal gets escapes.
+    """
+    stream = sys.stderr if err else sys.stdout
+    click.echo(text if exact and not stream.isatty() else printed(text), err=err)
+
+
 def print_json(value: object) -> None:
     """The one JSON object of a command."""
-    click.echo(as_json(value))
+    say(as_json(value))
 
 
 def announce_synthetic(what: str, remedy: str, kind: str = "normal") -> None:
     """Says on stderr that there was no real data. kind: what the samples look like."""
     note = f"note: {what} on synthetic data (8 {kind} samples, fixed seed); give real data with {remedy}"
-    click.echo(note, err=True)
+    say(note, err=True)
 
 
 SHOWN = 3
@@ -38,15 +49,15 @@ def tell_warnings(warnings: Sequence[Mapping[str, Any]]) -> None:
     from npuc.errors import Problem
 
     for each in warnings[:SHOWN]:
-        click.echo(str(Problem(**each)), err=True)
+        say(str(Problem(**each)), err=True)
     if len(warnings) > SHOWN:
-        click.echo(f"warning: {len(warnings) - SHOWN} more like these (--json lists them all)", err=True)
+        say(f"warning: {len(warnings) - SHOWN} more like these (--json lists them all)", err=True)
 
 
 def announce_left_out(samples: Samples) -> None:
     """Says on stderr that labels of the data are not used, and why."""
     if samples.left_out:
-        click.echo(f"note: {samples.left_out}; they are left out", err=True)
+        say(f"note: {samples.left_out}; they are left out", err=True)
 
 
 def with_seconds(report: Mapping[str, Any], tried: Sequence[Step]) -> dict[str, Any]:
@@ -69,7 +80,7 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
         warnings.simplefilter("always")
         loaded = program.load(artefact, allow_modified=allow_modified)
     for each in caught:
-        click.echo(f"warning: {each.message}", err=True)
+        say(f"warning: {each.message}", err=True)
     if loaded.target not in names():
         raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(names()))
     return loaded, target(loaded.target)

@@ -23,7 +23,8 @@ from npuc.cli.options import (
     tell_cache,
     wants_mixed,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json
+from npuc.cli.output import announce_synthetic, load_program, print_json, say
+from npuc.escaping import shown
 
 
 @click.command()
@@ -97,7 +98,7 @@ def quantize(
         report = {"level": level, "steps": steps_of(tried)}
         print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantisation": report})
     else:
-        click.echo(f"{output}  {len(written):,} bytes")
+        say(f"{output}  {len(written):,} bytes")
 
 
 @click.command()
@@ -139,4 +140,4 @@ def accuracy(
     if as_json:
         print_json(report)
     else:
-        click.echo(summaries.accuracies(report))
+        say(summaries.accuracies(shown(report)))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
-from npuc.cli.output import load_program, print_json
+from npuc.cli.output import load_program, print_json, say
+from npuc.escaping import shown
 
 if TYPE_CHECKING:
     from npuc.page.page import Evidence
@@ -60,7 +61,7 @@ def report(
     if as_json:
         print_json({"status": "ok", "output": str(output), "bytes": len(text)})
     else:
-        click.echo(f"{output}: {len(text):,} bytes")
+        say(f"{output}: {len(text):,} bytes")
 
 
 def _evidence(
@@ -155,4 +156,4 @@ def explain(
     if as_json:
         print_json(found)
     else:
-        click.echo(summaries.explanation(found))
+        say(summaries.explanation(shown(found)))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
-from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json
+from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json, say
+from npuc.escaping import shown
 
 if TYPE_CHECKING:
     from npuc.program import Program
@@ -65,9 +66,9 @@ def run(
         print_json({"status": "ok", "samples": len(samples), "outputs": shapes, **counts})
         return
     if counts:
-        click.echo(summaries.stepped(counts))
+        say(summaries.stepped(shown(counts)))
     for name, shape in shapes.items():
-        click.echo(f"{name}: {shape} -> {output}")
+        say(f"{name}: {shape} -> {output}")
 
 
 @click.command()
@@ -128,7 +129,7 @@ def verify(
     if as_json:
         print_json(report)
     else:
-        click.echo(summaries.verified(report, tolerance))
+        say(summaries.verified(shown(report), tolerance))
     return 0 if report["status"] == "ok" else 1
 
 

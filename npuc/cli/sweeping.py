@@ -19,7 +19,7 @@ from npuc.cli.options import (
     strict_option,
     target_option,
 )
-from npuc.cli.output import print_json
+from npuc.cli.output import print_json, say
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def sweep(
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:
-        click.echo(figures.swept(report, form))
+        say(figures.swept(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 
 

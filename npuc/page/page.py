@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from npuc import __version__
+from npuc.escaping import html_json
 from npuc.ir import Array
 from npuc.page import charts, network
 from npuc.page.rendering import rendered
@@ -89,7 +89,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence)],
         "samples": evidence.samples,
         "instructions": [_instruction(entry) for entry in target.listing(program)],
-        "fields": Markup(json.dumps(_meanings(target)).replace("<", "\\u003c")),
+        "fields": Markup(html_json(_meanings(target))),
         "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
     }
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]

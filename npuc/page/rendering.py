@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from npuc.escaping import printed
+
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
     """The page of a template of this folder; text is escaped, Markup is not."""
@@ -13,9 +15,16 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     from markupsafe import Markup
 
     loader = FunctionLoader(_asset)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, finalize=_finalized
+    )
     style, script = (Markup(_asset(name)) for name in ("style.css", "script.js"))
     return environment.get_template(template).render({**values, "style": style, "script": script})
+
+
+def _finalized(value: object) -> object:
+    """What a template gives out; a string without what nobody would see."""
+    return printed(value) if type(value) is str else value
 
 
 def _asset(name: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, log10
+
+from npuc.escaping import html
 
 
 def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
@@ -16,19 +17,19 @@ def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> s
     """
     inner = content if isinstance(content, str) else "".join(content)
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{html(_number(value))}"' for key, value in attributes.items()
     )
     return f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>"
 
 
 def text(content: str, **attributes: object) -> str:
     """A text element."""
-    return tag("text", escape(content), **attributes)
+    return tag("text", html(content), **attributes)
 
 
 def titled(content: str, hint: str, **attributes: object) -> str:
     """A group that shows a hint when the pointer rests on it."""
-    return tag("g", tag("title", escape(hint)) + content, **attributes)
+    return tag("g", tag("title", html(hint)) + content, **attributes)
 
 
 def _number(value: object) -> str:

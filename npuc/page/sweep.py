@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from npuc import __version__
+from npuc.escaping import shown
 from npuc.page.rendering import rendered
 from npuc.page.svg import Scale, horizontal_axis, picture, tag, titled, vertical_axis
 from npuc.reports.figures import COST_NAMES, Figure, points_columns, problem_line, told
@@ -40,7 +41,9 @@ def sweep_page(report: Report) -> str:
             "rows": [{"front": bool(each["front"]), "cells": [_cell(each, column) for column in columns]}
                      for each in points],
             "refused": [
-                f"{point['machine']}: {problem_line(problem)}" for point in points for problem in point["errors"]
+                f"{point['machine']}: {problem_line(problem)}"
+                for point in shown(report)["points"]
+                for problem in point["errors"]
             ],
             "footer": f"npuc {__version__}; cycles are those of each machine's cycle model.",
         },

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from npuc.escaping import Shown, shown
 from npuc.text import as_json, csv_table, table
 
 Row = Mapping[str, Any]
@@ -49,6 +50,7 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
         return as_json(report)
     if form == "csv":
         return as_csv(rows)
+    rows = shown(report)["rows"]
     columns = (Figure("target", "target"), Figure("machine", "machine"), *COSTS, *SCORES)
     lines = [as_text(rows, columns)]
     if report["fp32_top1"] is not None:
@@ -75,9 +77,13 @@ def swept(report: Mapping[str, Any], form: str) -> str:
     points = report["points"]
     if form == "csv":
         return as_csv(points)
-    columns = points_columns(report)
-    refused = [f"{row['machine']}: {problem_line(problem)}" for row in points for problem in row["errors"]]
-    return "\n".join([as_text(points, columns), *refused])
+    told_of = shown(report)
+    return "\n".join([as_text(told_of["points"], points_columns(told_of)), *_refused(told_of)])
+
+
+def _refused(report: Shown) -> list[str]:
+    """A line per problem of each point."""
+    return [f"{row['machine']}: {problem_line(problem)}" for row in report["points"] for problem in row["errors"]]
 
 
 def as_text(rows: Sequence[Row], columns: Sequence[Figure]) -> str:
@@ -91,14 +97,14 @@ def told(rows: Sequence[Row], columns: Sequence[Figure]) -> list[Figure]:
     return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 
-def refusals(rows: Sequence[Row]) -> list[str]:
+def refusals(rows: Sequence[Shown]) -> list[str]:
     """A line per problem of each row."""
     return [
         f"{row['target']}, {row['machine']}: {problem_line(problem)}" for row in rows for problem in row["errors"]
     ]
 
 
-def problem_line(problem: Mapping[str, str | None]) -> str:
+def problem_line(problem: Shown) -> str:
     """A problem's code, place and reason, without the remedy, in one line."""
     where = " ".join(filter(None, (problem["op"], f"'{problem['node']}'" if problem["node"] else None)))
     limit = f" (limit: {problem['limit']})" if problem["limit"] else ""

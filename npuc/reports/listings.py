@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from npuc.escaping import listing as in_listing
+from npuc.escaping import terminal
 from npuc.text import as_json, csv_table, table
 
 Report = Mapping[str, Any]
@@ -21,10 +23,10 @@ def listing(entries: Sequence[Report], form: str) -> str:
 
 
 def _commented(entry: Report) -> str:
-    notes = [", ".join(entry["nodes"])] if entry["nodes"] else []
-    notes += [f"-> {entry['tensor']}"] if entry["tensor"] else []
+    notes = [in_listing(", ".join(entry["nodes"]))] if entry["nodes"] else []
+    notes += [f"-> {in_listing(entry['tensor'])}"] if entry["tensor"] else []
     comment = f" ; {' '.join(notes)}" if notes else ""
-    return f"{entry['text']}{comment}"
+    return f"{terminal(entry['text'])}{comment}"
 
 
 def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
@@ -36,7 +38,7 @@ def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:
         rows = [(name, *(field[key] for key in header)) for name, fields in words.items() for field in fields]
         return csv_table(("word", *header), rows)
     return "\n\n".join(
-        f"{name}\n{table(header, [[field[key] for key in header] for field in fields])}"
+        f"{terminal(name)}\n{table(header, [[field[key] for key in header] for field in fields])}"
         for name, fields in words.items()
     )
 

@@ -1,21 +1,20 @@
-"""What the command line prints: summaries and tables as text, JSON or CSV. Reports are plain dictionaries."""
+"""What the command line prints: summaries and tables as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from npuc.escaping import Shown
 from npuc.text import costs, count, short, table
 
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
 
-Report = Mapping[str, Any]
 
-
-def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
+def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
     """What `npuc compile` did."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
@@ -51,7 +50,7 @@ def compiled(report: Report, directory: Path, *, verbose: bool) -> str:
     return "\n".join(lines)
 
 
-def _proof(proof: Report) -> str:
+def _proof(proof: Shown) -> str:
     """What the program was compared with before it was written."""
     if not proof["samples"]:
         return "not proved: the program was not run"
@@ -60,7 +59,7 @@ def _proof(proof: Report) -> str:
     return f"proved on {_plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
-def _plans(plans: Sequence[Report]) -> list[str]:
+def _plans(plans: Sequence[Shown]) -> list[str]:
     """What each objective would move and compute twice; nothing where they are one plan."""
     if len({(each["bytes"], each["halo_cycles"]) for each in plans}) < 2:
         return []
@@ -70,11 +69,11 @@ def _plans(plans: Sequence[Report]) -> list[str]:
     ]
 
 
-def _capacity(use: Report) -> str:
+def _capacity(use: Shown) -> str:
     return "" if use["capacity_bytes"] is None else f" of {count(use['capacity_bytes'])}"
 
 
-def _accuracy(quantisation: Report | None) -> list[str]:
+def _accuracy(quantisation: Shown | None) -> list[str]:
     """What was tried for accuracy, a line each."""
     if not quantisation or not quantisation["steps"]:
         return []
@@ -86,7 +85,7 @@ def _accuracy(quantisation: Report | None) -> list[str]:
     return ["", table(header, rows)]
 
 
-def accuracies(report: Report) -> str:
+def accuracies(report: Shown) -> str:
     """What `npuc accuracy` counted."""
     header = ("computation", "top-1 %", "95 % interval", "top-5 %", "as fp32 %", "difference", "95 % interval")
     rows = [
@@ -114,7 +113,7 @@ def _plural(number: int, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def _layers(layers: Sequence[Report]) -> str:
+def _layers(layers: Sequence[Shown]) -> str:
     shown = [column for column in COLUMNS if all(column.key in layer for layer in layers)]
     rows = [[column.value(layer) for column in shown] for layer in layers]
     return table([column.header for column in shown], rows)
@@ -126,9 +125,9 @@ class Column:
 
     header: str
     key: str
-    show: Callable[[Report], Any] | None = None
+    show: Callable[[Shown], Any] | None = None
 
-    def value(self, layer: Report) -> Any:
+    def value(self, layer: Shown) -> Any:
         """What a layer has there."""
         return self.show(layer) if self.show else layer[self.key]
 
@@ -153,7 +152,7 @@ COLUMNS = (
 )
 
 
-def stepped(report: Report) -> str:
+def stepped(report: Shown) -> str:
     """What each layer took on the stepping simulator; a column per count."""
     counts = [key for key in report["layers"][0] if key != "nodes"] if report["layers"] else []
     rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
@@ -161,7 +160,7 @@ def stepped(report: Report) -> str:
     return f"{table(header, rows)}\n{count(report['cycles'])} cycles a sample"
 
 
-def verified(report: Report, tolerance: Tolerance) -> str:
+def verified(report: Shown, tolerance: Tolerance) -> str:
     """What `npuc verify` found."""
     rows = [
         (
@@ -197,7 +196,7 @@ def verified(report: Report, tolerance: Tolerance) -> str:
     return "\n".join(lines)
 
 
-def _task(counted: Report | None) -> list[str]:
+def _task(counted: Shown | None) -> list[str]:
     """The shares of samples whose label is the first, or among the first five, a line per computation."""
     if counted is None:
         return []
@@ -209,7 +208,7 @@ def _task(counted: Report | None) -> list[str]:
     return lines
 
 
-def _bisected(found: Report) -> list[str]:
+def _bisected(found: Shown) -> list[str]:
     """The first difference, or where the error jumps."""
     match found["kind"]:
         case "difference":
@@ -230,7 +229,7 @@ def _bisected(found: Report) -> list[str]:
     return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
 
 
-def _errors(each: Report | None) -> tuple[str | None, float | None]:
+def _errors(each: Shown | None) -> tuple[str | None, float | None]:
     return (None, None) if each is None else (_decibels(each["sqnr_db"]).removesuffix(" dB"), each["cosine"])
 
 
@@ -238,7 +237,7 @@ def _decibels(sqnr: float | None) -> str:
     return "exact" if sqnr is None else f"{sqnr:.1f} dB"
 
 
-def difference(report: Report, first: Path, second: Path) -> str:
+def difference(report: Shown, first: Path, second: Path) -> str:
     """What `npuc diff` found."""
     if report["same"] and "accuracy" not in report:
         return f"{first} and {second} are the same program"
@@ -263,7 +262,7 @@ def difference(report: Report, first: Path, second: Path) -> str:
     return "\n".join(lines).lstrip("\n")
 
 
-def explanation(report: Report) -> str:
+def explanation(report: Shown) -> str:
     """What `npuc explain` found."""
     lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
     lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
@@ -288,13 +287,13 @@ def explanation(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _told(error: Report | None) -> str:
+def _told(error: Shown | None) -> str:
     if error is None:
         return "not measured"
     return f"{_decibels(error['sqnr_db'])}, cosine {error['cosine']:.6f}, at most {error['max_abs_error']:.6g}"
 
 
-def _costs(layer: Report) -> list[str]:
+def _costs(layer: Shown) -> list[str]:
     """What a layer costs and why it is laid out so, as far as its target says."""
     known = {key: value for key, value in layer.items() if value is not None}
     lines = [f"{count(layer['cycles'])} cycles" + (f", bound by {known['bound']}" if "bound" in known else "")]

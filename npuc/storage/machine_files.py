@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from npuc.errors import DoesNotFit
+from npuc.escaping import toml_key, toml_string
 from npuc.text import closest
 
 M = TypeVar("M")
@@ -23,7 +24,12 @@ DEMANDS = ("free", POWER_OF_TWO)
 
 def as_toml(values: Mapping[str, Any]) -> str:
     """The lines of a machine file with these values."""
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    return "".join(f"{toml_key(name)} = {_toml(value)}\n" for name, value in values.items())
+
+
+def _toml(value: object) -> str:
+    """A number, switch or name."""
+    return toml_string(value) if isinstance(value, str) else json.dumps(value)
 
 
 def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:

@@ -11,13 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from npuc.driver import batch_of, recompiled
+from npuc.escaping import shell_word
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program, save_files
@@ -220,7 +220,7 @@ def commands(target: Target, model: Path, directory: Path) -> str:
     """The commands that reproduce it: in the program, and in a program of the layer alone."""
     return (
         "#!/bin/sh\n"
-        f"npuc verify {quote(str(model.resolve()))} {quote(str(directory.resolve()))} "
+        f"npuc verify {shell_word(str(model.resolve()))} {shell_word(str(directory.resolve()))} "
         "--data sample.npz --allow-modified\n"
         f"npuc compile layer.onnx --target {target.name} --calibration input.npz -o layer.npu\n"
         "npuc verify layer.onnx layer.npu --data input.npz\n"

@@ -72,7 +72,7 @@ def test_what_firmware_must_provide_is_in_the_header_and_the_readme(digits: Path
     for line in ("NPUC_INPUT_BYTES 256", "NPUC_OUTPUT_BYTES 40", "NPUC_FMAP_WORDS 1280", "NPUC_PSUM_ENTRIES 64"):
         assert f"#define {line}\n" in header
     assert "$" not in readme
-    assert "| 0 | input | float32 | [1, 1, 8, 8] | 256 |" in readme
+    assert "| 0 | `input` | float32 | [1, 1, 8, 8] | 256 |" in readme
 
 
 def renamed(loaded: Program, names: dict[str, str]) -> Program:

@@ -148,5 +148,5 @@ def test_the_readme_names_the_tensors_with_their_scales(tmp_path: Path) -> None:
     program = program_of(tmp_path, "nvdla-small")
     readme = target("nvdla-small").exported(program, "c")["README.md"].decode()
     scale = program.manifest["steps"][0]["attrs"]["scale"]
-    assert f"| x/int8 | int8 | 3x8x8 | {scale:g} | 0 |" in readme
+    assert f"| `x/int8` | int8 | 3x8x8 | {scale:g} | 0 |" in readme
     assert "QuantizeLinear" in readme and "segment 0" in readme and "$" not in readme

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from npuc.escaping import c_string
 from npuc.targets.bm1684.program.artefact import Contents, Region
 
 TEXT = """\
@@ -112,7 +113,7 @@ def _regions(contents: Contents) -> Iterator[str]:
     for region in contents.regions:
         read = region.file is not None or _is(contents, region, "input")
         written = _is(contents, region, "output")
-        yield f'    {{"{region.name}", {region.bytes}, {str(read).lower()}, {str(written).lower()}}},'
+        yield f"    {{{c_string(region.name)}, {region.bytes}, {str(read).lower()}, {str(written).lower()}}},"
 
 
 def _is(contents: Contents, region: Region, direction: str) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from npuc import c_text
-from npuc.c_text import array, comment, floating, listed, named, string
+from npuc.c_text import array, floating, listed, named
+from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.export.c_host import Copy, Operation, bytes_of
@@ -110,7 +111,7 @@ def _model(program: Program) -> str:
 
 def _title(program: Program) -> str:
     machine = Contents.of(program.manifest).machine
-    return comment(f"{_model(program)} for the EasyNPU machine '{machine.name}'. Written by npuc.")
+    return c_comment(f"{_model(program)} for the EasyNPU machine '{machine.name}'. Written by npuc.")
 
 
 def _sizes(program: Program, found: Plan) -> dict[str, int]:
@@ -142,7 +143,7 @@ def _border(role: str, ports: Sequence[Port], found: Plan) -> str:
     ]
     rows = [
         named(
-            name=string(port.name),
+            name=c_string(port.name),
             type=f"NPUC_{port.dtype.upper()}",
             rank=len(port.shape),
             shape=f"{role}_shape_{number}" if port.shape else 0,
@@ -170,7 +171,7 @@ def _buffers(program: Program, found: Plan) -> list[str]:
     numbers = {name: number for number, name in enumerate(found.types)}
     rows = {name: listed(place) for name, place in places.items()}
     rows |= {name: listed(["NPUC_CONSTANT", 0, f"constant_{numbers[name]}"]) for name in found.constants}
-    return [f"{rows[found.storage[name]]} {comment(name)}" for name in found.types]
+    return [f"{rows[found.storage[name]]} {c_comment(name)}" for name in found.types]
 
 
 def _segment(number: int, segment: Segment, tensors: Mapping[str, int]) -> str:
@@ -219,7 +220,7 @@ def _host(number: int, each: Operation, tensors: Mapping[str, int]) -> str:
         members["lrn"] = f"&{name}_lrn"
     else:
         members |= numbers
-    title = comment(f"{each.step.op} {each.step.node}")
+    title = c_comment(f"{each.step.op} {each.step.node}")
     return f"{title}\n{before}static const struct npuc_host {name} = {named(**members)};\n\n"
 
 
@@ -233,8 +234,8 @@ def _figures(program: Program, found: Plan) -> dict[str, str]:
     """What README.md says of this program."""
     segments = sum(isinstance(each, Segment) for each in found.actions)
     return {
-        "model": _model(program),
-        "machine": Contents.of(program.manifest).machine.name,
+        "model": markdown_code(_model(program)),
+        "machine": markdown_code(Contents.of(program.manifest).machine.name),
         "segments": str(segments),
         "host_steps": str(len(found.actions) - segments),
         "image_bytes": f"{sum(len(data) for data in program.files.values()):,}",
@@ -248,7 +249,8 @@ def _rows(ports: Sequence[Port], found: Plan) -> str:
     """The rows of a table of tensors."""
     rows: list[str] = []
     for number, port in enumerate(ports):
-        name = " ".join(port.name.split()).replace("|", "\\|")
         size, scale = bytes_of(found.types[port.name]), found.scales.get(port.name, ("-", 0))[0]
-        rows.append(f"| {number} | {name} | {port.dtype} | {list(port.shape)} | {size} | {scale} |")
+        rows.append(
+            f"| {number} | {markdown_code(port.name)} | {port.dtype} | {list(port.shape)} | {size} | {scale} |"
+        )
     return "\n".join(rows)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.escaping import verilog_comment
 from npuc.ir import Array
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
@@ -49,8 +50,9 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
 
     Raises ArtefactError (E507) without Amaranth.
     """
+    written_for = verilog_comment(f"EasyNPU for the machine '{machine.name}'. Written by npuc.")
     found = {
-        "easynpu.sv": build.verilog(machine, observed=False).encode(),
+        "easynpu.sv": f"{written_for}\n{build.verilog(machine, observed=False)}".encode(),
         "easynpu.f": b"easynpu.sv\n",
         "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
         "Makefile": MAKEFILE.encode(),

@@ -12,7 +12,8 @@ from string import Template
 import numpy as np
 
 from npuc import c_text
-from npuc.c_text import array, comment, floating, listed, named, string
+from npuc.c_text import array, floating, listed, named
+from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -96,7 +97,7 @@ def source(program: Program, contents: Contents) -> str:
 
 
 def _title(program: Program, contents: Contents) -> str:
-    return comment(f"{_model(program)} for {contents.machine.name}. Written by npuc.")
+    return c_comment(f"{_model(program)} for {contents.machine.name}. Written by npuc.")
 
 
 def _model(program: Program) -> str:
@@ -161,7 +162,7 @@ def _tensor(offsets: str, move: TensorMove, steps: Sequence[object], contents: C
     stride = move.image().planes[0].pixel_bytes if place.pixels else contents.machine.atom_bytes
     scale, zero = _scale(move.tensor, steps)
     return named(
-        name=string(move.tensor), address=f"{place.address - contents.dram.base}u", channels=channels,
+        name=c_string(move.tensor), address=f"{place.address - contents.dram.base}u", channels=channels,
         height=height, width=width, line_stride=f"{place.line_stride}u", pixel_stride=stride,
         element_bytes=BYTES[place.precision], channel_offsets=offsets, scale=floating(scale), zero_point=zero,
     )  # fmt: skip
@@ -190,12 +191,14 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
     segments = _segments(contents)
     numbers = {id(each): at for at, each in enumerate(segments)}
     steps = [
-        f"{step.op} `{step.node}`" if isinstance(step, HostStep) else f"segment {numbers[id(step)]}"
+        f"{markdown_code(step.op)} {markdown_code(step.node)}"
+        if isinstance(step, HostStep)
+        else f"segment {numbers[id(step)]}"
         for step in contents.steps
     ]
     return {
-        "model": _model(program),
-        "machine": contents.machine.name,
+        "model": markdown_code(_model(program)),
+        "machine": markdown_code(contents.machine.name),
         "commands": len(_records(program)),
         "blob_bytes": sum(len(program.files[each.file]) for each in contents.dram.images),
         "dram_bytes": contents.dram.bytes,
@@ -207,8 +210,9 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
 
 
 def _table(moves: Sequence[TensorMove], contents: Contents) -> str:
-    rows = ((move, *_scale(move.tensor, contents.steps)) for move in moves)
-    return "\n".join(
-        f"| {move.tensor} | {move.place.precision} | {'x'.join(map(str, move.map_shape))} | {scale:g} | {zero} |"
-        for move, scale, zero in rows
-    )
+    return "\n".join(_row(move, *_scale(move.tensor, contents.steps)) for move in moves)
+
+
+def _row(move: TensorMove, scale: float, zero: int) -> str:
+    extents = "x".join(map(str, move.map_shape))
+    return f"| {markdown_code(move.tensor)} | {move.place.precision} | {extents} | {scale:g} | {zero} |"
