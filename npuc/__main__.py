@@ -1,5 +1,20 @@
-"""python -m npuc."""
+"""The console script, and python -m npuc."""
 
-from npuc.cli import main
+import sys
 
-main()
+from npuc import interrupts
+
+
+def main() -> None:
+    """Runs a command; it may be interrupted from here on, at any moment."""
+    sys.exit(interrupts.guarded(_command))
+
+
+def _command() -> int:
+    from npuc.cli import outcome
+
+    return outcome()
+
+
+if __name__ == "__main__":
+    main()

@@ -203,8 +203,9 @@ OURS = {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
         ("c_export.py", "title"), ("c_export.py", "text"), ("emission.py", "name"), ("emission.py", "title"),
         ("emission.py", "call.name"), ("emission.py", "region"), ("observation.py", "each.layer"),
-        ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"), ("writing.py", "trace.name"),
-        ("writing.py", "name"), ("writing.py", "region"), ("writing.py", "source"), ("writing.py", "title"),
+        ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
+        ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
+        ("writing.py", "source"), ("writing.py", "title"),
         ("writing.py", "register.title"),
     },
 }  # fmt: skip

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from npuc import __version__
+from npuc import __version__, interrupts
 from npuc.cli import artefacts, comparing, compiling, hardware, listing, quantising, reporting, running, sweeping
 from npuc.cli.output import print_json, say
 from npuc.errors import ArtefactError, NpucError
@@ -21,7 +21,12 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> None:
-    """Entry point: exit code 0 done, 1 refused or out of tolerance, 2 usage."""
+    """Runs the command of sys.argv and exits."""
+    sys.exit(outcome())
+
+
+def outcome() -> int:
+    """Runs the command of sys.argv. Exit code: 0 done, 1 refused or out of tolerance, 2 usage."""
     for name in BLAS_THREADS:
         os.environ.setdefault(name, "1")
     for stream in (sys.stdout, sys.stderr):
@@ -34,7 +39,7 @@ def main() -> None:
         if error.filename is not None:
             raise
         code = _cannot_print(error)
-    sys.exit(code)
+    return code
 
 
 def _outcome(arguments: list[str]) -> int:
@@ -43,6 +48,8 @@ def _outcome(arguments: list[str]) -> int:
     try:
         return npuc.main(arguments, standalone_mode=False, prog_name="npuc") or 0
     except NpucError as error:
+        if interrupts.arrived():
+            return 130
         if wants_json:
             print_json({"status": "error", "errors": [problem.as_json() for problem in error.problems]})
         say(str(error), err=True)
@@ -54,7 +61,7 @@ def _outcome(arguments: list[str]) -> int:
         error.show(message)
         say(message.getvalue().rstrip("\n"), err=True)
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except click.exceptions.Abort:  # click's KeyboardInterrupt
         return 130
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
@@ -11,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from npuc import interrupts
 from npuc.errors import ArtefactError, NpucError
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage.machine_files import as_toml
@@ -144,13 +146,29 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
     from multiprocessing import get_context
 
     try:
-        with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-            for row in pool.map(compiled_point, tasks):
+        spawning = get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(tasks)), spawning, interrupts.as_worker) as pool, _ending():
+            with interrupts.unheard():
+                rows = pool.map(compiled_point, tasks)
+            for row in rows:
                 yield row
                 advance(1)
     except BrokenProcessPool:
         reason = "a process of the sweep was killed, perhaps for lack of memory"
         raise ArtefactError("E507", reason, remedy="run fewer side by side with --jobs") from None
+
+
+@contextmanager
+def _ending() -> Generator[None]:
+    """Ends the processes of a sweep that stops before its end."""
+    from multiprocessing import active_children
+
+    try:
+        yield
+    except BaseException:
+        for each in active_children():
+            each.terminate()
+        raise
 
 
 def _on_cluster(tasks: Sequence[Task], scheduler: str, advance: Advance) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from npuc.errors import ArtefactError
+from npuc.interrupts import deferred
 
 try:
     import fcntl
@@ -89,14 +90,14 @@ def _staged(path: Path, make: Callable[[Path], None]) -> Generator[Path]:
             if free:
                 _remove(left)
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    make(staging)
-    try:
-        with _locked(staging):
+    with ExitStack() as ending:
+        with deferred():
+            make(staging)
+            ending.callback(_remove, staging)
+            ending.enter_context(_locked(staging))
             if not staging.exists():  # taken for a killed run's, before it was locked
                 make(staging)
-            yield staging
-    finally:
-        _remove(staging)
+        yield staging
 
 
 def _new_file(path: Path) -> None:

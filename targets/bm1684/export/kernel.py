@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from npuc import c_text
+from npuc.escaping import c_comment
 from npuc.targets.bm1684.export.loops import rolled
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.program.artefact import Computed, Contents
@@ -60,8 +60,8 @@ def _function(name: str, layer: Layer, what: Computed) -> str:
     used = any("SYSTEM(" in line for line in lines)
     body = "\n".join(f"    {line}" for line in lines)
     unused = "" if used else "    (void)to;\n"
-    comment = c_text.comment(" ".join([what.op, what.tensor]))
-    return f"{comment}\nstatic void {name}(const arguments *to)\n{{\n{unused}{body}\n}}\n"
+    title = c_comment(f"{what.op} {what.tensor}")
+    return f"{title}\nstatic void {name}(const arguments *to)\n{{\n{unused}{body}\n}}\n"
 
 
 def _statements(region: Region) -> Iterator[str]:

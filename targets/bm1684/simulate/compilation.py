@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.storage.files import cache_folder
 
@@ -114,12 +114,12 @@ def _compile_model(sources: Sequence[str], kept: Path) -> None:
 
 
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return interrupts.run([compiler, "--version"]).stdout
 
 
 def _compile(arguments: Sequence[str], folder: Path) -> None:
     """Runs the compiler in a folder. Raises ArtefactError (E507) with the first line of what it objects to."""
-    done = subprocess.run([compiler(), *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = interrupts.run([compiler(), *arguments], folder)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
         raise ArtefactError(

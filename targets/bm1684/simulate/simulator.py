@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
@@ -71,7 +72,7 @@ def _called(program: Path, kernel: str, arguments: bytes, image: Path, machine: 
     paths[0].write_bytes(arguments or b"\0")
     numbers = (machine.npus, machine.local_bytes, machine.lanes, SYSTEM_START)
     command = [str(program), kernel, *map(str, paths), *map(str, numbers)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = interrupts.run(command)
     if done.returncode:
         raise _failed(done)
     return tuple(calls.read(paths[2].read_text(encoding="ascii").splitlines()))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -85,7 +86,7 @@ def _called(wanted: Path, kernels: Path, kernel: str, arguments: bytes, image: P
     paths = {"arguments": image.with_name("arguments"), "memory": image, "cycles": image.with_name("cycles")}
     paths["arguments"].write_bytes(arguments or b"\0")
     given = [*map(str, (*libraries, kernels)), kernel, *map(str, paths.values()), str(SYSTEM_START)]
-    done = subprocess.run([sys.executable, str(CHILD), *given], capture_output=True, text=True, check=False)
+    done = interrupts.run([sys.executable, str(CHILD), *given])
     if done.returncode or not paths["cycles"].is_file():
         raise _refused(done)
     return int(paths["cycles"].read_text(encoding="ascii"))

@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
+from npuc import interrupts
 from npuc.errors import ArtefactError
 from npuc.storage.files import cache_folder
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -110,7 +110,7 @@ def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
 def _run(command: Sequence[str], folder: Path) -> str:
     """What a tool prints. Raises ArtefactError (E507) where it fails."""
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = interrupts.run(command, folder)
     except OSError as error:
         raise ArtefactError("E507", f"{command[0]} cannot be run: {error}", remedy=REMEDY) from None
     if done.returncode:

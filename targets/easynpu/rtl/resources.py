@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from npuc import interrupts
 from npuc.errors import ArtefactError
 
 FLOWS: Mapping[str, str] = {
@@ -31,9 +31,7 @@ def estimate(verilog: str, family: str) -> dict[str, int]:
         folder = Path(name)
         (folder / "easynpu.sv").write_text(verilog, encoding="utf-8")
         script = f"read_verilog -sv easynpu.sv; {FLOWS[family]}; flatten; tee -q -o stat.json stat -json"
-        done = subprocess.run(
-            [command, "-q", "-p", script], cwd=folder, capture_output=True, text=True, check=False
-        )
+        done = interrupts.run([command, "-q", "-p", script], folder)
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise ArtefactError("E507", f"Yosys fails: {lines[-1] if lines else done.returncode}")

@@ -1,0 +1,192 @@
+"""Ctrl-C at any moment of any command: exit code 130, one line, nothing half-written, no process left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from npuc import interrupts
+from npuc.program import load
+from tests.cli.process import Digits
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTED = "import os; from npuc import interrupts; interrupts.install(); os.write(1, b'.'); "
+COMMAND = f"{STARTED}from npuc.__main__ import main; main()"
+MOMENTS = int(os.environ.get("NPUC_INTERRUPTS", "2"))
+"""How many of each command; `NPUC_INTERRUPTS=50 pytest tests/cli/test_interrupts.py` takes longer."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+
+def started(code: str, folder: Path, *arguments: object) -> tuple[subprocess.Popen[str], str]:
+    """A command that catches signals from now on, and a mark that it and all its processes bear."""
+    mark = uuid.uuid4().hex
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "NPUC_MARK": mark,
+            "XDG_CACHE_HOME": str(folder.parent / "cache"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None and child.stdout.read(1) == "."
+    return child, mark
+
+
+def alive(mark: str) -> Iterator[str]:
+    """Processes that bear a mark."""
+    for each in Path("/proc").iterdir():
+        with suppress(OSError):
+            if each.name.isdecimal() and mark.encode() in (each / "environ").read_bytes():
+                yield (each / "cmdline").read_text()
+
+
+def expect_none(mark: str) -> None:
+    """A killed process may take a moment to go."""
+    for _ in range(100):
+        left = list(alive(mark))
+        if not left:
+            return
+        time.sleep(0.05)
+    raise AssertionError(left)
+
+
+def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
+    model, program = digits.model, digits.program
+    return {
+        "compile": ("compile", model, "--target", "easynpu", "--calibration", digits.calibration, "-o", "out.npu"),
+        "bm1684": ("compile", model, "--target", "bm1684", "-o", "out.npu"),
+        "nvdla": ("compile", model, "--target", "nvdla-small", "-o", "out.npu"),
+        "run": ("run", program, "--data", digits.test, "-o", "y.npz"),
+        "verify": ("verify", model, program, "--data", digits.test),
+        "report": ("report", program, "-o", "r.html"),
+        "export": ("export", program, "--format", "c", "-o", "c"),
+        "dump": ("dump", program),
+        "quantize": ("quantize", model, "--target", "easynpu", "-o", "q.onnx"),
+        "sweep": ("sweep", model, "--target", "easynpu", "--grid", "pe_rows=1,2,3,4", "--jobs", "2"),
+    }
+
+
+def expect_clean(folder: Path, left: set[str]) -> None:
+    """What stood there, or a result that is whole; nothing staged."""
+    found = {each.name for each in folder.iterdir()}
+    assert not [name for name in found if name.startswith(".")]
+    if "out.npu" in found:
+        load(folder / "out.npu")
+    assert found - {"out.npu", "y.npz", "r.html", "q.onnx", "c"} == left
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "bm1684", "nvdla", "run", "verify", "report", "export", "dump", "quantize", "sweep"]
+)
+def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
+    chance = random.Random(name)
+    for number in range(MOMENTS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        child, mark = started(COMMAND, folder, *commands(digits)[name])
+        time.sleep(chance.uniform(0, 2.5))
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        said = [line for line in err.splitlines() if line.strip() and not line.startswith("note: ")]
+        assert (child.returncode, said) in ((130, ["interrupted"]), (0, [])), (child.returncode, out, err)
+        expect_none(mark)
+        expect_clean(folder, set())
+
+
+def test_a_request_to_end_is_as_an_interrupt(digits: Digits, tmp_path: Path) -> None:
+    child, mark = started(COMMAND, tmp_path, *commands(digits)["sweep"])
+    time.sleep(2)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err.strip()) == (143, "interrupted")
+    expect_none(mark)
+
+
+def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> None:
+    child, mark = started(COMMAND, tmp_path, *commands(digits)["sweep"])
+    for _ in range(200):
+        if len(list(alive(mark))) >= 4:  # two workers, and multiprocessing's own
+            break
+        time.sleep(0.05)
+    time.sleep(1)
+    child.kill()
+    child.communicate()
+    expect_none(mark)
+
+
+PROGRAM = STARTED + "interrupts.run(['sh', '-c', 'sleep 600 & sleep 600'])"
+
+
+def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> None:
+    child, mark = started(f"{STARTED}interrupts.guarded(lambda: {PROGRAM.split('; ')[-1]})", tmp_path)
+    while len(list(alive(mark))) < 3:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    expect_none(mark)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "try: wait()\n except BaseException: raise ImportError('swallowed') from None",
+        "try: wait()\n except BaseException: pass\n return 0",
+        "import weakref\n class A:\n  def __del__(self): wait()\n A()\n return 0",
+        "with interrupts.deferred(): wait()\n return 0",
+    ],
+)
+def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) -> None:
+    code = (
+        f"{STARTED}\nimport sys, time\ndef wait():\n for _ in range(100): time.sleep(0.02)\n"
+        f"def command():\n {body}\nsys.exit(interrupts.guarded(command))"
+    )
+    child, _ = started(code, tmp_path)
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert (child.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    code = (
+        f"{STARTED}\nimport time\ndef command():\n try: time.sleep(60)\n finally: time.sleep(60)\n"
+        "interrupts.guarded(command)"
+    )
+    child, _ = started(code, tmp_path)
+    for _ in range(2):
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert (child.returncode, err) == (130, "interrupted\n")
+
+
+def test_who_wants_signals_ignored_gets_them_ignored(tmp_path: Path) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + STARTED + "import time; time.sleep(0.5)"
+    )
+    child, _ = started(code, tmp_path)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    assert child.returncode == 0
+
+
+def test_a_program_s_output_and_exit_code_are_given() -> None:
+    done = interrupts.run(["sh", "-c", "echo out; echo err >&2; read x || exit 3"])
+    assert (done.returncode, done.stdout, done.stderr) == (3, "out\n", "err\n")
