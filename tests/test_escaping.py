@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from npuc import escaping
@@ -35,12 +35,16 @@ EVIL = (
 names = st.text(min_size=1, max_size=30) | st.lists(st.sampled_from(EVIL) | st.text(max_size=4), min_size=1).map(
     lambda parts: "".join(parts) or "x"
 )
+patient = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # the first draw reads all of Unicode
 
 
 def one_line(text: str) -> bool:
     return len((text + "x").splitlines()) == 1
 
 
+@patient
 @given(names)
 def test_a_terminal_gets_one_line_of_characters_that_it_shows(name: str) -> None:
     found = escaping.terminal(name)
@@ -67,6 +71,7 @@ def test_what_nobody_would_see_is_shown_escaped(name: str, shown: str) -> None:
     assert table(("name",), [(name,)]).splitlines()[1] == shown
 
 
+@patient
 @given(names, names)
 def test_a_report_for_people_has_no_line_that_is_not_ours(name: str, key: str) -> None:
     found = escaping.shown({"layers": [{key: (name, 1, None)}]})
@@ -74,12 +79,14 @@ def test_a_report_for_people_has_no_line_that_is_not_ours(name: str, key: str) -
     assert one_line(where) and one_line(text) and others == [1, None]
 
 
+@patient
 @given(names)
 def test_an_error_is_as_many_lines_as_it_has_parts(name: str) -> None:
     error = ModelError("E104", name, node=name, op=name, tensor=name, limit=name, remedy=name)
     assert [line[:8] for line in str(error).splitlines()] == ["error[E1", "  limit:", "  help: "]
 
 
+@patient
 @given(names)
 def test_json_and_toml_read_back(name: str) -> None:
     assert json.loads(escaping.json_text([name])) == [name]
@@ -87,6 +94,7 @@ def test_json_and_toml_read_back(name: str) -> None:
     assert tomllib.loads(f"{escaping.toml_key(name)} = {escaping.toml_string(name)}\n") == {name: name}
 
 
+@patient
 @given(st.lists(st.tuples(names, names, st.none() | st.integers()), min_size=1, max_size=4))
 @example([("\r", "a\rb", None)])
 def test_csv_reads_back(rows: list[tuple[str, str, int | None]]) -> None:
@@ -111,6 +119,7 @@ class Elements(html.parser.HTMLParser):
         raise AssertionError(data)
 
 
+@patient
 @given(names)
 def test_html_holds_no_element_or_attribute_of_a_name(name: str) -> None:
     page = Elements()
@@ -128,6 +137,7 @@ def c_tokens(text: str) -> str:
     return text.replace("??/", "\\").replace("\\\n", "")
 
 
+@patient
 @given(names)
 def test_c_comments_and_strings_end_where_we_end_them(name: str) -> None:
     comment = c_tokens(escaping.c_comment(name) + "\nint x;")
@@ -136,12 +146,14 @@ def test_c_comments_and_strings_end_where_we_end_them(name: str) -> None:
     assert c_tokens(literal) == literal and ast.literal_eval("b" + literal) == name.encode("utf-8", "replace")
 
 
+@patient
 @given(names)
 def test_verilog_comments_end_with_the_line_and_hold_no_directive(name: str) -> None:
     comment = escaping.verilog_comment(name)
     assert one_line(comment) and comment.startswith("// ") and not set(comment) & {"`", "\\"}
 
 
+@patient
 @given(names)
 def test_words_of_a_shell_and_labels_of_dot_and_markdown_are_one_thing_each(name: str) -> None:
     assert shlex.split(escaping.shell_word(name)) == [name]
@@ -151,6 +163,7 @@ def test_words_of_a_shell_and_labels_of_dot_and_markdown_are_one_thing_each(name
     assert one_line(code) and code.count("`") == 2 and "|" not in code
 
 
+@patient
 @given(names)
 def test_a_comment_of_a_listing_is_its_lines_rest(name: str) -> None:
     assert one_line(f"halt ; {escaping.listing(name)}")
