@@ -43,12 +43,13 @@ class EasyNpu:
         """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""
         from npuc.passes.expansion.split_average_pool import SplitAveragePool
         from npuc.targets.easynpu.network.expand_prelu import expand_prelu
-        from npuc.targets.easynpu.network.passes import PASSES
+        from npuc.targets.easynpu.network.passes import passes
 
+        found = passes(machines.load(options.machine))
         if options.isa != "documented":
-            return PASSES
+            return found
         return (
-            *PASSES,
+            *found,
             expand_prelu,
             SplitAveragePool(most_stages=None if "split_average_pool" in options.allow else 2),
         )

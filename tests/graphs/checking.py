@@ -14,6 +14,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.passes import FLOAT_PASSES
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.split_average_pool import Limits as AverageLimits
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
@@ -22,7 +23,6 @@ from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.pipeline import Pass
 from npuc.reference import session
 from npuc.target import TARGETS, Options, target
-from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages
 
 Feeds = Mapping[str, Array]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from npuc.ir import Attr
+from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.split_average_pool import Limits
-from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 pad_long_averages = PadLongAverages(Limits(positions=64, extent=32, stride=8))

@@ -30,6 +30,7 @@ from npuc.targets.easynpu.machine.memory import (
     pack_slopes,
     pack_table,
 )
+from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def combination(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
@@ -151,7 +152,7 @@ def _channel_parts(scope: Scope, chain: Sequence[Node], view: View) -> Iterator[
     """Channels per job of a chain of channel-wise words."""
     words, tables = sum(map(group_words, chain)), table_words(chain)
     constants = int(chain[0].op in ("MaxPool", "IntRelu"))
-    most = min(FIELD_CHANNELS // LANES, held_groups(scope, chain[0], constants, chain))
+    most = min(FIELD_CHANNELS // LANES, held_groups(scope.machine, chain[0], constants, chain))
     if words:
         most = min(most, (scope.machine.weight_words - tables) // words)
     if most < 1 or tables > scope.machine.weight_words:
@@ -164,14 +165,14 @@ def _channel_parts(scope: Scope, chain: Sequence[Node], view: View) -> Iterator[
     yield from bands(view.channels, most * LANES)
 
 
-def held_groups(scope: Scope, node: Node, blocks: int, followers: Sequence[Node]) -> int:
+def held_groups(machine: Machine, node: Node, blocks: int, followers: Sequence[Node]) -> int:
     """Groups of 16 channels whose bias, scale and slopes the pads hold beside the tables of a chain.
 
     blocks: entries per group of its first word.
     """
     per_group = blocks + sum(group_words(each) > 0 for each in followers)
     tables = LANES * sum(each.op == "IntTable" for each in followers)
-    entries = scope.machine.parameter_pad_entries
+    entries = machine.parameter_pad_entries
     if entries < per_group + tables:
         raise DoesNotFit(
             "E302",

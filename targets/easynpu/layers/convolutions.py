@@ -7,43 +7,45 @@ psums are kept from word to word (extension).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
-from npuc.ir import Array, Node
+from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
 from npuc.targets.easynpu.layers.borders import border_weights
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
 from npuc.targets.easynpu.layers.fusion import conv_mnemonic, group_words, is_batch_norm, table_words
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, bands, chunk_view
-from npuc.targets.easynpu.layers.kernels import split_kernel, window_word
+from npuc.targets.easynpu.layers.kernels import geometry, split_kernel, window_word
+from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, pack_layer
+from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
     """A convolution or average pool and what is fused behind it, by chunks of output channels.
 
-    Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM, UnsupportedOperator (E204) where documented
-    words cannot express a split.
+    Raises DoesNotFit (E302) where 16 outputs exceed the weight DTCM and documented words cannot load them in turn,
+    UnsupportedOperator (E204) where documented words cannot express a split.
     """
     w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:4])
     last = (node, *followers)[-1]
     added = next((each for each in followers if each.op == "IntAdd"), None)
-    name = conv_mnemonic(node.integer("group", 1), scope.graph.shape(node.inputs[0])[1], len(w))
-    name = "avgpool" if node.integer("average") else name
+    name = "avgpool" if node.integer("average") else _name(scope.graph, node)
     if is_batch_norm(scope.graph, node) and (scope.documented or not node.integer("relu")):
         name = "bn"
     result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
-    size = _chunk(scope, node, name, followers)
+    load = load_of(scope.graph, node, scope.machine, followers, documented=scope.documented)
+    size = load.outputs
     if node.integer("blocks", 1) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
-        stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels])
+        stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
         operand = None
         if added is not None:
             other = next(each for each in added.inputs if each != node.output)
@@ -52,37 +54,86 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
 
 
-def _chunk(scope: Scope, node: Node, name: str, followers: Sequence[Node]) -> int:
-    """Output channels per job: at most what the word, the pads and the weight DTCM take; multiples of 16."""
-    dense = name == "conv"
-    kernel = scope.graph.shape(node.inputs[1])[2:]
-    word, _ = window_word(scope, node, name, (kernel[0], kernel[1]), slice(0, LANES), dense=dense)
-    parts = [part.word for part in split_kernel(word, scope.machine, dense=dense)]
+@dataclass(frozen=True)
+class Load:
+    """How a convolution comes into the weight DTCM: with so many outputs a job, `most` None; else part by part."""
+
+    outputs: int
+    most: int | None = None
+    """Weight words of a part for 16 outputs."""
+
+
+MOST_GROUPS_IN_TURN = 4
+"""Of outputs of a single pixel whose parts are loaded in turn: enough that no cycle is lost between two psums."""
+
+
+def load_of(
+    graph: Graph, node: Node, machine: Machine, followers: Sequence[Node], *, documented: bool = False
+) -> Load:
+    """Outputs per job, a multiple of 16: at most what the word, the pads and the weight DTCM take.
+
+    Where 16 outputs exceed the weight DTCM, the parts of a job are loaded in turn. Raises DoesNotFit (E302) where
+    documented words cannot express that, or what is fused behind them takes too much.
+    """
+    word, parts = _parts(graph, node, machine)
+    dense = _name(graph, node) == "conv"
     per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
     if node.integer("padding"):
-        borders = border_weights(scope.graph.constants[node.inputs[1]], dense=dense)
+        borders = border_weights(graph.constants[node.inputs[1]], dense=dense)
         per_group += len(parts) * sum(BS_WORDS + int(np.prod(each.shape[1:])) for each in borders)
-    per_group += sum(group_words(each) for each in followers)
-    tables = table_words(followers)
-    most = min(FIELD_CHANNELS // LANES, scope.machine.weight_pad_entries, scope.machine.psum_entries)
-    most = min(most, held_groups(scope, node, 1, followers))
-    fitting = min(most, (scope.machine.weight_words - tables) // per_group)
-    if fitting < 1:
-        raise DoesNotFit(
-            "E302",
-            f"16 outputs take {per_group + tables} weight words",
-            node=node.name,
-            op="Conv",
-            limit=f"weight_words = {scope.machine.weight_words}",
-            remedy=f"a machine with weight_words = {per_group + tables} (--machine FILE)",
-        )
-    return fitting * LANES
+    behind, tables = sum(group_words(each) for each in followers), table_words(followers)
+    most = min(FIELD_CHANNELS // LANES, machine.weight_pad_entries, machine.psum_entries)
+    most = min(most, held_groups(machine, node, 1, followers))
+    fitting = min(most, (machine.weight_words - tables) // (per_group + behind))
+    if fitting >= 1:
+        return Load(fitting * LANES)
+    together = min(most, MOST_GROUPS_IN_TURN, word.Zs) if (word.Ho, word.Wo) == (1, 1) else 1
+    for count in range(0 if documented else together, 0, -1):
+        room = (machine.weight_words - tables) // count - behind
+        if room >= BS_WORDS + (LANES if dense else max(part.Hk * part.Wk for part in parts)):
+            return Load(count * LANES, room)
+    needed = per_group + behind + tables
+    raise DoesNotFit(
+        "E302",
+        f"16 outputs take {needed} weight words",
+        node=node.name,
+        op="Conv",
+        limit=f"weight_words = {machine.weight_words}",
+        remedy=("compile with --isa extended, or use " if documented else "")
+        + f"a machine with weight_words = {needed} (--machine FILE)",
+    )
+
+
+def parts_in_turn(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> tuple[Layer, ...]:
+    """The words of a convolution whose parts are loaded in turn, where they are: its maps are one tile."""
+    if node.op != "IntConv" or (most := load_of(graph, node, machine, followers).most) is None:
+        return ()
+    _, parts = _parts(graph, node, machine, most)
+    return tuple(replace(part, Zs=1) for part in parts)
+
+
+def _parts(graph: Graph, node: Node, machine: Machine, most: int | None = None) -> tuple[Layer, list[Layer]]:
+    """The word of a whole convolution, and the words that it is split into for 16 outputs."""
+    dense = _name(graph, node) == "conv"
+    kernel = graph.shape(node.inputs[1])[2:]
+    x, y = whole(graph, node.inputs[0]), whole(graph, node.output)
+    fields, _, _ = geometry(node, x, y, x, (kernel[0], kernel[1]))
+    word = Layer(opcode=BY_MNEMONIC["conv" if dense else "dwconv"].opcode, **fields)
+    return word, [part.word for part in split_kernel(word, machine, dense=dense, most=most)]
+
+
+def _name(graph: Graph, node: Node) -> str:
+    group, outputs = node.integer("group", 1), graph.shape(node.inputs[1])[0]
+    return conv_mnemonic(group, graph.shape(node.inputs[0])[1], outputs)
 
 
 def _conv_stages(
-    scope: Scope, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array
+    scope: Scope, node: Node, name: str, chunk: slice, w: Array, bias: Array, shift: Array, most: int | None
 ) -> tuple[Stage, ...]:
-    """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU."""
+    """The words of one job: parts whose psums are kept, the first with the bias, the last with the ReLU.
+
+    most: weight words of a part for 16 outputs where parts are loaded in turn.
+    """
     dense = name == "conv"
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
     runs = [slice(0, w.shape[1])]
@@ -92,7 +143,7 @@ def _conv_stages(
         replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
         for run in runs
         for part in split_kernel(
-            replace(word, Ci=run.stop - run.start) if dense else word, scope.machine, dense=dense
+            replace(word, Ci=run.stop - run.start) if dense else word, scope.machine, dense=dense, most=most
         )
     ]
     if scope.documented and len(parts) > 1:
@@ -112,7 +163,7 @@ def _conv_stages(
         bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(
             np.int32
         )
-        stages += _border_stages(scope, node, word, w, bias, dense=dense)
+        stages += _border_stages(scope, node, word, w, bias, dense=dense, most=most)
     for part in parts:
         first, last = not stages, part is parts[-1]
         kernel = w[:, part.channels if dense else slice(None), part.rows, part.columns]
@@ -130,15 +181,15 @@ def _conv_stages(
 
 
 def _border_stages(
-    scope: Scope, node: Node, word: Layer, w: Array, bias: Array, *, dense: bool
+    scope: Scope, node: Node, word: Layer, w: Array, bias: Array, *, dense: bool, most: int | None
 ) -> Iterator[Stage]:
     """The words that put the node's integer around its map, the first with the bias; all keep their psums."""
     pixel = scope.views.tensors[node.inputs[-1]]
     none = np.zeros(len(w), np.int8)
     for weights in border_weights(w, dense=dense):
         opcode = BY_MNEMONIC["conv" if dense else "dwconv"].opcode
-        whole = replace(word, opcode=opcode, Ci=weights.shape[1] if dense else word.Co)
-        for part in split_kernel(whole, scope.machine, dense=dense):
+        border = replace(word, opcode=opcode, Ci=weights.shape[1] if dense else word.Co)
+        for part in split_kernel(border, scope.machine, dense=dense, most=most):
             kernel = weights[:, part.channels if dense else slice(None), part.rows, part.columns]
             source = pixel.pixel_for(part.word.Ci, part.word.Hi, part.word.Wi)
             yield Stage(part.word, pack_layer(kernel, bias, none, dense=dense), node, None, source, keeps=True)

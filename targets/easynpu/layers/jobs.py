@@ -49,6 +49,10 @@ class Job:
     """The first channel, row and column that it computes of its tensors."""
     kept: View | None = None
     """Where the result is stored in the order that it had before a reshape."""
+    takes: bool = False
+    """It begins with the psums that the job before left."""
+    leaves: bool = False
+    """It has no result: its psums stay for the next job."""
 
     @property
     def sources(self) -> tuple[View, ...]:
@@ -63,6 +67,8 @@ class Job:
     @property
     def writes(self) -> tuple[View, ...]:
         """Every map that the job writes."""
+        if self.leaves:
+            return ()
         return (self.result, self.kept) if self.kept is not None else (self.result,)
 
 

@@ -18,7 +18,7 @@ from npuc.targets.easynpu.layers.tiling import FIELD_MOST
 from npuc.targets.easynpu.layers.views import View
 from npuc.targets.easynpu.layers.windows import Window, whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
-from npuc.targets.easynpu.machine.memory import groups
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
@@ -87,14 +87,20 @@ FIELD_DILATIONS = 16
 """Dh and Dw have 4 bits, stored minus one: further apart, every tap has a word of its own."""
 
 
-def split_kernel(whole: Layer, machine: Machine, *, dense: bool) -> Iterator[Part]:
+def split_kernel(whole: Layer, machine: Machine, *, dense: bool, most: int | None = None) -> Iterator[Part]:
     """The words that compute a convolution together, each within 256 channels and an ifmap pad.
+
+    most: weight words of a part for 16 outputs where the parts of a dense layer are loaded in turn. All psums are
+    then in the pads at once: each part is a single tap, whose sub-ifmap is the smallest.
 
     A band of kernel rows (or columns) is a convolution of its own over the map from a later row on, with less
     padding before it. Bands that lie in the padding altogether contribute nothing and are left out.
     """
     rows, columns = _kernel_bands(whole, machine)
     channels = bands(whole.Ci, FIELD_CHANNELS) if dense else [slice(0, whole.Ci)]
+    if dense and most is not None:
+        rows, columns = bands(whole.Hk, 1), bands(whole.Wk, 1)
+        channels = bands(whole.Ci, min(FIELD_CHANNELS, (most - BS_WORDS) // LANES * LANES))
     found = 0
     for row_band, column_band, channel_band in product(rows, columns, channels):
         row, Ph, Hi = _shifted(row_band.start * (whole.Dh + 1), whole.Ph, whole.Hi)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.errors import DoesNotFit
+from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import (
@@ -51,9 +52,11 @@ class Tiling:
 
 
 def best_tile(
-    parts: Sequence[Layer], machine: Machine, followers: Followers, where: str = ""
+    parts: Sequence[Layer], machine: Machine, followers: Followers, where: str = "", *, undivided: bool = False
 ) -> tuple[tuple[int, int], Tiling]:
     """The best tile (y, x) of a layer and the certificate. parts: its word, or the words that keep psums.
+
+    undivided: the layer is to be one tile.
 
     Of the tiles with at most 1 % more cycles than the fastest: the fewest DTCM words, which is what takes energy;
     then the fewest cycles; then the widest. Raises DoesNotFit (E303) if no tile is legal for every part.
@@ -62,7 +65,9 @@ def best_tile(
     if is_dense(last) and last.Zs > machine.weight_pad_entries:
         raise _too_many_channels(last, "weight_pad_entries", machine.weight_pad_entries, where)
     y, x = (axis.ravel() for axis in np.mgrid[1 : min(last.Ho, FIELD_MOST) + 1, 1 : min(last.Wo, FIELD_MOST) + 1])
-    legal = np.logical_and.reduce([_legal(part, machine, y, x) for part in parts])
+    legal = np.logical_and.reduce([legal_tiles(part, machine, y, x) for part in parts])
+    if undivided:
+        legal &= (y == last.Ho) & (x == last.Wo)
     if not legal.any():
         raise _no_tile(last, machine, where)
     y, x = y[legal], x[legal]
@@ -76,7 +81,14 @@ def best_tile(
     return best[:2], Tiling(*best, len(order), fewest, others[0] if others else None, compute, bus, moved)
 
 
-def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+def is_single_tile(layer: Layer, machine: Machine) -> bool:
+    """Whether all psums and the whole sub-ifmap of a word are in the pads at once (channel-wise: of 16)."""
+    y, x = np.array([layer.Ho]), np.array([layer.Wo])
+    return bool(legal_tiles(layer, machine, y, x).all()) and (is_dense(layer) or layer.Zs == 1)
+
+
+def legal_tiles(layer: Layer, machine: Machine, y: Array, x: Array) -> Array:
+    """Which tiles (y, x) the psums, the ifmap pads and the fields take."""
     rows, columns = tile_input(layer, y, x)
     per_pe = layer.Zs if is_dense(layer) else 1
     return (
@@ -84,6 +96,8 @@ def _legal(layer: Layer, machine: Machine, y: np.ndarray, x: np.ndarray) -> np.n
         & (rows * columns <= machine.ifmap_pad_entries)
         & (rows <= FIELD_MOST)
         & (columns <= FIELD_MOST)
+        & (y <= FIELD_MOST)
+        & (x <= FIELD_MOST)
     )
 
 

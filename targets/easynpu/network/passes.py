@@ -18,6 +18,7 @@ from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_conv
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
+from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import pads_to_convs
 from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.expansion.products_to_convs import products_to_convs
@@ -32,6 +33,7 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
+from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.expand_groups import expand_groups
 from npuc.targets.easynpu.network.fold_strides import fold_strides
 from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
@@ -42,9 +44,22 @@ from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
 from npuc.targets.easynpu.network.split_padding import split_padding
 from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
 
-UNLIMITED = 1 << 30
-"""Kept psums take windows of any size; strides stay limited."""
-PASSES: tuple[Pass, ...] = (
+MOST_EXTENT = 256
+"""Rows and columns of a map, as the word has them."""
+
+
+def passes(machine: Machine) -> tuple[Pass, ...]:
+    """Those of every program for a machine."""
+    return (*_FORMS, *_averages(machine), *_SHAPES)
+
+
+def _averages(machine: Machine) -> tuple[Pass, ...]:
+    """Kept psums take windows of any size, if a DTCM holds all of them; others become averages of averages."""
+    limits = Limits(positions=max(machine.fmap_words, machine.skip_words) - 1, extent=MOST_EXTENT)
+    return PadLongAverages(limits), SplitAveragePool(limits=limits)
+
+
+_FORMS: tuple[Pass, ...] = (
     volumes_to_images,
     split_batch,
     resize_to_copies,
@@ -63,7 +78,8 @@ PASSES: tuple[Pass, ...] = (
     gathers_to_slices,
     strided_slices_to_convs,
     split_average_borders,
-    SplitAveragePool(limits=Limits(positions=UNLIMITED, extent=UNLIMITED)),
+)
+_SHAPES: tuple[Pass, ...] = (
     split_max_pool,
     split_padding,
     fuse_again,

@@ -14,7 +14,9 @@ import numpy as np
 from npuc.allocation import Buffer
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
+from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import Window, is_channelwise, is_tileable, ranges_for, whole
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
@@ -136,6 +138,27 @@ class Range:
         most = min(least, MOST_TILES if axis else least) if _divides(self.graph, self.nodes, axis) else 1
         return tuple(n for n in range(1, most + 1) if n == 1 or -(-least // n) < -(-least // (n - 1)))
 
+    def _undivided(self, rows: Array, columns: Array) -> Array:
+        """Where the windows of layers whose weights are loaded in turn are of one tile each.
+
+        rows, columns: (counts, tensors), the largest extents for every number of tiles.
+        """
+        fitting = np.ones((len(rows), len(columns)), np.bool_)
+        followers = {id(producer): reader for reader, producer in self._fused()}
+        for node in self.nodes:
+            chain: list[Node] = []
+            while id(chain[-1] if chain else node) in followers:
+                chain.append(followers[id(chain[-1] if chain else node)])
+            at = self.tensors.index(node.output)
+            for part in parts_in_turn(self.graph, node, self.machine, chain):
+                fitting &= legal_tiles(part, self.machine, rows[:, None, at], columns[None, :, at])
+        return fitting
+
+    def _fused(self) -> Iterator[tuple[Node, Node]]:
+        """The nodes that continue on the result of another, and that other."""
+        known = {id(node): node for node in self.nodes}
+        return ((known[reader], producer) for reader, producer in self.before.items())
+
     def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
         """Every grid whose largest tile has no more words than the machine, with what it moves and computes."""
         if not self.axes:
@@ -152,9 +175,10 @@ class Range:
         largest = rows.largest[:, None] * columns.largest[None]
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
         tiles = np.multiply.outer(rows.counts, columns.counts)
+        in_turn = self._undivided(rows.largest, columns.largest)
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
-            fitting = tall[:, None] & wide & _may_fit(largest * deepest, alive, capacities)
+            fitting = tall[:, None] & wide & in_turn & _may_fit(largest * deepest, alive, capacities)
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)

@@ -16,7 +16,7 @@ from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Job, Stage
-from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, with_tile
+from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, is_single_tile, with_tile
 from npuc.targets.easynpu.machine.isa import (
     EXTENSIONS,
     FUSED,
@@ -64,9 +64,58 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
     return runs
 
 
+def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
+    """The job, or where it exceeds the machine what is loaded of it in turn, psums kept in between.
+
+    Raises DoesNotFit (E302) where its psums are not those of one tile, or a single part exceeds the machine.
+    """
+    job = placed.job
+    if _fits(job, machine) or not job.stages[0].keeps:
+        return [placed]
+    layers = [stage.word for stage in job.stages if stage.source is not None and isinstance(stage.word, Layer)]
+    if not all(is_single_tile(each, machine) for each in layers):
+        node, positions = job.stages[0].node, machine.psum_entries * machine.pe_rows
+        raise DoesNotFit(
+            "E302",
+            f"its weights are loaded in turn, and no tile holds its {layers[0].Ho} x {layers[0].Wo} results",
+            node=node.name,
+            op=node.op.removeprefix("Int"),
+            limit=f"{positions} psums, {machine.ifmap_pad_entries} entries of an ifmap pad",
+            remedy=f"a machine with weight_words = {weight_words(job)} (--machine FILE)",
+        )
+    found: list[list[Stage]] = [[]]
+    for stage in job.stages:
+        trial = replace(job, stages=(*found[-1], stage), takes=len(found) > 1)
+        if found[-1] and found[-1][-1].keeps and not _fits(trial, machine):
+            found.append([])
+        found[-1].append(stage)
+    sources = iter(placed.sources)
+    return [
+        replace(
+            placed,
+            job=replace(
+                job,
+                stages=tuple(stages),
+                takes=stages is not found[0],
+                leaves=stages is not found[-1],
+                operand=job.operand if stages is found[-1] else None,
+            ),
+            sources=tuple(next(sources) for stage in stages if stage.source is not None),
+            opb=placed.opb if stages is found[-1] else None,
+            stored=placed.stored if stages is found[-1] else None,
+        )
+        for stages in found
+    ]
+
+
+def _fits(job: Job, machine: Machine) -> bool:
+    words = instruction_words(job, extended=True)
+    return weight_words(job) <= machine.weight_words and words <= machine.itcm_words
+
+
 def instruction_words(job: Job, *, extended: bool) -> int:
     """Words of a job: its stages and, with addresses, the extension words before them."""
-    kept = sum(stage.keeps for stage in job.stages)
+    kept = sum(stage.keeps for stage in job.stages) + (job.takes and not job.stages[0].keeps)
     operands = len(job.reads) + len(job.writes)
     return len(job.stages) + kept + (operands if extended else 0)
 
@@ -108,13 +157,15 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         words=len(job.stages) - len(parts) + _extra_words(placed),
         ports=_ports(placed, (parts[-1], *rest)),
     )
-    tile, tiling = best_tile(layers[: len(parts)], machine, followers, job.stages[0].node.name)
+    undivided, name = job.takes or job.leaves, job.stages[0].node.name
+    tile, tiling = best_tile(layers[: len(parts)], machine, followers, name, undivided=undivided)
     words: list[Instruction] = []
     sources = iter(placed.sources)
     for stage in job.stages:
         last, stores = stage is job.stages[-1], stage is computing[-1] and placed.stored is not None
+        ends = last and not job.leaves
         place = next(sources) if stage.source is not None else None
-        words += _extensions(placed, stage, place, last=last, stores=stores)
+        words += _extensions(placed, stage, place, last=ends, stores=stores)
         word = stage.word
         if isinstance(word, Layer):
             tiled = with_tile(word, *tile)
@@ -143,7 +194,8 @@ def expect_fields(jobs: Sequence[Job]) -> None:
 
 def _ports(placed: PlacedJob, stages: Sequence[Stage]) -> tuple[PortUse, ...]:
     """The DTCMs that each stage's pass over its results reads an operand from and writes to."""
-    results = [place.memory for place in (placed.dst, placed.stored) if place is not None]
+    written = () if placed.job.leaves else (placed.dst, placed.stored)
+    results = [place.memory for place in written if place is not None]
     end = placed.job.stages[-1].word
     times = most_written(end) if isinstance(end, Reshape) else 1
     return tuple(
@@ -180,8 +232,10 @@ def _extensions(
             ("sto", placed.stored if stores else None),
         )
         found += [operand(role, place) for role, place in roles if place is not None]
-    if stage.keeps:
-        found.append(Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1))
+    takes = placed.job.takes and stage is placed.job.stages[0]
+    if stage.keeps or takes:
+        control = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=int(stage.keeps), take_psum=int(takes))
+        found.append(control)
     return found
 
 

@@ -36,7 +36,7 @@ from npuc.targets.easynpu.plan.placement import (
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields
+from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     """
     refusal = implicit_refusal(run)
     if refusal is None:
-        pieces = cut(run.jobs, machine, extended=False)
-        if documented or (len(pieces) == 1 and fits_implicitly(run, machine)):
-            return [implicit(part, machine) for part in _chained(run, pieces)]
+        segments = cut(run.jobs, machine, extended=False)
+        if documented or (len(segments) == 1 and fits_implicitly(run, machine)):
+            return [implicit(part, machine) for part in _chained(run, segments)]
     elif documented:
         raise UnsupportedOperator(
             "E204",
@@ -192,15 +192,16 @@ def _chained(run: Run, pieces: Sequence[list[Job]]) -> list[Run]:
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
-    pieces = cut(run.jobs, machine, extended=True)
+    placed = [piece for each in placement.jobs for piece in pieces(each, machine)]
+    segments = cut([each.job for each in placed], machine, extended=True)
     found: list[Placement] = []
     start = 0
-    for position, piece in enumerate(pieces):
-        last = position == len(pieces) - 1
-        jobs = placement.jobs[start : start + len(piece)]
+    for position, jobs in enumerate(segments):
+        last = position == len(segments) - 1
+        here = tuple(placed[start : start + len(jobs)])
         inputs, outputs = placement.inputs if position == 0 else (), placement.outputs if last else ()
-        found.append(Placement(jobs, inputs, outputs, placement.usage))
-        start += len(piece)
+        found.append(Placement(here, inputs, outputs, placement.usage))
+        start += len(jobs)
     return found
 
 

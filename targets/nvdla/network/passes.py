@@ -16,6 +16,7 @@ from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phas
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import pads_to_convs
 from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.expansion.products_to_convs import products_to_convs
@@ -35,7 +36,6 @@ from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE, Mach
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
-from npuc.targets.nvdla.network.pad_long_averages import PadLongAverages
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima

@@ -1,0 +1,170 @@
+"""Layers whose weights for 16 outputs exceed the weight DTCM: parts are loaded in turn, psums stay in the pads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import npuc
+from npuc import driver, program
+from npuc.errors import DoesNotFit, NpucError
+from npuc.ir import Array
+from npuc.reference import session
+from npuc.target import Options, target
+from npuc.verification.checking import verify
+from npuc.verification.metrics import Difference, Tolerance
+
+EASYNPU = target("easynpu")
+SMALL = 'name = "small"\nweight_words = {weight}\nfmap_words = {maps}\nskip_words = {maps}\nitcm_words = {itcm}\n'
+
+
+def _weights(*shape: int, seed: int = 0) -> Array:
+    scale = np.prod(shape[1:]) ** -0.5
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def _model(
+    path: Path, nodes: list[onnx.NodeProto], x: list[int], y: list[int], constants: dict[str, Array]
+) -> Path:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, x)],
+        [value("y", TensorProto.FLOAT, y)],
+        [numpy_helper.from_array(each, name) for name, each in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def _conv(path: Path, channels: int, outputs: int, extent: int, behind: str = "", **attrs: Any) -> Path:
+    kernel, stride = attrs.get("kernel", 3), attrs.get("stride", 1)
+    pad = kernel // 2
+    result = (extent + 2 * pad - kernel) // stride + 1
+    nodes = [
+        helper.make_node(
+            "Conv", ["x", "w", "b"], ["c"], "conv", kernel_shape=[kernel] * 2, pads=[pad] * 4, strides=[stride] * 2
+        )
+    ]
+    last = "c"
+    for number, op in enumerate(behind.split()):
+        inputs = [last, "k"] if op == "Add" else [last]
+        nodes.append(helper.make_node(op, inputs, [f"{op}{number}"], op))
+        last = f"{op}{number}"
+    if behind == "Relu Conv":
+        nodes[-1].input.extend(["v"])
+    nodes[-1].output[0] = "y"
+    constants = {"w": _weights(outputs, channels, kernel, kernel), "b": _weights(1, outputs, seed=1)[0]}
+    if behind == "Relu Conv":
+        constants["v"] = _weights(outputs, outputs, 1, 1, seed=2)
+    return _model(path, nodes, [1, channels, extent, extent], [1, outputs, result, result], constants)
+
+
+def _compiled(model: Path, folder: Path, **machine: int) -> tuple[program.Program, dict[str, Any]]:
+    sizes = {"weight": 1536, "maps": 1280, "itcm": 256} | machine
+    (folder / "small.toml").write_text(SMALL.format(**sizes), encoding="utf-8")
+    found, samples = driver.compile_model(model, EASYNPU, Options(machine=str(folder / "small.toml")), {})
+    program.save(found, folder / "program")
+    loaded = program.load(folder / "program")
+    report = verify(model, folder / "program", loaded, EASYNPU, samples, Tolerance(0, 0))
+    stepper, one = EASYNPU.stepper(loaded, None), samples.first(1).inputs
+    assert stepper is not None
+    np.testing.assert_array_equal(stepper(one)["y"], EASYNPU.runner(loaded)(one)["y"])
+    return loaded, report
+
+
+def _taken(found: program.Program) -> int:
+    """How many words take psums of the chain before, that is: of another load of weights."""
+    return sum(each["fields"].get("take_psum", 0) for each in EASYNPU.listing(found))
+
+
+@pytest.mark.parametrize(
+    ("layer", "machine"),
+    [
+        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100}),
+        ({"channels": 40, "outputs": 20, "extent": 6}, {"weight": 100, "itcm": 7}),
+        ({"channels": 33, "outputs": 3, "extent": 17}, {"weight": 60, "maps": 400}),
+        ({"channels": 20, "outputs": 33, "extent": 9, "stride": 2}, {"weight": 64}),
+        ({"channels": 17, "outputs": 16, "extent": 5, "kernel": 5}, {"weight": 80}),
+        ({"channels": 300, "outputs": 8, "extent": 4, "kernel": 1}, {"weight": 100}),
+        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Sigmoid"}, {"weight": 100}),
+        ({"channels": 40, "outputs": 20, "extent": 6, "behind": "Relu Conv"}, {"weight": 120}),
+        ({"channels": 171, "outputs": 16, "extent": 10}, {}),
+    ],
+)
+def test_a_convolution_larger_than_the_weight_memory_is_exact(
+    layer: dict[str, Any], machine: dict[str, int], tmp_path: Path
+) -> None:
+    found, report = _compiled(_conv(tmp_path / "model.onnx", **layer), tmp_path, **machine)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert _taken(found) > 0
+
+
+def test_a_layer_that_fits_takes_no_psums(tmp_path: Path) -> None:
+    found, _ = _compiled(_conv(tmp_path / "model.onnx", 40, 20, 6), tmp_path)
+    assert _taken(found) == 0
+
+
+@pytest.mark.parametrize("length", [300, 1000])
+def test_a_fully_connected_layer_of_many_inputs_is_exact(length: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "gemm", transB=1)]
+    constants = {"w": _weights(70, length), "b": _weights(1, 70, seed=1)[0]}
+    model = _model(tmp_path / "model.onnx", nodes, [1, length], [1, 70], constants)
+    found, report = _compiled(model, tmp_path, weight=200)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert _taken(found) > 0
+
+
+@pytest.mark.parametrize("size", [(40, 40), (41, 67), (7, 300), (80, 80)])
+def test_averages_of_any_size_are_near_the_mean(size: tuple[int, int], tmp_path: Path) -> None:
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"], "mean")]
+    model = _model(tmp_path / "model.onnx", nodes, [1, 20, *size], [1, 20, 1, 1], {})
+    random = np.random.default_rng(1)
+    x = (random.standard_normal((8, 1, 20, *size)) + random.standard_normal((8, 1, 20, 1, 1))).astype(np.float32)
+    found = npuc.compile(model, calibration={"x": x}).run({"x": x})["y"]
+    run = session(model.read_bytes())
+    difference = Difference()
+    difference.add(np.stack([run.run(None, {"x": each})[0] for each in x]), found)
+    assert (difference.sqnr_db or 0) > 32
+
+
+def test_a_zero_point_around_a_layer_that_is_loaded_in_turn_is_exact(tmp_path: Path) -> None:
+    constants = {"w": _weights(20, 40, 3, 3), "s": np.float32(0.02), "z": np.int8(-17)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"),
+        helper.make_node("Conv", ["d", "w"], ["y"], "conv", pads=[1] * 4),
+    ]
+    model = _model(
+        tmp_path / "model.onnx",
+        nodes,
+        [1, 40, 6, 6],
+        [1, 20, 6, 6],
+        {k: np.asarray(v) for k, v in constants.items()},
+    )
+    found, report = _compiled(model, tmp_path, weight=100)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert _taken(found) > 0
+
+
+@pytest.mark.parametrize("options", [{"isa": "documented"}, {}])
+def test_what_cannot_be_loaded_in_turn_is_refused_by_name(options: dict[str, Any], tmp_path: Path) -> None:
+    weight = 100 if options else 20
+    (tmp_path / "small.toml").write_text(SMALL.format(weight=weight, maps=1280, itcm=256), encoding="utf-8")
+    model = _conv(tmp_path / "model.onnx", 40, 20, 6)
+    with pytest.raises(DoesNotFit) as caught:
+        driver.compile_model(model, EASYNPU, Options(machine=str(tmp_path / "small.toml"), **options), {})
+    (problem,) = caught.value.problems
+    assert isinstance(caught.value, NpucError)
+    assert (problem.code, problem.node) == ("E302", "conv")
+    assert problem.limit == f"weight_words = {weight}"
+    assert ("--isa extended" in (problem.remedy or "")) == bool(options)
