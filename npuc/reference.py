@@ -8,12 +8,13 @@ that what integers are compared with is the same on every processor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc.errors import ModelError
+from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
 
 if TYPE_CHECKING:
@@ -97,6 +98,41 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
     int8_weights = isinstance(given, bytes) and len(given) > LARGE // np.dtype(np.float32).itemsize
     without = (*FAULTY_OPTIMIZERS, "ConstantFolding") if int8_weights else FAULTY_OPTIMIZERS
     return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"], disabled_optimizers=without)
+
+
+@cache
+def integers_are_exact() -> bool:
+    """Whether products of uint8 and int8 are exact here: a convolution whose sums saturate where they are not."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    channels, scale = 16, 5080.0
+    constants = {
+        "xs": np.float32(1),
+        "xz": np.uint8(0),
+        "w": np.full((4, channels, 1, 1), 127, np.int8),
+        "ws": np.float32(1),
+        "wz": np.int8(0),
+        "ys": np.float32(scale),
+        "yz": np.uint8(0),
+    }
+    node = helper.make_node("QLinearConv", ["x", *constants], ["y"])
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.UINT8, [1, extent, 2, 2])
+        for name, extent in (("x", channels), ("y", 4))
+    )
+    values = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    model = helper.make_model(
+        helper.make_graph([node], "g", [x], [y], values), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    (found,) = session(model).run(["y"], {"x": np.full((1, channels, 2, 2), 255, np.uint8)})
+    return bool((found == channels * 255 * 127 / scale).all())
+
+
+def expect_exact_integers(model: onnx.ModelProto) -> None:
+    """Raises ArtefactError (E507) for a model with integer products where onnxruntime's are not exact."""
+    if has_integer_products(model) and not integers_are_exact():
+        reason = "onnxruntime's products of uint8 and int8 saturate on this processor and cannot be compared with"
+        raise ArtefactError("E507", reason, remedy="install a newer onnxruntime, or use a processor with VNNI")
 
 
 def has_integer_products(model: onnx.ModelProto) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from npuc.ir import Array
+from npuc.reference import has_integer_products, integers_are_exact, session
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
@@ -25,16 +25,19 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
+def exact_integers() -> None:
+    """What integers are compared with is exact on this processor: else nothing can be told of them."""
+    assert integers_are_exact()
+
+
+@pytest.fixture(scope="session")
 def onnxruntime_values() -> Reference:
-    """The outputs of a model under onnxruntime, by name, without its graph optimisations."""
+    """The outputs of a model under onnxruntime, by name; without its optimisations unless integers need them."""
 
     def values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        names: Sequence[str] = [each.name for each in session.get_outputs()]
-        found = session.run(list(names), dict(feeds))
+        run = session(model, few_runs=not has_integer_products(model))
+        names: Sequence[str] = [each.name for each in run.get_outputs()]
+        found = run.run(list(names), dict(feeds))
         return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
 
     return values

@@ -176,7 +176,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     lines = [table(header, rows), ""]
     lines += [
         f"output {each['name']}: {_decibels(each['sqnr_db'])}, cosine {each['cosine']:.6f}, "
-        f"largest error {each['max_abs_error']:.6g}"
+        f"largest error {each['max_abs_error']:.4g}"
         for each in report["outputs"]
     ]
     if report["argmax_agreement"] is not None:

@@ -13,7 +13,7 @@ from npuc.errors import ModelError
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import present, session, with_outputs, without_weights
+from npuc.reference import expect_exact_integers, present, session, with_outputs, without_weights
 from npuc.storage.data import Samples
 from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits, values_of
@@ -39,6 +39,7 @@ class IntegerCheck:
         self.said, self.errors = Outputs(self.bits.outputs), _Errors()
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         fp32 = read_model(model)
+        expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         self.floats = list(dict.fromkeys([*self.bits.outputs, *present(fp32, floats)]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)))

@@ -20,6 +20,7 @@ from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
 
 EASYNPU = target("easynpu")
+pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 def _verified(

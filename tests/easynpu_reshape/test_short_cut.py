@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper, parser
 
 from npuc import driver, program
 from npuc.ir import Array
+from npuc.reference import session
 from npuc.target import Options
 from npuc.targets.easynpu.target import EASYNPU
 from tests.easynpu.naive import CONTROL, CONV, CONV_RELU, CTL, DWCONV, FUSED, word
@@ -113,7 +113,7 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
     program.save(compiled, tmp_path / "m.npu")
     loaded = program.load(tmp_path / "m.npu")
     evidence = program.load_evidence(tmp_path / "m.npu", loaded)
-    session = onnxruntime.InferenceSession(evidence["reference.onnx"])
+    exact = session(evidence["reference.onnx"])
     simulated = driver.run_program(loaded, EASYNPU, samples)["y"]
     for x, y in zip(samples.inputs["x"], simulated, strict=True):
-        np.testing.assert_array_equal(session.run(["y"], {"x": x})[0].reshape(y.shape), y)
+        np.testing.assert_array_equal(exact.run(["y"], {"x": x})[0].reshape(y.shape), y)

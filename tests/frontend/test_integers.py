@@ -16,6 +16,7 @@ from npuc.interpreter import run
 from npuc.ir import Array
 from tests.conftest import Reference
 
+pytestmark = pytest.mark.usefixtures("exact_integers")
 RANDOM = np.random.default_rng(0)
 X = RANDOM.integers(0, 256, (1, 4, 6, 6)).astype(np.uint8)
 ROWS = RANDOM.integers(-128, 128, (3, 8)).astype(np.int8)

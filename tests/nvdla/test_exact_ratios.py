@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from npuc import driver, program
 from npuc.ir import Array
+from npuc.reference import session
 from npuc.storage import data
 from npuc.target import Options, target
 from npuc.targets.nvdla.arithmetic.integer import Stage, staged
@@ -79,7 +79,7 @@ def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_pat
     feed = {"a": a[None, None], "b": b[None, None]}
     samples = data.Samples({key: each[None] for key, each in feed.items()})
     loaded = program.load(tmp_path / "p")
-    (theirs,) = onnxruntime.InferenceSession(model.read_bytes()).run(["y"], feed)
+    (theirs,) = session(model).run(["y"], feed)
     found = driver.run_program(loaded, machine, samples)["y"][0]
     off = np.abs(found.astype(int) - theirs.reshape(found.shape))
     ties = case == "equal"  # 0.05 and 0.07 have common multiples, of which halves are rounded to even there

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from npuc.errors import NpucError
@@ -15,6 +14,7 @@ from npuc.ir import Array, Node, TensorType
 from npuc.models import MODELS
 from npuc.ops import build
 from npuc.quantize.arithmetic.onnx_forms import integer_model
+from npuc.reference import session
 from npuc.target import target
 from npuc.targets.nvdla.arithmetic import onnx_forms  # noqa: F401  (its rules for the exporter)
 from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
@@ -154,8 +154,7 @@ def test_onnx_adds_the_products_of_16_bits_exactly(channels: int) -> None:
         ("y",),
         {"w": w},
     )
-    session = onnxruntime.InferenceSession(integer_model(graph, ["y"]))
-    found = session.run(["y"], {"x": x})[0].ravel().tolist()
+    found = session(integer_model(graph, ["y"])).run(["y"], {"x": x})[0].ravel().tolist()
 
     def rounded(value: int, shift: int) -> int:
         half = (abs(value) + (1 << (shift - 1))) >> shift

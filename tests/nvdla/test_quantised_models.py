@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from npuc import driver, program
 from npuc.ir import Array
+from npuc.reference import session
 from npuc.storage import data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
@@ -19,6 +19,7 @@ from npuc.verification.metrics import Tolerance
 from tests.quantised import FORMS, TRAINED, quantised
 
 SMALL = target("nvdla-small")
+pytestmark = pytest.mark.usefixtures("exact_integers")
 
 
 def _compiled(model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], name: str) -> program.Program:
@@ -86,9 +87,7 @@ def test_the_largest_output_is_that_of_onnxruntimes_own_integers(name: str, shar
     x, shape = TRAINED[name]
     model = shared / "models" / f"{name}.onnx"
     compiled, _ = driver.compile_model(model, SMALL, Options(), {x: shape})
-    runs = [
-        onnxruntime.InferenceSession(each) for each in (model.read_bytes(), compiled.evidence["reference.onnx"])
-    ]
+    runs = [session(each) for each in (model.read_bytes(), compiled.evidence["reference.onnx"])]
     output = runs[0].get_outputs()[0].name
     feeds = _images(name, shared, shape)
     theirs, ours = (

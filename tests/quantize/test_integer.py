@@ -6,7 +6,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic import onnx_forms as _rules  # noqa: F401  the exporter's rules for integer operators
 from npuc.quantize.arithmetic.operators import accumulator_bound, requantise
+from npuc.reference import session
 from tests.runtime import RUNTIME
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -90,8 +90,7 @@ def _looped(graph: Graph, x: Array) -> Array:
 def _under_onnxruntime(graph: Graph, feeds: dict[str, Array]) -> Array:
     model = to_onnx(graph)
     assert {node.domain for node in model.graph.node} == {""}  # standard operators only
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, feeds)[0])
+    return np.asarray(session(model).run(None, feeds)[0])
 
 
 @settings(deadline=None, max_examples=60)
