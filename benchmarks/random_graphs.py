@@ -33,7 +33,7 @@ from tests.graphs.compiling import CASES, Case, check_compile
 from tests.graphs.drawn import drawn
 from tests.graphs.minimising import Sample, minimised
 
-SECONDS = 120
+SECONDS = 20
 """What a graph may take; a pass that never ends is a finding too."""
 EVERY = 60.0
 """Seconds between lines of progress."""

@@ -196,7 +196,7 @@ def _candidates(draft: Draft, region: Region) -> list[Perm]:
             found.add(inverse(producer.integers("perm")))
     for name in region.leaving:
         found.update(each.integers("perm") for each in draft.readers(name) if each.op == "Transpose")
-    return sorted(found)
+    return sorted(perm for perm in found if perm != tuple(range(len(perm))))
 
 
 def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:

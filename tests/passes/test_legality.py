@@ -8,6 +8,7 @@ import pytest
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.merge_pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
@@ -187,3 +188,14 @@ def test_limits_that_contradict_each_other_are_no_hard_sigmoid(onnxruntime_value
     )
     after = rewritten(recognise_activations, graph, onnxruntime_values)
     assert "HardSigmoid" not in operators(after)
+
+
+def test_a_transpose_that_moves_nothing_between_two_outputs_moves_no_region(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (1, 130),
+        "same y",
+        node("Transpose", "x", "column", perm=(1, 0)),
+        node("Relu", "column", "y"),
+        node("Transpose", "y", "same", perm=(0, 1)),
+    )
+    rewritten(eliminate_transposes, graph, onnxruntime_values)
