@@ -47,6 +47,8 @@ def exact_options(*, precise: bool = True) -> Any:
     options.add_session_config_entry(PRECISE, str(int(precise)))
     # QuantizeLinear and DequantizeLinear as they are: else onnxruntime quantises float weights between them
     options.add_session_config_entry("session.disable_quant_qdq", "1")
+    # and two pairs of them behind each other: else one pair takes the place of both, and rounds to its steps alone
+    options.add_session_config_entry("session.disable_double_qdq_remover", "1")
     return options
 
 

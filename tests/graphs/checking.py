@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from npuc.errors import ModelError, NpucError
+from npuc.errors import NpucError
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
@@ -167,7 +167,7 @@ def check_passes(
     if oracle:
         try:
             oracles = onnxruntime_values(graph, feeds)
-        except ModelError:
+        except Exception:
             oracles = []  # onnxruntime has no such form, as cubic Resize of volumes: the interpreter alone judges
         for exact, known in zip(oracles, values, strict=False):
             for name, value in exact.items():

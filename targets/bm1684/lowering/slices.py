@@ -31,13 +31,13 @@ def window_at(graph: Graph, node: Node) -> Window:
 
 
 def operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
-    """The rows (or images) of the operands that those of the result depend on."""
+    """The rows (or images) of the operands that those of the result depend on; no window lies in padding alone."""
     if node.op not in WINDOWS or axis == IMAGES:
         return rows
     window, height = window_at(graph, node), graph.shape(node.inputs[0])[2]
     first = rows[0] * window.strides[0] - window.begins[0]
     behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
-    return max(first, 0), min(max(behind, 1), height)
+    return max(first, 0), min(behind, height)
 
 
 def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:

@@ -164,8 +164,10 @@ def _sliceable(graph: Graph, node: Node) -> bool:
     if len(node.outputs) != 1 or len(graph.shape(node.output)) != 4:
         return False
     if node.op in WINDOWS:
-        ragged = node.op == "AveragePool" and window_at(graph, node).ceil_mode
-        return len(graph.shape(node.inputs[0])) == 4 and not ragged
+        window = window_at(graph, node)
+        ragged = node.op == "AveragePool" and window.ceil_mode
+        inside = max(window.begins[0], window.ends[0]) < window.reach[0]  # else a slice may be of padding alone
+        return len(graph.shape(node.inputs[0])) == 4 and inside and not ragged
     if node.op == "Concat":
         return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
     return node.op in ROW_BY_ROW and all(_whole_or_rows(graph, node, name) for name in node.inputs if name)

@@ -1,0 +1,134 @@
+"""Conditions of BM1684's slices, views and constraints: where one does not hold, another way means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.export_onnx import to_onnx
+from npuc.interpreter import run
+from npuc.ir import Graph
+from npuc.targets.bm1684.lowering import slicing
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.network import support
+from tests.bm1684.kernels import need_compiler
+from tests.conftest import Reference
+from tests.graphs.compiling import Case, verified
+from tests.passes.networks import feeds, network, node
+
+RELU = node("Relu", "x", "a")
+CONV = node("Conv", "a w", "b", pads=(1, 1, 1, 1))
+SLICED = {
+    "rows above and below the map": network(
+        (1, 2, 24, 40), "y", RELU, node("Conv", "a w", "y", pads=(9, 0, 9, 0)), w=(2, 2, 3, 1)
+    ),
+    "an average in ceil_mode": network(
+        (1, 2, 24, 40),
+        "y",
+        RELU,
+        CONV,
+        node("AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1),
+        w=(2, 2, 3, 3),
+    ),
+    "a Concat of rows": network(
+        (1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=2), w=(2, 2, 3, 3)
+    ),
+    "a Concat of channels": network(
+        (1, 2, 24, 40), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(2, 2, 3, 3)
+    ),
+    "a constant per row": network(
+        (1, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(24, 1)
+    ),
+    "a graph output in the middle": network(
+        (1, 2, 24, 40), "b y", RELU, CONV, node("Relu", "b", "y"), w=(2, 2, 3, 3)
+    ),
+    "a constant per image": network(
+        (3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(3, 1, 1, 1)
+    ),
+    "a constant per image of lower rank": network(
+        (3, 2, 24, 40), "y", RELU, CONV, node("Add", "b c", "y"), w=(2, 2, 3, 3), c=(2, 1, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("local_bytes", [2048, 3072, 6144])
+@pytest.mark.parametrize("name", SLICED)
+def test_what_is_computed_in_slices_is_what_onnxruntime_computes_whole(
+    name: str, local_bytes: int, onnxruntime_values: Reference
+) -> None:
+    graph = SLICED[name]
+    sliced = slicing.fit(graph, Machine(local_bytes=local_bytes))
+    given = feeds(graph)
+    found = run(sliced, given)
+    for output, value in onnxruntime_values(to_onnx(graph), given).items():
+        np.testing.assert_allclose(found[output], value, rtol=0, atol=1e-5 * np.abs(value).max())
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_these_graphs_are_sliced(name: str) -> None:
+    assert len(slicing.fit(SLICED[name], Machine(local_bytes=3072)).nodes) > len(SLICED[name].nodes)
+
+
+MOVED = {
+    "channels of two images": network(
+        (2, 3, 4, 4), "y", RELU, CONV, node("Concat", "a b", "y", axis=1), w=(3, 3, 3, 3)
+    ),
+    "every other channel": network(
+        (1, 6, 4, 4),
+        "y",
+        RELU,
+        node("Conv", "a w", "b"),
+        node("Slice", "b", "c", axes=(1,), starts=(1,), ends=(6,), steps=(2,)),
+        node("Relu", "c", "y"),
+        w=(6, 6, 1, 1),
+    ),
+    "an average that counts fewer elements at the border": network(
+        (1, 3, 5, 5),
+        "y",
+        RELU,
+        node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    ),
+    "an average that counts its padding": network(
+        (1, 3, 5, 5),
+        "y",
+        RELU,
+        node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 1, 1), count_include_pad=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_chip_model_gives_what_onnxruntime_gives(name: str, tmp_path: Path) -> None:
+    need_compiler()
+    report = verified(MOVED[name], Case("bm1684", "fp32"), tmp_path, samples=2)
+    assert all(each["max_abs_error"] < 1e-4 for each in report["outputs"])
+
+
+Constraint = Callable[..., str | None]
+PRELU = node("PRelu", "x slope", "y")
+
+
+@pytest.mark.parametrize(
+    ("shape", "refused"), [((4, 1, 1), False), ((1,), False), ((1, 4, 1), True), ((4,), True), ((4, 4, 4), True)]
+)
+def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool) -> None:
+    graph = network((1, 4, 4, 4), "y", PRELU, slope=shape)
+    assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize(("pads", "refused"), [(0, False), (2, False), (3, True)])
+def test_padding_of_a_transposed_convolution_lies_within_its_kernel(pads: int, refused: bool) -> None:
+    conv = node("ConvTranspose", "x w", "y", pads=(pads,) * 4)
+    graph = network((1, 2, 6, 6), "y", conv, w=(2, 2, 3, 3))
+    assert bool(support.padding_within_kernel(graph, graph.nodes[0])) is refused
+
+
+def test_integers_are_refused() -> None:
+    graph: Graph = network(
+        (1, 2, 4, 4), "y", node("QuantizeLinear", "x s z", "q"), node("Relu", "q", "y"), s=0.1, z=np.int8(3)
+    )
+    assert support.floats(graph, graph.nodes[1])
+    assert not support.floats(network((1, 2), "y", node("Relu", "x", "y")), node("Relu", "x", "y"))

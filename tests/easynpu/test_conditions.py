@@ -1,0 +1,99 @@
+"""Conditions of EasyNPU's fused words and constraints: where one does not hold, another form is as exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.targets.easynpu.layers import support
+from tests.graphs.compiling import Case, verified
+from tests.passes.networks import network, node
+
+CHAINS = {
+    "two operands behind each other": network(
+        (1, 16, 6, 6),
+        "y",
+        node("Conv", "x w", "a", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        node("Add", "a x", "b"),
+        node("BatchNormalization", "b scale bias mean var", "c"),
+        node("Add", "c x", "y"),
+        w=np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12,
+        scale=(16,), bias=(16,), mean=(16,), var=(16,),
+    ),
+    "a result that is read twice": network(
+        (1, 16, 6, 6),
+        "y",
+        node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        node("LeakyRelu", "a", "b", alpha=0.3),
+        node("MaxPool", "a", "c", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        node("Concat", "b c", "y", axis=1),
+        w=np.random.default_rng(2).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
+    ),
+    "a result that is an output": network(
+        (1, 16, 6, 6),
+        "a y",
+        node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        node("LeakyRelu", "a", "y", alpha=0.3),
+        w=np.random.default_rng(3).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
+    ),
+    "an average": network(
+        (1, 16, 6, 6),
+        "y",
+        node("AveragePool", "x", "a", kernel_shape=(2, 2), strides=(2, 2)),
+        node("LeakyRelu", "a", "y", alpha=0.3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_that_a_word_cannot_continue_is_exact_all_the_same(name: str, tmp_path: Path) -> None:
+    report = verified(CHAINS[name], Case("easynpu", "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert all(each["sqnr_db"] > 20 for each in report["outputs"])
+
+
+def test_a_chain_ends_where_the_pads_are_full(tmp_path: Path) -> None:
+    machine = tmp_path / "small.toml"
+    machine.write_text("parameter_pad_entries = 24\n", encoding="ascii")
+    graph = network(
+        (1, 16, 6, 6),
+        "y",
+        node("Conv", "x w", "a", kernel_shape=(1, 1)),
+        node("Tanh", "a", "b"),
+        node("LeakyRelu", "b", "y", alpha=0.3),
+        w=np.random.default_rng(3).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
+    )
+    assert verified(graph, Case("easynpu", "int8", machine=str(machine)), tmp_path)["bit_exact"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "group", "refused"), [(8, 1, False), (4, 4, False), (8, 4, True), (4, 2, True)]
+)
+def test_groups_are_one_or_as_many_as_channels_on_both_sides(outputs: int, group: int, refused: bool) -> None:
+    graph = network((1, 4, 3, 3), "y", node("Conv", "x w", "y", group=group), w=(outputs, 4 // group, 1, 1))
+    assert bool(support.dense_or_depthwise(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize(("counts", "pads", "refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
+    pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
+    graph = network((1, 4, 5, 5), "y", pool)
+    assert bool(support.counts_no_padding(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize(("axes", "refused"), [((2, 3), False), ((2,), False), ((1,), True), ((1, 2, 3), True)])
+def test_a_sum_repeats_rows_and_columns_but_no_channel(axes: tuple[int, ...], refused: bool) -> None:
+    graph = network(
+        (1, 4, 5, 5), "y", node("ReduceMax", "x", "small", axes=axes, keepdims=1), node("Add", "x small", "y")
+    )
+    assert bool(support.whole_or_repeated(graph, graph.nodes[-1])) is refused
+
+
+@pytest.mark.parametrize(
+    ("shape", "refused"), [((4, 1, 1), False), ((1,), False), ((4, 5, 5), True), ((1, 5, 1), True), ((5,), True)]
+)
+def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool) -> None:
+    graph = network((1, 4, 5, 5), "y", node("PRelu", "x slope", "y"), slope=shape)
+    assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused

@@ -1,0 +1,131 @@
+"""Conditions of NVDLA's forms and constraints: where one does not hold, another form is as exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.ir import Array, Graph
+from npuc.targets.nvdla.machine.parameters import FULL
+from npuc.targets.nvdla.network import support
+from npuc.targets.nvdla.operations.tiling import Geometry, kernels_together
+from npuc.targets.nvdla.operations.weight_form import WeightForm
+from tests.graphs.compiling import Case, verified
+from tests.passes.networks import network, node
+
+
+def weights(*shape: int) -> Array:
+    """That keep the variance, and are as many negative as positive."""
+    random = np.random.default_rng(5)
+    return (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+def test_the_mask_of_a_group_of_kernels_lies_in_one_bank() -> None:
+    """A bank of 32 KiB has 262,144 bits: of kernels of 18,432 weights it holds 14, so 8 lie together."""
+    shape = Geometry(4, 3, 2048, 1, 2, 32, 3, 3, 1, 1, 0)
+    assert kernels_together(FULL, shape) == 16
+    assert kernels_together(FULL, replace(shape, form=WeightForm(compressed=True))) == 8
+
+
+FORMS = {
+    "dilated": network(
+        (1, 32, 12, 12),
+        "y",
+        node("Conv", "x w", "y", dilations=(2, 2), pads=(2, 2, 2, 2)),
+        w=weights(16, 32, 3, 3),
+    ),
+    "grouped": network(
+        (1, 32, 12, 12), "y", node("Conv", "x w", "y", group=2, pads=(1, 1, 1, 1)), w=weights(32, 16, 3, 3)
+    ),
+    "part of a tile beside another map": network(
+        (1, 32, 11, 11),
+        "y",
+        node("Relu", "x", "a"),
+        node("Conv", "a w", "b", pads=(1, 1, 1, 1)),
+        node("Concat", "a b", "y", axis=1),
+        w=weights(32, 32, 3, 3),
+    ),
+    "part of a tile and an operand per element": network(
+        (1, 32, 11, 11),
+        "y",
+        node("Relu", "x", "a"),
+        node("Conv", "a w", "b", pads=(1, 1, 1, 1)),
+        node("Add", "b a", "y"),
+        w=weights(32, 32, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_convolution_that_winograd_does_not_compute_is_exact_all_the_same(name: str, tmp_path: Path) -> None:
+    report = verified(FORMS[name], Case("nvdla-full", "int8", weights="winograd"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 20
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        network((1, 4, 40, 40), "y", node("Conv", "x w", "y", group=2), w=weights(8, 2, 7, 7)),
+        network((1, 3, 40, 40), "y", node("Conv", "x w", "y", dilations=(2, 2)), w=weights(8, 3, 7, 7)),
+    ],
+    ids=["grouped", "dilated"],
+)
+def test_an_input_that_is_no_image_for_its_convolution_is_a_feature_cube(
+    convolution: Graph, tmp_path: Path
+) -> None:
+    assert verified(convolution, Case("nvdla-full", "int8"), tmp_path)["bit_exact"]
+
+
+CONV = node("Conv", "x w", "a", pads=(1, 1, 1, 1))
+POOL = node("MaxPool", "a", "y", kernel_shape=(2, 2), strides=(2, 2))
+
+
+@pytest.mark.parametrize("target", ["nvdla-small", "nvdla-full"])
+@pytest.mark.parametrize(
+    ("outputs", "more"),
+    [("y", ()), ("y a", ()), ("y b", (node("Relu", "a", "b"),))],
+    ids=["alone", "output", "two"],
+)
+def test_pooling_on_the_fly_leaves_nothing_out_that_is_read(
+    target: str, outputs: str, more: tuple[object, ...], tmp_path: Path
+) -> None:
+    graph = network((1, 8, 12, 12), outputs, CONV, POOL, *more, w=weights(16, 8, 3, 3))  # type: ignore[arg-type]
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert all(each["sqnr_db"] > 20 for each in report["outputs"])
+
+
+def test_every_other_line_of_a_padded_map_begins_in_its_padding(tmp_path: Path) -> None:
+    conv = node("Conv", "x w", "y", strides=(2, 2), pads=(1, 1, 1, 1))
+    report = verified(
+        network((1, 16, 9, 9), "y", conv, w=weights(16, 16, 1, 1)), Case("nvdla-small", "int8"), tmp_path
+    )
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 20
+
+
+@pytest.mark.parametrize(("counts", "pads", "refused"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) -> None:
+    pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(pads,) * 4, count_include_pad=counts)
+    graph = network((1, 4, 5, 5), "y", pool)
+    assert bool(support.averaging_fields(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize(("operands", "refused"), [("x small", True), ("small x", False), ("x x", False)])
+def test_a_difference_repeats_only_what_is_subtracted_from(operands: str, refused: bool) -> None:
+    graph = network((1, 4, 5, 5), "y", node("GlobalMaxPool", "x", "small"), node("Sub", operands, "y"))
+    assert bool(support.whole_or_per_channel(graph, graph.nodes[-1])) is refused
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "refused"), [(0.0, 6.0, False), (2.0, 1.0, True), (-1.0, -0.5, True), (-1.0, 1.0, False)]
+)
+def test_a_clip_has_an_upper_limit_above_zero_and_above_the_lower_one(
+    low: float, high: float, refused: bool
+) -> None:
+    graph = network((1, 4, 5, 5), "y", node("Clip", "x", "y", min=low, max=high))
+    assert bool(support.positive_upper_limit(graph, graph.nodes[0])) is refused

@@ -1,0 +1,175 @@
+"""Conditions of quantisation: which tensors get a zero point, share a scale, or have limits of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.ir import Array, Graph, Node
+from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.network.build import quantise
+from npuc.quantize.scales.constraints import integer_nodes, selects, tensors_of
+from npuc.quantize.scales.model_scales import steps_of
+from npuc.quantize.scales.offsets import by_convolutions, offset_inputs, offset_results
+from tests.graphs.compiling import Case, verified
+from tests.passes.networks import network, node
+
+CONV = node("Conv", "x w", "y", pads=(0, 0, 0, 0))
+GRAPH = network((1, 2, 4, 4), "y", CONV, w=(2, 2, 1, 1))
+
+
+def images(low: float, high: float, *, whole: bool = False) -> list[dict[str, Array]]:
+    """Two samples that reach both limits."""
+    values = np.random.default_rng(0).uniform(low, high, (2, 1, 2, 4, 4)).astype(np.float32)
+    values[:, 0, 0, 0, 0], values[:, 0, 0, 0, 1] = low, high
+    return [{"x": np.rint(each) if whole else each} for each in values]
+
+
+def test_an_input_with_negative_values_has_no_zero_point_at_its_least_integer() -> None:
+    assert not offset_inputs(GRAPH, GRAPH.nodes, images(-0.5, 1), anyway=True)
+    assert offset_inputs(GRAPH, GRAPH.nodes, images(0, 1), anyway=True)["x"].zero == -128
+
+
+def test_an_input_with_a_few_negative_values_is_not_cut_at_zero(tmp_path: Path) -> None:
+    """Relu(-x) shows the negative values alone."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y",
+        node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
+        node("Relu", "a", "y"),
+        w=-np.eye(4, dtype=np.float32)[..., None, None],
+    )
+    for case in (Case("easynpu", "int8"), Case("nvdla-small", "int8")):
+        report = verified(graph, case, tmp_path)
+        assert report["bit_exact"]
+        assert report["outputs"][0]["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize(
+    ("largest", "whole", "scale"), [(250, True, 1), (250, False, 250 / 255), (100, True, 100 / 255)]
+)
+def test_only_whole_numbers_of_8_bits_keep_their_values(largest: float, whole: bool, scale: float) -> None:
+    found = offset_inputs(GRAPH, GRAPH.nodes, images(0, largest, whole=whole), anyway=True)
+    assert found["x"].scale == pytest.approx(scale)
+
+
+def test_an_input_that_is_an_output_has_no_zero_point() -> None:
+    graph = network((1, 2, 4, 4), "y x", CONV, w=(2, 2, 1, 1))
+    assert not offset_inputs(graph, graph.nodes, images(0, 1), anyway=True)
+
+
+def test_a_result_that_is_an_output_has_no_zero_point() -> None:
+    first, second = node("Conv", "x w", "a", activation="Relu"), node("Conv", "a w", "y", pads=(0, 0, 0, 0))
+    for outputs, expected in (("y", {"a"}), ("y a", set[str]())):
+        graph = network((1, 2, 4, 4), outputs, first, second, w=(2, 2, 1, 1))
+        found = offset_results(graph, graph.nodes, spreads(graph, images(-1, 1), tensors_of(graph.nodes)))
+        assert found.keys() == expected
+
+
+@pytest.mark.parametrize(
+    ("conv", "anyway", "taken"),
+    [
+        (node("Conv", "x w", "y", pads=(0, 0, 0, 0)), False, True),
+        (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), False, False),
+        (node("Conv", "x w", "y", pads=(0, 1, 0, 0)), True, True),
+        (node("Conv", "x w", "y", pads=(0, 0, 0, 0), selects=1), True, False),
+        (node("Relu", "x", "y"), True, False),
+    ],
+)
+def test_a_bias_takes_a_zero_point_where_no_padding_surrounds_the_map(
+    conv: Node, anyway: bool, taken: bool
+) -> None:
+    assert by_convolutions(conv, anyway) is taken
+
+
+ONE = np.eye(2, dtype=np.float32)[..., None, None]
+
+
+@pytest.mark.parametrize(
+    ("weights", "selecting"),
+    [
+        (ONE, True),
+        (ONE[::-1].copy(), True),
+        (2 * ONE, False),
+        (-ONE, False),
+        (np.ones((2, 2, 1, 1), np.float32), False),
+        (0 * ONE, False),
+    ],
+)
+def test_a_selection_has_one_tap_of_1_for_each_result(weights: Array, selecting: bool) -> None:
+    graph = network((1, 2, 4, 4), "y", node("Conv", "x w", "y"), w=weights)
+    assert selects(graph, graph.nodes[0]) is selecting
+
+
+def test_a_selection_has_no_bias() -> None:
+    graph = network((1, 2, 4, 4), "y", node("Conv", "x w b", "y"), w=ONE, b=(2,))
+    assert not selects(graph, graph.nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("scales", "zeros", "known"),
+    [((0.1,), (3,), True), ((0.1, 0.1), (3, 3), True), ((0.1, 0.2), (3, 3), False), ((0.1, 0.1), (3, 4), False)],
+)
+def test_scales_that_differ_along_an_axis_are_no_steps(
+    scales: tuple[float, ...], zeros: tuple[int, ...], known: bool
+) -> None:
+    graph = network(
+        (1, 2, 4, 4),
+        "y",
+        node("QuantizeLinear", "x s z", "q", axis=1),
+        node("DequantizeLinear", "q s z", "y", axis=1),
+        s=np.array(scales, np.float32),
+        z=np.array(zeros, np.int8),
+    )
+    assert (steps_of(graph, graph.nodes[0]) is not None) is known
+
+
+def test_a_limit_within_the_given_steps_limits(tmp_path: Path) -> None:
+    """Steps of 0.1 reach 12.7; Clip ends at 2."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y",
+        node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
+        node("Clip", "a", "b", min=0.0, max=2.0),
+        node("QuantizeLinear", "b s z", "q"),
+        node("DequantizeLinear", "q s z", "y"),
+        w=4 * ONE.repeat(2, 0).repeat(2, 1) / 2,
+        s=0.1,
+        z=np.int8(0),
+    )
+    for case in (Case("easynpu", "int8"), Case("nvdla-small", "int8"), Case("nvdla-full", "int8")):
+        report = verified(graph, case, tmp_path)
+        assert report["bit_exact"]
+        assert report["outputs"][0]["max_abs_error"] <= 0.21
+
+
+def test_steps_that_follow_other_steps_are_rounded_to(tmp_path: Path) -> None:
+    """Rounded to 0.5 behind 0.01: the difference of the two roundings would be lost otherwise."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y",
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "a"),
+        node("QuantizeLinear", "a t z", "r"),
+        node("DequantizeLinear", "r t z", "y"),
+        s=0.03,
+        t=0.5,
+        z=np.int8(5),
+    )
+    for case in (Case("easynpu", "int8"), Case("nvdla-small", "int8")):
+        report = verified(graph, case, tmp_path)
+        assert report["bit_exact"]
+        assert report["outputs"][0]["sqnr_db"] is None or report["outputs"][0]["sqnr_db"] > 25
+
+
+def test_a_result_is_no_finer_than_8_bit_weights_allow() -> None:
+    """Its values lie close together although its weights are large: they cancel."""
+    w = np.array([[100, -100.001]], np.float32)[..., None, None]
+    graph: Graph = network((1, 2, 4, 4), "y", CONV, w=w)
+    alike = np.random.default_rng(0).uniform(0.5, 1, (4, 1, 1, 4, 4)).astype(np.float32).repeat(2, axis=2)
+    nodes = integer_nodes(graph, lambda each: each.op == "Conv")
+    known = spreads(graph, [{"x": each} for each in alike], tensors_of(nodes))
+    quantised = quantise(graph, nodes, known)
+    assert quantised.scales["y/int8"] >= quantised.scales["x/int8"] * 100.001 / 127.5
