@@ -168,3 +168,21 @@ def test_what_cannot_be_loaded_in_turn_is_refused_by_name(options: dict[str, Any
     assert (problem.code, problem.node) == ("E302", "conv")
     assert problem.limit == f"weight_words = {weight}"
     assert ("--isa extended" in (problem.remedy or "")) == bool(options)
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "Slice"])
+def test_parts_of_a_map_that_no_memory_holds_are_taken_by_the_host(op: str, tmp_path: Path) -> None:
+    constants = {"w": _weights(24, 24, 1, 1), "starts": np.array([1, 3]), "ends": np.array([40, 39])}
+    constants["axes"] = np.array([2, 3])
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv")]
+    if op == "AveragePool":
+        nodes.append(helper.make_node(op, ["c"], ["p"], "pool", kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2]))
+    else:
+        nodes.append(helper.make_node(op, ["c", "starts", "ends", "axes"], ["p"], "slice"))
+    nodes.append(helper.make_node("Relu", ["p"], ["y"], "relu"))
+    extents = [20, 20] if op == "AveragePool" else [39, 36]
+    model = _model(tmp_path / "model.onnx", nodes, [1, 24, 40, 40], [1, 24, *extents], constants)
+    found, report = _compiled(model, tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert "Slice" in {step.get("op") for step in found.manifest["steps"]}

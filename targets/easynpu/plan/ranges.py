@@ -23,10 +23,8 @@ from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
 from npuc.targets.easynpu.plan.placement import placeable
-from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
+from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
 
-MOST_TILES = 16
-"""Along rows, and along columns."""
 MOST_EXTENT = 256
 """Rows or columns of a map that the instruction word can say."""
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.addressing import map_shape, moved_axes
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, runs_on_array
 from npuc.targets.easynpu.layers.jobs import Scope
 from npuc.targets.easynpu.layers.selection import select
 from npuc.targets.easynpu.layers.views import View, views_of
 from npuc.targets.easynpu.layers.windows import Window, windows_for
+from npuc.targets.easynpu.machine.memory import feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Run
 
@@ -23,9 +25,9 @@ class Region:
     array: tuple[Node, ...]
 
 
-def regions_of(graph: Graph) -> tuple[Region, ...]:
+def regions_of(graph: Graph, machine: Machine) -> tuple[Region, ...]:
     """The graph as alternating host and array phases, as few as its dependencies allow."""
-    array = array_nodes(graph)
+    array = array_nodes(graph, machine)
     waiting = list(graph.nodes)
     known = {*graph.inputs, *graph.constants, ""}
     found: list[Region] = []
@@ -36,15 +38,36 @@ def regions_of(graph: Graph) -> tuple[Region, ...]:
     return tuple(found)
 
 
-def array_nodes(graph: Graph) -> set[int]:
-    """The nodes that the array runs, by identity; address arithmetic only where an array node reads it."""
+MOST_TILES = 16
+"""Along rows, and along columns."""
+
+
+def array_nodes(graph: Graph, machine: Machine) -> set[int]:
+    """The nodes that the array runs, by identity; address arithmetic only where an array node reads it.
+
+    Parts of a map, and maps of parts, only where a DTCM holds the map: it cannot be cut into tiles along the same
+    axes.
+    """
     found: set[int] = set()
     for node in reversed(graph.nodes):
-        if runs_on_array(graph, node):
+        if runs_on_array(graph, node) and not _exceeds(graph, node, machine):
             read = any(id(reader) in found for name in node.outputs for reader in graph.readers[name])
             if node.op in ARRAY_OPS or read:
                 found.add(id(node))
     return found
+
+
+def _exceeds(graph: Graph, node: Node, machine: Machine) -> bool:
+    """Whether address arithmetic along rows or columns is on a map that no DTCM holds, tiled along the others."""
+    moved = moved_axes(graph, node) & {1, 2} if node.op in ("Slice", "Split", "Concat") else set[int]()
+    most = max(machine.fmap_words, machine.skip_words)
+
+    def words(name: str) -> int:
+        channels, *extents = map_shape(graph.shape(name))
+        tile = [each if axis in moved else -(-each // MOST_TILES) for axis, each in enumerate(extents, 1)]
+        return feature_words(channels, *tile)
+
+    return bool(moved) and max(words(name) for name in (*node.inputs, *node.outputs)) > most
 
 
 def _ready(

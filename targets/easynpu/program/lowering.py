@@ -60,7 +60,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     too small.
     """
     graph = with_reshape_words(quantised.graph, lambda graph, node: _holds(graph, node, machine, documented))
-    regions = regions_of(graph)
+    regions = regions_of(graph, machine)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
     weights = _WeightImage()
