@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.budget import budget
 from npuc.errors import NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
@@ -97,6 +98,7 @@ def compile_model(
     return found.program, found.samples
 
 
+@budget()
 def compilation(
     model: Path,
     target: Target,

@@ -22,6 +22,7 @@ CODES: dict[str, str] = {
     "E107": "the element type is not supported",
     "E108": "external data lies outside the model's folder, or is missing or too short",
     "E109": "an --input-shape does not fit the model",
+    "E110": "the model needs more memory than the limit",
     # operators
     "E201": "the operator is not known to npuc",
     "E202": "the target does not run this operator in this form",
@@ -37,6 +38,7 @@ CODES: dict[str, str] = {
     # data
     "E401": "a data file cannot be read or lacks an input",
     "E402": "the data has the wrong shape or type",
+    "E403": "the data needs more memory than the limit",
     # artefacts and listings
     "E501": "this is not an npuc artefact, or not one of this version",
     "E502": "a file of the artefact is missing, truncated or changed",

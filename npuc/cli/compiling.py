@@ -76,6 +76,12 @@ if TYPE_CHECKING:
     default="one",
     help="Samples on which the program is compared with the model before it is written.",
 )
+@click.option(
+    "--memory-limit",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="What the model's constants, folded values and functions and the data may take together [default: 2^30].",
+)
 @force_option
 @click.option(
     "-v",
@@ -105,6 +111,7 @@ def compile_command(
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
     proof: str,
+    memory_limit: int | None,
     force: bool,
     verbose: int,
     quiet: bool,
@@ -123,7 +130,7 @@ def compile_command(
     """
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
-    from npuc import driver, program
+    from npuc import budget, driver, program
     from npuc.quantize.calibration.cache import remembering
     from npuc.reports import summaries
     from npuc.target import FLOATING, Options
@@ -155,6 +162,7 @@ def compile_command(
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (
+        budget.memory_limit(memory_limit or budget.MEMORY_LIMIT),
         stages("compiling", quiet=quiet) as stage,
         remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
     ):

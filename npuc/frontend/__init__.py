@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from npuc.budget import budget
 from npuc.ir import Graph
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = T
     """
     from npuc.frontend.reading import read_model
 
-    return import_model(read_model(path), path.parent, input_shapes, fold_weights=fold_weights)
+    with budget():
+        return import_model(read_model(path), path.parent, input_shapes, fold_weights=fold_weights)
 
 
 def import_model(
@@ -43,4 +45,5 @@ def import_model(
     """The graph of a model in memory; `folder` holds its external data (None: it may have none)."""
     from npuc.frontend.importing import graph_of
 
-    return graph_of(model, folder, input_shapes, fold_weights=fold_weights)
+    with budget():
+        return graph_of(model, folder, input_shapes, fold_weights=fold_weights)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npuc.budget import expect_room, take
 from npuc.errors import ModelError, UnsupportedOperator
 from npuc.frontend.limits import LARGEST_CONSTANT, LARGEST_TENSOR
 from npuc.interpreter import evaluate
@@ -68,6 +69,8 @@ class Builder:
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}
+        self._held: dict[int, Array] = {}
+        """What constants are views of, by identity."""
         self._tensor_names = Names()
         self._node_names = Names()
 
@@ -85,7 +88,14 @@ class Builder:
 
     def add_constant(self, name: str, value: ArrayLike) -> None:
         """Gives a tensor of the model a constant value."""
-        self.constants[name] = np.asarray(value)
+        made = np.asarray(value)
+        whole = made
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if id(whole) not in self._held or whole.nbytes < made.nbytes:  # what is repeated may be written out yet
+            take(made.nbytes, "a constant", tensor=name)
+            self._held[id(whole)] = whole
+        self.constants[name] = made
         self.types[name] = type_of(self.constants[name])
 
     def constant(self, node: OnnxNode, stem: str, value: ArrayLike) -> str:
@@ -167,6 +177,8 @@ class Builder:
         limit = LARGEST_CONSTANT if foldable else LARGEST_TENSOR
         if any(each.size > limit for each in found):
             raise node.bad("the result is too large", tensor=targets[0], limit=f"{limit} elements")
+        for tensor, each in zip(targets, found, strict=False):
+            expect_room(each.size * np.dtype(each.dtype).itemsize, "a tensor", node=node.name, tensor=tensor)
         if foldable:
             self._fold(made)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import numpy_helper
 
+from npuc.budget import expect_room
 from npuc.errors import ModelError
 from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array
@@ -44,12 +45,13 @@ def _with_external_data(tensor: onnx.TensorProto, folder: Path | None) -> onnx.T
     if length != needed:
         reason = f"the external data has {length} bytes, the shape {list(tensor.dims)} needs {needed}"
         raise ModelError("E108", reason, tensor=tensor.name)
+    if offset + length > path.stat().st_size:
+        reason = f"{path.name} ends before the {length} bytes at offset {offset}"
+        raise ModelError("E108", reason, tensor=tensor.name, remedy="export or download the model again")
+    expect_room(3 * length, "a constant", tensor=tensor.name)  # as read, as a message, as an array
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(length)
-    if len(data) != length:
-        reason = f"{path.name} ends before the {length} bytes at offset {offset}"
-        raise ModelError("E108", reason, tensor=tensor.name, remedy="export or download the model again")
     inside = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     inside.raw_data = data
     return inside

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 import onnx
 
+from npuc.budget import expect_room
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.ir import Array
 
@@ -19,6 +21,13 @@ RANDOM = (
     "Multinomial",
 )
 
+NO_LARGER_THAN_INPUTS = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "SplitToSequence", "SequenceAt")
+"""Operators whose results' sizes depend on values, but not beyond a few times those of the inputs."""
+SMALL = 1 << 10
+"""Elements of inputs whose values shape rules may need: sizes, repeats, limits."""
+ELEMENT_BYTES = 8
+"""Of a value under computation: the reference implementation may compute in float64."""
+
 
 def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
     """Whether the node's value is the same in every run: constant inputs, no subgraph, nothing random."""
@@ -29,9 +38,52 @@ def can_fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> bool:
 
 def fold(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
     """Makes the node's outputs constants. Raises E105 if the reference implementation refuses the node."""
+    _expect_room(node, proto, to)
     values = _reference_values(node, proto, to)
     for name, value in zip(filter(None, proto.output), values, strict=True):
         to.add_constant(name, value)
+
+
+def _expect_room(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> None:
+    """Raises E110 for outputs that are too large, E105 for those whose size shows only when it is too late."""
+    if node.op in NO_LARGER_THAN_INPUTS:
+        return
+    sizes = _sizes(node, proto, to)
+    if sizes is None:
+        raise node.bad("the size of the constant is not known before it is computed")
+    for tensor, size in sizes.items():
+        expect_room(size, "a constant", node=node.name, tensor=tensor)
+
+
+def _sizes(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> dict[str, int] | None:
+    """Bytes of every output by ONNX's own shape rules; None where they cannot tell."""
+    from onnx import helper, numpy_helper, shape_inference
+
+    values = {raw: to.constants[each] for raw, each in zip(proto.input, node.inputs, strict=True) if raw}
+    small = {name: value for name, value in values.items() if value.size <= SMALL and value.dtype.kind in "fiub"}
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in values.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    constants = [numpy_helper.from_array(np.asarray(value, order="C"), name) for name, value in small.items()]
+    graph = helper.make_graph([proto], "constant", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid(proto.domain, node.opset)])
+    try:
+        inferred = shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except Exception:  # as below: what the rules refuse has no value either
+        return None
+    return _bytes(inferred.graph.output)
+
+
+def _bytes(outputs: Iterable[onnx.ValueInfoProto]) -> dict[str, int] | None:
+    found: dict[str, int] = {}
+    for each in outputs:
+        tensor = each.type.tensor_type
+        if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            return None
+        found[each.name] = ELEMENT_BYTES * prod(dim.dim_value for dim in tensor.shape.dim)
+    return found
 
 
 def _reference_values(node: OnnxNode, proto: onnx.NodeProto, to: Builder) -> Sequence[Array]:

@@ -14,6 +14,7 @@ from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.contrib import CONTRIB, DOMAIN, signature_of
+from npuc.frontend.expansion import expect_small
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.importers import IMPORTERS
@@ -30,6 +31,7 @@ def graph_of(
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
     opset = opset_of(model)
+    expect_small(model)
     model = _inlined(model)
     check_names(model.graph)
     to = Builder(opset, folder, fold_weights)

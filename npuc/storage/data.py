@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from npuc.budget import budget, expect_room, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
 from npuc.storage.files import replacing
-from npuc.storage.streams import DAMAGED, Head, Held, Joined, Member, Rows, Streamed, member, rows_of
+from npuc.storage.streams import DAMAGED, LARGE, Head, Held, Joined, Member, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
 FEEDS = 4
@@ -75,7 +76,8 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
     inputs: name and type of every input of the model. Raises DataError: E401 for a file that cannot be read or
     lacks an input, E402 for a wrong shape, type or number of samples.
     """
-    parts = [_load_one(path, inputs) for path in paths]
+    with budget():
+        parts = [_load_one(path, inputs) for path in paths]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
@@ -95,6 +97,7 @@ def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mappi
 def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
     """Standard normal values (8-bit integers: all alike) from a fixed seed: they show that a program runs, not how
     accurate it is."""
+    _expect_room(inputs, count)
     random = np.random.default_rng(seed)
 
     def values(each: TensorType) -> Array:
@@ -105,6 +108,12 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
         return random.standard_normal(shape).astype(each.dtype)
 
     return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
+
+
+def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
+    """Raises ModelError (E110) for made-up samples that are too large together."""
+    size = sum(each.size for each in inputs.values()) * count
+    expect_room(size * np.dtype(np.float64).itemsize, f"{count} made-up samples")
 
 
 KINDS = ("ramp", "noise", "positive", "extreme")
@@ -119,6 +128,7 @@ def varied(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, see
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
     one extreme everywhere, the highest and the lowest in turn. Integers of 8 bits have all their range.
     """
+    _expect_room(inputs, count)
     random = np.random.default_rng(seed)
     made = {name: [_made(each, number, random) for number in range(count)] for name, each in inputs.items()}
     return Samples({name: np.stack(values) for name, values in made.items()}, synthetic=True)
@@ -197,7 +207,7 @@ def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
-                return {name: _array(archive, name) if name in wanted else None for name in archive.files}
+                return {name: _array(path, archive, name) if name in wanted else None for name in archive.files}
         reason = "it is a single array, not an .npz file"
     except OSError as error:
         reason = error.strerror or str(error)
@@ -206,7 +216,14 @@ def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:
     raise DataError("E401", f"'{path}' cannot be read: {reason}", remedy="save it with numpy.savez")
 
 
-def _array(archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+def _members(archive: np.lib.npyio.NpzFile) -> list[zipfile.ZipInfo]:
+    return [] if archive.zip is None else archive.zip.infolist()
+
+
+def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+    member = next((each for each in _members(archive) if each.filename in (name, f"{name}.npy")), None)
+    if member is not None and (name == "y" or member.file_size > LARGE):  # else `member` has counted it
+        take_data(member.file_size, path.name, name)
     try:
         found: Any = archive[name]  # bytes, where the member is no array
     except DAMAGED:

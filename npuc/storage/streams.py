@@ -16,6 +16,7 @@ from typing import IO, Protocol
 
 import numpy as np
 
+from npuc.budget import fits
 from npuc.errors import DataError
 from npuc.ir import Array
 
@@ -147,7 +148,7 @@ def member(path: Path, name: str) -> Member | None:
     try:
         with zipfile.ZipFile(path) as archive:
             found = next((each for each in archive.infolist() if each.filename in (name, f"{name}.npy")), None)
-            if found is None or found.file_size <= LARGE:
+            if found is None or (found.file_size <= LARGE and fits(found.file_size)):
                 return None
             with archive.open(found) as file:
                 shape, fortran, dtype = _header(file)

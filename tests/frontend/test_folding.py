@@ -180,4 +180,4 @@ def test_a_constant_that_would_fill_the_memory_is_refused(node: str) -> None:
     > {{ y = {node} }}"""
     with pytest.raises(NpucError) as refused:
         import_model(model_of(text))
-    assert refused.value.problems[0].code == "E105"
+    assert refused.value.problems[0].code == "E110"

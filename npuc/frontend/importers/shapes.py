@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from npuc.budget import expect_room
 from npuc.errors import ModelError
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
@@ -45,7 +46,7 @@ def _constant_of_shape(node: OnnxNode, to: Builder) -> None:
     fill: Array = node.attrs.get("value", np.zeros(1, np.float32))
     if any(extent < 0 for extent in shape) or fill.size != 1:
         raise node.bad(f"shape {list(shape)} and {fill.size} values")
-    _check_size(node, float(np.prod(shape, dtype=np.float64)))
+    _check_size(node, float(np.prod(shape, dtype=np.float64)), fill.itemsize)
     to.add_constant(node.outputs[0], np.full(shape, fill.reshape(()), fill.dtype))
 
 
@@ -53,14 +54,15 @@ def _range(node: OnnxNode, to: Builder) -> None:
     start, limit, delta = (to.scalar(node, index) for index in range(3))
     if delta == 0:
         raise node.bad("the step is 0")
-    _check_size(node, (limit - start) / delta)
+    _check_size(node, (limit - start) / delta, 2 * 8)
     dtype = to.types[node.inputs[0]].dtype
     to.add_constant(node.outputs[0], np.arange(start, limit, delta).astype(dtype))
 
 
-def _check_size(node: OnnxNode, elements: float) -> None:
+def _check_size(node: OnnxNode, elements: float, element_bytes: int) -> None:
     if not elements <= LARGEST_CONSTANT:
         raise node.bad(f"a constant of {elements:.0f} elements", limit=f"{LARGEST_CONSTANT} elements")
+    expect_room(max(elements, 0) * element_bytes, "a constant", node=node.name, tensor=node.outputs[0])
 
 
 IMPORTERS: dict[str, Importer] = {

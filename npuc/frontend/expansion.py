@@ -1,0 +1,60 @@
+"""How large a model becomes when calls of its own functions are replaced by their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx
+
+from npuc.budget import NODE_BYTES, take
+from npuc.errors import ModelError
+
+DEEPEST = 64
+"""Calls within calls."""
+
+Key = tuple[str, str, str]
+Functions = Mapping[Key, onnx.FunctionProto]
+
+
+def expect_small(model: onnx.ModelProto) -> None:
+    """Takes what the nodes will need from the budget.
+
+    Raises ModelError: E110 where that is more than is left, E104 for functions that call themselves, or each other
+    too deeply.
+    """
+    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    take(_Expansion(functions).size(model.graph.node, 0), "a graph of all nodes")
+
+
+class _Expansion:
+    """Sizes of functions, each computed once: bodies may call others many times."""
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions = functions
+        self.sizes: dict[Key, int] = {}
+
+    def size(self, nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        """Bytes of nodes, those of their subgraphs and of what they call included."""
+        return sum(
+            NODE_BYTES + node.ByteSize() + self._called((node.domain, node.op_type, node.overload), depth)
+            for node in _within(nodes)
+        )
+
+    def _called(self, key: Key, depth: int) -> int:
+        if key not in self.functions:
+            return 0
+        if depth > DEEPEST:
+            reason = "functions call themselves, or each other too deeply"
+            raise ModelError("E104", reason, op=key[1], limit=f"{DEEPEST} calls within calls")
+        if key not in self.sizes:
+            self.sizes[key] = self.size(self.functions[key].node, depth + 1)
+        return self.sizes[key]
+
+
+def _within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _within(graph.node)
