@@ -1,6 +1,6 @@
 """Small changes of conditions, each of which a test must notice: what survives is a condition that no test holds.
 
-    python benchmarks/mutants.py [--only TEXT]... [--check] [--json]
+    python benchmarks/mutants.py [--only TEXT]... [--list FILE] [--check] [--json]
 
 `mutants.toml` lists them: a file by its name, a text that stands in it once, what takes its place, and the tests
 that shall fail then. No file is touched: every mutant has a process of its own, forked from one that has imported
@@ -166,11 +166,14 @@ def _prepare() -> None:
 
 @click.command()
 @click.option("--only", multiple=True, help="Mutants whose name or file contains this.")
+@click.option("--list", "path", type=click.Path(path_type=Path), default=LIST, help="Another list.")
 @click.option("--check", is_flag=True, help="Only whether every mutant still applies.")
 @click.option("--json", "as_json", is_flag=True, help="The outcomes as JSON.")
-def main(only: Sequence[str], check: bool, as_json: bool) -> None:
+def main(only: Sequence[str], path: Path, check: bool, as_json: bool) -> None:
     """Small changes of conditions, each of which some test must notice."""
-    chosen = [each for each in listed() if not only or any(text in f"{each.name} {each.file}" for text in only)]
+    chosen = [
+        each for each in listed(path) if not only or any(text in f"{each.name} {each.file}" for text in only)
+    ]
     if not chosen:
         raise click.UsageError("no mutant is named so")
     if check:

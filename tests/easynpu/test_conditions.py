@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npuc.targets.easynpu.layers import support
-from tests.graphs.compiling import Case, verified
+from tests.graphs.compiling import Case, compiled_program, samples_of, verified
 from tests.passes.networks import network, node
 
 CHAINS = {
@@ -18,7 +18,8 @@ CHAINS = {
         node("Conv", "x w", "a", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
         node("Add", "a x", "b"),
         node("BatchNormalization", "b scale bias mean var", "c"),
-        node("Add", "c x", "y"),
+        node("MaxPool", "x", "d", kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        node("Add", "c d", "y"),
         w=np.random.default_rng(1).standard_normal((16, 16, 3, 3)).astype(np.float32) / 12,
         scale=(16,), bias=(16,), mean=(16,), var=(16,),
     ),
@@ -52,6 +53,16 @@ def test_a_chain_that_a_word_cannot_continue_is_exact_all_the_same(name: str, tm
     report = verified(CHAINS[name], Case("easynpu", "int8"), tmp_path)
     assert report["bit_exact"]
     assert all(each["sqnr_db"] > 20 for each in report["outputs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("two operands behind each other", ["conv+add+bn", "maxpool", "add"]), ("an average", ["avgpool", "act"])],
+)
+def test_a_chain_ends_where_the_document_has_it_end(name: str, layers: list[str], tmp_path: Path) -> None:
+    graph = CHAINS[name]
+    _, program = compiled_program(graph, samples_of(graph), Case("easynpu", "int8"), tmp_path)
+    assert sorted(row["op"] for row in program.manifest["report"]["layers"]) == sorted(layers)
 
 
 def test_a_chain_ends_where_the_pads_are_full(tmp_path: Path) -> None:

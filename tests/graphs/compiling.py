@@ -76,7 +76,7 @@ def check_compile(graph: Graph, feeds: Sequence[Mapping[str, Array]], case: Case
         return NO_ORACLE
     stacked = {name: np.stack([feed[name] for feed in feeds]) for name in graph.inputs}
     try:
-        model, compiled = _compiled(graph, stacked, case, folder)
+        model, compiled = compiled_program(graph, stacked, case, folder)
     except NpucError as error:
         return _refusal(error, case)
     except Exception as error:
@@ -95,16 +95,20 @@ def verified(graph: Graph, case: Case, folder: Path, samples: int = 6) -> Mappin
 
     Raises NpucError where the graph is refused.
     """
+    feeds = samples_of(graph, samples)
+    return _verified(*compiled_program(graph, feeds, case, folder), case, feeds)
+
+
+def samples_of(graph: Graph, count: int = 6) -> dict[str, Array]:
+    """Samples whose mean is not zero, one behind another."""
     random = np.random.default_rng(0)
-    shapes = {name: graph.shape(name) for name in graph.inputs}
-    feeds = {
-        name: (random.standard_normal((samples, *shape)) + 0.3).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    return _verified(*_compiled(graph, feeds, case, folder), case, feeds)
+    shapes = {name: (count, *graph.shape(name)) for name in graph.inputs}
+    return {name: (random.standard_normal(shape) + 0.3).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _compiled(graph: Graph, stacked: Mapping[str, Array], case: Case, folder: Path) -> tuple[Path, driver.Program]:
+def compiled_program(
+    graph: Graph, stacked: Mapping[str, Array], case: Case, folder: Path
+) -> tuple[Path, driver.Program]:
     """The model's file, and its program with scales of these samples."""
     model, calibration = folder / "model.onnx", folder / "samples.npz"
     model.write_bytes(to_onnx(graph).SerializeToString())

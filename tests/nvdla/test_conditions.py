@@ -45,7 +45,7 @@ FORMS = {
         "y",
         node("Relu", "x", "a"),
         node("Conv", "a w", "b", pads=(1, 1, 1, 1)),
-        node("Concat", "a b", "y", axis=1),
+        node("Concat", "b a", "y", axis=1),
         w=weights(32, 32, 3, 3),
     ),
     "part of a tile and an operand per element": network(

@@ -12,7 +12,14 @@ from npuc.ops import build
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.remove_dead_code import remove_dead_code
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
-from npuc.passes.expansion.split_batch import split_batch
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.expansion.split_batch import SplitBatch, split_batch
+from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import SplitMaxPool
+from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
@@ -20,6 +27,7 @@ from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from tests.conftest import Reference
 from tests.passes.networks import feeds, network, node
 
@@ -73,10 +81,12 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
         ),
     ),
     "a sum with 0 that is limited": (
-        remove_dead_code, network((2, 3), "y", node("Add", "x zero", "y", activation="Relu"), zero=0.0)
+        remove_dead_code,
+        network((2, 3), "y", node("Tanh", "x", "a"), node("Add", "a zero", "y", activation="Relu"), zero=0.0),
     ),
     "a permutation of equal extents": (
-        remove_dead_code, network((1, 3, 3), "y", node("Transpose", "x", "y", perm=(0, 2, 1)))
+        remove_dead_code,
+        network((1, 3, 3), "y", node("Tanh", "x", "a"), node("Transpose", "a", "y", perm=(0, 2, 1))),
     ),
     "a number of higher rank than what was reshaped": (
         sink_reshapes,
@@ -297,6 +307,53 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
         split_batch,
         network(BATCH, "y", CONV, node("Pad", "a", "y", pads=(1, 0, 0, 0, -1, 0, 0, 0), value=2.0), w=KERNEL),
     ),
+    "a padded window as large as its map": (
+        SplitBatch(31),
+        network((2, 3, 2, 2), "y", node("Conv", "x w", "y", pads=(1, 1, 1, 1)), w=(4, 3, 2, 2)),
+    ),
+    "rows by steps and columns backwards": (
+        strided_slices_to_convs,
+        network(
+            (1, 3, 5, 5),
+            "y",
+            node("Relu", "x", "a"),
+            node("Slice", "a", "b", axes=(2, 3), starts=(0, 4), ends=(5, -1), steps=(2, -1)),
+            node("Tanh", "b", "y"),
+        ),
+    ),
+    "a maximum mostly of padding": (
+        SplitMaxPool(MaximumLimits(positions=8, extent=8, stride=8)),
+        network((1, 2, 1, 9), "y", node("MaxPool", "x", "y", kernel_shape=(1, 9), pads=(0, 8, 0, 8))),
+    ),
+    "a mean over channels and rows": (
+        reductions_to_pools, network((1, 3, 4, 5), "y", node("ReduceMean", "x", "y", axes=(1, 2), keepdims=1))
+    ),
+    "bands of rows of padding": (
+        batch_norm_to_conv,
+        network(
+            (1, 4, 6, 5),
+            "y",
+            node("Conv", "x w", "a", pads=(2, 0, 2, 0)),
+            node("Reshape", "a", "b", shape=(1, 20, 2, 5)),
+            node("BatchNormalization", "b scale bias mean var", "y"),
+            w=(4, 4, 1, 1),
+            scale=(20,),
+            bias=(20,),
+            mean=(20,),
+            var=(20,),
+        ),
+    ),
+    "several rows": (GemmToConv(), network((3, 8), "y", node("Gemm", "x w", "y"), w=(5, 8))),
+    "phases whose channels lie together": (
+        enlargements_to_interleaves,
+        network(
+            (1, 2, 3, 3),
+            "y",
+            *(node(op, "x", op) for op in ("Relu", "Tanh", "Neg", "Abs")),
+            node("Concat", "Relu Tanh Neg Abs", "c", axis=1),
+            node("DepthToSpace", "c", "y", blocksize=2, mode="CRD"),
+        ),
+    ),
     "a constant per sample": (
         split_batch, network(BATCH, "y", CONV, node("Add", "a c", "y"), w=KERNEL, c=(3, 1, 1, 1))
     ),
@@ -315,3 +372,15 @@ def test_a_graph_that_does_not_meet_a_condition_keeps_its_meaning(
     for output, value in onnxruntime_values(to_onnx(graph), given).items():
         assert found[output].shape == value.shape
         np.testing.assert_allclose(found[output], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_average_of_one_window_that_is_partly_padding_is_of_what_it_meets(
+    onnxruntime_values: Reference,
+) -> None:
+    pool = node("AveragePool", "x", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))
+    graph = network((1, 2, 2, 2), "y", pool)
+    after = split_average_borders(graph)
+    assert all(each.integer("count_include_pad") or not any(each.integers("pads", ())) for each in after.nodes)
+    given = feeds(graph)
+    expected = onnxruntime_values(to_onnx(graph), given)["y"]
+    np.testing.assert_allclose(run(after, given)["y"], expected, rtol=1e-5)
