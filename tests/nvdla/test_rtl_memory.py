@@ -10,7 +10,7 @@ import pytest
 from npuc.targets.nvdla import model, trace
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "rtl"
-PROGRAMS = [each.parent.relative_to(FOLDER).as_posix() for each in sorted(FOLDER.glob("*/int*/rtl.npz"))]
+PROGRAMS = [each.parent.relative_to(FOLDER).as_posix() for each in sorted(FOLDER.glob("*/*/rtl.npz"))]
 
 
 @pytest.mark.skipif(not PROGRAMS, reason="the programs that ran on the RTL are not here")

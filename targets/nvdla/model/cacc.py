@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array
-from npuc.targets.nvdla.model import fp16
+from npuc.targets.nvdla.model import fp16, half_products
 from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
 from npuc.targets.nvdla.model.cmac import multiply
 from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, Layer, steps
@@ -28,8 +28,11 @@ OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T of F(2x2, 3x3)."""
 
 
-def accumulate(group: Group, layer: Layer) -> tuple[Array, int]:
-    """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and how many of them saturated."""
+def accumulate(group: Group, layer: Layer, *, exact: bool) -> tuple[Array, int]:
+    """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and how many of them saturated.
+
+    exact: fp16 to the bit; else its products are summed in double, which is fast and as accurate as fp16 can be.
+    """
     if (group["DATAOUT_HEIGHT"] + 1, group["DATAOUT_WIDTH"] + 1) != layer.out:
         limit = f"{layer.out[1]} x {layer.out[0]}, as CSC"
         raise trap(BLOCK, f"{group['DATAOUT_WIDTH'] + 1} x {group['DATAOUT_HEIGHT'] + 1} outputs", limit=limit)
@@ -41,12 +44,62 @@ def accumulate(group: Group, layer: Layer) -> tuple[Array, int]:
     packed = group.named("LINE_PACKED") == "TRUE" or group.named("SURF_PACKED") == "TRUE"
     if packed and len(layer.images) > 1 and layer.out != (1, 1):
         raise trap(BLOCK, "packed results of several batches", limit="LINE_PACKED and SURF_PACKED = FALSE")
+    if layer.floating and exact:
+        return np.stack([_half_sums(layer, image) for image in layer.images]), 0
     sums = np.stack([_image_sums(layer, image) for image in layer.images])
     if layer.floating:
         return fp16.inner(sums), 0
     truncated = shift_right(sums, group["CLIP_TRUNCATE"])
     clipped = saturate(truncated, OUT_BITS)
     return clipped, int(np.count_nonzero(clipped != truncated))
+
+
+def _half_sums(layer: Layer, image: Array) -> Array:
+    """The sums (Ho, Wo, K) of one image in fp16, float32, added in the hardware's order."""
+    total: Array | None = None
+    absent: Array | None = None
+    for data, weights in steps(layer, image, by_block=True):
+        if layer.winograd:  # a group is the tile's positions of a block of channels
+            positions = TILE * TILE
+            data = data.transpose(1, 0, 2).reshape(data.shape[1], -1)
+            weights = weights.reshape(-1, weights.shape[-1])
+        else:
+            positions = 1
+        group = half_products.multiply(half_products.operands(data), half_products.operands(weights), positions)
+        values = (_of_outputs(group) if layer.winograd else group).values()
+        total = values if total is None else half_products.add(total, values)
+        absent = _nans(data, weights, absent)
+    assert total is not None
+    sums = half_products.result(total)
+    sums = sums if absent is None else np.where(np.isnan(absent), absent, sums)
+    return _tiled(layer, sums) if layer.winograd else sums.reshape(*layer.out, -1)
+
+
+def _of_outputs(group: half_products.Group) -> half_products.Group:
+    """A^T r A of sums (16, tiles, K): those of the four outputs of a tile, (4, tiles, K)."""
+    r = group.total.reshape(TILE, TILE, *group.total.shape[1:])
+    out = np.einsum("ip,pqtk,jq->ijtk", OUTPUT_TRANSFORM, r, OUTPUT_TRANSFORM)
+    return half_products.Group(out.reshape(-1, *group.total.shape[1:]), group.top)
+
+
+def _nans(data: Array, weights: Array, known: Array | None) -> Array | None:
+    """The NaN of every sum (places, kernels), where it is one: the first of the weights, else of the data."""
+    if not np.isnan(data).any() and not np.isnan(weights).any():
+        return known
+    first = [
+        np.take_along_axis(each, np.isnan(each).argmax(axis=axis, keepdims=True), axis)
+        for each, axis in ((weights, 0), (data, 1))
+    ]
+    found = np.where(np.isnan(first[0]), first[0], np.where(np.isnan(first[1]), first[1], np.float32(0)))
+    return found if known is None else np.where(np.isnan(known), known, found)
+
+
+def _tiled(layer: Layer, sums: Array) -> Array:
+    """The four outputs (4, tiles, K) of every tile as a map (Ho, Wo, K)."""
+    Ho, Wo = layer.out
+    tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
+    split = sums.reshape(TILE_STEP, TILE_STEP, *tiles, -1).transpose(2, 0, 3, 1, 4)
+    return split.reshape(TILE_STEP * tiles[0], TILE_STEP * tiles[1], -1)[:Ho, :Wo]
 
 
 def _image_sums(layer: Layer, image: Array) -> Array:

@@ -130,8 +130,8 @@ def _features(group: Group, machine: Machine, port: Port) -> tuple[Array, dict[s
 
 
 def _infinity(group: Group) -> float:
-    """What an infinity becomes (FP16 Supporting, Infinity)."""
-    return 65504.0 if group["CONV_MODE"] else 65536.0
+    """What an infinity becomes: Winograd adds up in fp17 before it multiplies."""
+    return fp16.FP17_MOST if group["CONV_MODE"] else fp16.INFINITY
 
 
 def _cube(group: Group, machine: Machine, port: Port) -> Array:

@@ -2,7 +2,7 @@
 
 Input converter; sum of squares of 3, 5, 7 or 9 neighbouring channels (those beyond the cube count 0); look-up
 tables; times the converted input; output converter. Both the sum and the product can be bypassed.
-Source: the test programs cdp_*; fp16: FP16 Supporting (fp17 inside, no converters).
+Source: the test programs cdp_*; fp16: Arithmetic, Look-up tables in fp16 (sums of squares in fp32, no converters).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(group: Group, machine: Machine, source: Array, tables: LookUpTables, rep
     values, counts = lut.look_up(group, tables, sums, lut.CDP)
     reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
     if kind == "fp16":
-        product = values if group["MUL_BYPASS"] else fp16.fp17(values.astype(np.float64) * filled)
+        product = values if group["MUL_BYPASS"] else fp16.multiply(filled, values, fp16.fp17)
         result = fp16.stored(product)
         reports["D_NAN_OUTPUT_NUM"] = fp16.nans(result)
     else:
@@ -67,16 +67,16 @@ def _converted_in(group: Group, source: Array) -> Array:
 
 def _square_sums(group: Group, data: Array) -> Array:
     """Sums of squares over the channels around each (H, W, C)."""
-    reach = group["NORMALZ_LEN"] + 1
+    reach, channels = group["NORMALZ_LEN"] + 1, data.shape[-1]
     floating = np.issubdtype(data.dtype, np.floating)
-    squares = fp16.fp17(data.astype(np.float64) ** 2) if floating else data * data
+    squares = fp16.multiply(data, data) if floating else data * data
     padded = np.pad(squares, ((0, 0), (0, 0), (reach, reach)))
-    channels = data.shape[-1]
-    total = padded[..., :channels]
-    for each in range(1, 2 * reach + 1):
-        total = total + padded[..., each : each + channels]
-        total = fp16.fp17(total) if floating else total
-    return total.astype(np.float32) if floating else total
+    add = fp16.add if floating else np.add
+    total = squares
+    for each in range(1, reach + 1):  # those at equal distances first
+        around = add(*(padded[..., reach + side : reach + side + channels] for side in (-each, each)))
+        total = add(around, total) if each == 1 else add(total, around)
+    return total
 
 
 def _converted_out(group: Group, values: Array, kind: str, reports: dict[str, int]) -> Array:

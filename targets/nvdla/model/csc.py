@@ -98,7 +98,7 @@ def kernel_weights(group: Group, machine: Machine, weights: Weights) -> Array:
     values = formats.unpack(order, data, DTYPES[kind]).transpose(2, 3, 1, 0)
     if kind != "fp16":
         return values
-    return fp16.received(values, 65504.0 if group["CONV_MODE"] else 65536.0, flush=False)
+    return fp16.received(values, fp16.INFINITY, flush=False)
 
 
 def _order(group: Group, machine: Machine, shape: tuple[int, int, int, int], kind: str) -> formats.Order:
@@ -135,7 +135,7 @@ def steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
     if layer.winograd:
         return _winograd_steps(layer, image, by_block=by_block)
     if layer.group.named("DATAIN_FORMAT") == "PIXEL":
-        return _image_steps(layer, image)
+        return _image_steps(layer, image, by_block=by_block)
     return _direct_steps(layer, image, by_block=by_block)
 
 
@@ -173,18 +173,28 @@ def _direct_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Ste
                 yield window.reshape(Ho * Wo, -1), layer.kernels[r, s, block]
 
 
-def _image_steps(layer: Layer, image: Array) -> Iterator[Step]:
-    """Image input: a line of the kernel is one pixel of S * C channels, a window of a line of the image."""
+def _image_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+    """Image input: a line of the kernel is one pixel of S * C channels, a window of a line of the image.
+
+    by_block: post-extension takes several lines at once, as many channels of one pixel.
+    """
     (Ho, Wo), (sy, sx) = layer.out, _strides(layer.group)
     R, _, extended, _ = layer.kernels.shape
     C = image.shape[2]
     columns = (Wo - 1) * sx + -(-extended // C)
     data = np.ascontiguousarray(_padded(layer, image, ((Ho - 1) * sy + R, columns)))
-    for r in range(R):
+
+    def windows(r: int) -> Array:
         rows = data[r : r + (Ho - 1) * sy + 1 : sy]
         strides = (rows.strides[0], sx * rows.strides[1], rows.strides[2])
-        windows = np.lib.stride_tricks.as_strided(rows, (Ho, Wo, extended), strides)
-        yield windows.reshape(Ho * Wo, extended), layer.kernels[r, 0]
+        return np.lib.stride_tricks.as_strided(rows, (Ho, Wo, extended), strides).reshape(Ho * Wo, extended)
+
+    together = 1 << layer.group["Y_EXTENSION"] if by_block else 1
+    for block in _blocks(extended, layer.block, by_block=by_block):
+        for first in range(0, R, together):
+            lines = range(first, min(first + together, R))
+            pixels = np.concatenate([windows(r)[:, block] for r in lines], axis=1)
+            yield pixels, np.concatenate([layer.kernels[r, 0, block] for r in lines])
 
 
 def _winograd_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
@@ -204,12 +214,24 @@ def _winograd_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[S
         yield t[..., block], w[:, block]
 
 
+def _pre_added(d: Array, behind: int) -> Array:
+    """C^T of the axis that so many axes, itself included, are from the last; sums rounded to fp17."""
+    lines = np.moveaxis(d, -behind, 0)
+    parts = (
+        fp16.subtract(lines[0], lines[2], fp16.fp17),
+        fp16.add(lines[1], lines[2], fp16.fp17),
+        fp16.subtract(lines[2], lines[1], fp16.fp17),
+        fp16.subtract(lines[1], lines[3], fp16.fp17),
+    )
+    return np.moveaxis(np.stack(parts), 0, -behind)
+
+
 def _transformed(layer: Layer, d: Array) -> Array:
     """t = C^T d C of tiles (..., 4, 4, C); integers shifted by PRA_TRUNCATE and saturated to their precision."""
-    wide = np.float64 if layer.floating else np.int64
-    ct = INPUT_TRANSFORM.astype(wide)
-    t = np.einsum("ip,...pqc,jq->...ijc", ct, d.astype(wide), ct, optimize=True)
     if layer.floating:
-        return fp16.stored(t).astype(np.float32)
+        rows = _pre_added(d, 3)
+        return fp16.received(fp16.stored(_pre_added(rows, 2)), fp16.INFINITY, flush=False)
+    ct = INPUT_TRANSFORM.astype(np.int64)
+    t = np.einsum("ip,...pqc,jq->...ijc", ct, d.astype(np.int64), ct, optimize=True)
     truncated = shift_right(t, layer.group["PRA_TRUNCATE"])
     return saturate(truncated, 8 * d.dtype.itemsize)

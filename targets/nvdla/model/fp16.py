@@ -16,6 +16,8 @@ import numpy as np
 from npuc.ir import Array
 
 MOST = 65504.0
+INFINITY = 65536.0
+"""What an infinity is to the multipliers of the convolution."""
 FP32_MOST = float(np.finfo(np.float32).max)
 FP17_MOST = 4292870144.0
 FP17_SMALLEST = 2.0**-30

@@ -106,7 +106,8 @@ def look_up(group: Group, stored: LookUpTables, values: Array, unit: Arithmetic)
     """The function of the tables for integers (int64) or float32, and how often which table served."""
     floating = np.issubdtype(values.dtype, np.floating)
     le, lo = (
-        _found_floating(each, values) if floating else _found(each, values, unit) for each in tables(group, stored)
+        _found_floating(each, values, unit) if floating else _found(each, values, unit)
+        for each in tables(group, stored)
     )
     take_lo = np.where(le.hit ^ lo.hit, lo.hit, bool(group["LUT_HYBRID_PRIORITY"]))
     both_below, both_beyond = le.below & lo.below, le.beyond & lo.beyond
@@ -166,15 +167,15 @@ def _sloped(entry: Array, distance: Array, slope: tuple[int, int], unit: Arithme
     return saturate(entry + shift_either(distance * scale, shift, unit.slope_bits), unit.out_bits)
 
 
-def _found_floating(table: Table, x: Array) -> Found:
+def _found_floating(table: Table, x: Array, unit: Arithmetic) -> Found:
     """fp16 values (as float32) through one table; start, end and entries hold bits of floats."""
     start, end = _float32(table.start), _float32(table.end)
-    distance = fp16.inner(x.astype(np.float64) - start)
+    distance = fp16.subtract(x, np.array(start, np.float32))
     inside = np.where(distance > 0, distance, np.float32(1))
     with np.errstate(invalid="ignore"):
         if table.exponential:
             power = np.frexp(inside)[1] - 1
-            index, fraction = power - table.offset, np.ldexp(inside, -power) - 1
+            index, fraction = power - table.offset, np.ldexp(inside.astype(np.float64), -power) - 1
         else:
             steps = np.ldexp(inside.astype(np.float64), -table.select)
             index = np.floor(np.minimum(steps, table.last)).astype(np.int64)
@@ -183,16 +184,32 @@ def _found_floating(table: Table, x: Array) -> Found:
     beyond = ~below & (index >= table.last)
     entries = table.entries.astype(np.int16).view(np.float16).astype(np.float32)
     at = np.clip(index, 0, table.last - 1)
-    values = fp16.fp17(fp16.fp17((1 - fraction) * entries[at]) + fp16.fp17(fraction * entries[at + 1]))
+    cut = np.ldexp(np.floor(np.ldexp(fraction, unit.fraction_bits)), -unit.fraction_bits)
+    values = (_blended if unit.rounds_sum else _risen)(entries[at], entries[at + 1], cut)
     base = start + (2.0**table.offset if table.exponential else 0.0)
-    values = np.where(below, _sloped_floating(entries[0], x - base, table.slopes[0][0]), values)
-    values = np.where(beyond, _sloped_floating(entries[-1], x - end, table.slopes[1][0]), values)
+    values = np.where(below, _sloped_floating(entries[0], x, base, table.slopes[0][0]), values)
+    values = np.where(beyond, _sloped_floating(entries[-1], x, end, table.slopes[1][0]), values)
     return Found(values.astype(np.float32), below, beyond)
 
 
-def _sloped_floating(entry: Array, distance: Array, scale: int) -> Array:
-    factor = float(np.int16(scale).view(np.float16))
-    return fp16.fp17(entry + fp16.fp17(fp16.fp17(distance) * factor))
+def _blended(y0: Array, y1: Array, fraction: Array) -> Array:
+    """SDP: both entries times their shares, which are rounded before."""
+    shares = fp16.fp17(1 - fraction), fp16.fp17(fraction)
+    parts = (fp16.multiply(each, entry, fp16.fp17) for each, entry in zip(shares, (y0, y1), strict=True))
+    return fp16.add(*parts, fp16.fp17)
+
+
+def _risen(y0: Array, y1: Array, fraction: Array) -> Array:
+    """CDP: the entry before, and a share of the way to the next one."""
+    rise = fp16.fp17(fp16.subtract(y1, y0))
+    return fp16.add(fp16.multiply(rise, fp16.fp17(fraction), fp16.fp17), y0, fp16.fp17)
+
+
+def _sloped_floating(entry: Array, x: Array, bound: float, scale: int) -> Array:
+    """The entry at an end of the table, and from there a straight line."""
+    factor = np.array(scale, np.int16).view(np.float16).astype(np.float32)
+    distance = fp16.fp17(fp16.subtract(x, np.array(bound, np.float32)))
+    return fp16.add(fp16.multiply(distance, factor, fp16.fp17), entry, fp16.fp17)
 
 
 def _float32(bits: int) -> float:

@@ -32,12 +32,15 @@ Interrupt = tuple[str, int]
 
 
 class Nvdla:
-    """One NVDLA with its memory. The memory that is given is changed."""
+    """One NVDLA with its memory. The memory that is given is changed.
 
-    def __init__(self, machine: Machine, memory: Memory) -> None:
+    exact: whether sums of convolutions in fp16 are those of the hardware to the bit, or summed in double.
+    """
+
+    def __init__(self, machine: Machine, memory: Memory, *, exact: bool = True) -> None:
         self.machine, self.memory = machine, memory
         self.registers = RegisterFile(register_map(machine.registers))
-        self._operations = Operations(machine, memory, self.registers)
+        self._operations = Operations(machine, memory, self.registers, exact=exact)
         self._copies = bdma.Queue()
         self._raised: list[Interrupt] = []
         self._running: list[Operation] = []

@@ -41,7 +41,8 @@ class Operation:
 class Operations:
     """The blocks of one NVDLA."""
 
-    def __init__(self, machine: Machine, memory: Memory, registers: RegisterFile) -> None:
+    def __init__(self, machine: Machine, memory: Memory, registers: RegisterFile, *, exact: bool) -> None:
+        self._exact = exact
         self._machine, self._memory, self._registers = machine, memory, registers
         self._buffered: cdma.Buffered | None = None
         titles = (title.partition(".") for title in registers.map.by_title)
@@ -129,7 +130,9 @@ class Operations:
         _expect_agreement(groups)
         buffered = cdma.fetch(groups["CDMA"], self._machine, port.named("CDMA"), self._buffered)
         self._report("CDMA", buffered.reports)
-        sums, saturated = cacc.accumulate(groups["CACC"], csc.lay_out(groups["CSC"], self._machine, buffered))
+        sums, saturated = cacc.accumulate(
+            groups["CACC"], csc.lay_out(groups["CSC"], self._machine, buffered), exact=self._exact
+        )
         self._report("CACC", {"D_OUT_SATURATION": saturated})
         kept = groups["CDMA"]["SKIP_DATA_RLS"] or groups["CDMA"]["SKIP_WEIGHT_RLS"]
         self._buffered = buffered if kept else None

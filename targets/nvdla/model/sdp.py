@@ -133,8 +133,10 @@ def _x(task: Task, unit: str, values: Array) -> Array:
     if not task.floating:
         values = saturate(shift_right(values, group[f"{unit}_MUL_SHIFT_VALUE"] & 0x3F), 32)
     if group[f"{unit}_MUL_PRELU"] and not group[f"{unit}_MUL_BYPASS"]:
-        values = np.where(plain >= 0, plain if task.floating else saturate(plain, 32), values)
-    return values if group[f"{unit}_RELU_BYPASS"] else np.maximum(values, 0)
+        values = np.where(np.signbit(plain), values, plain if task.floating else saturate(plain, 32))
+    if group[f"{unit}_RELU_BYPASS"]:
+        return values
+    return fp16.rectified(values) if task.floating else np.maximum(values, 0)
 
 
 def _operand(task: Task, unit: str, part: str, memory: Operands) -> Array:
@@ -155,14 +157,14 @@ def _alu(task: Task, algorithm: str, values: Array, operand: Array) -> Array:
         task.reports["D_STATUS"] = int(unequal.any())
         return unequal
     if algorithm == "MAX":
-        return np.maximum(values, operand)
+        return fp16.larger(values, operand) if task.floating else np.maximum(values, operand)
     if algorithm == "MIN":
-        return np.minimum(values, operand)
-    return fp16.inner(values.astype(np.float64) + operand) if task.floating else values + operand
+        return fp16.smaller(values, operand) if task.floating else np.minimum(values, operand)
+    return fp16.add(values, operand) if task.floating else values + operand
 
 
 def _product(task: Task, values: Array, operand: Array) -> Array:
-    return fp16.inner(values.astype(np.float64) * operand) if task.floating else values * operand
+    return fp16.multiply(values, operand) if task.floating else values * operand
 
 
 def _y(task: Task, values: Array) -> Array:
@@ -176,7 +178,7 @@ def _y(task: Task, values: Array) -> Array:
         if not task.floating:
             values = saturate(shift_right(values, group["EW_TRUNCATE"]), 32)
         if group["EW_MUL_PRELU"]:
-            values = np.where(plain >= 0, plain, values)
+            values = np.where(np.signbit(plain), values, plain)
     if not group["EW_ALU_BYPASS"]:
         values = _alu(task, group.named("EW_ALU_ALGO"), values, _y_operand(task, "ALU", memory))
         values = values if task.floating else saturate(values, 32)

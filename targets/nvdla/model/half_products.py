@@ -1,0 +1,192 @@
+"""The convolution pipeline in fp16, bit for bit: products aligned in steps of 16, and sums of 39 bits.
+
+One group is the products of an atom operation of one kernel, or in Winograd those of a tile's 16 positions and
+four channels. A product is still a carry-save pair when it is shifted to the group's exponent, and its halves are
+cut separately: what is shifted is too small by up to two units of the last place.
+Source: Arithmetic, Direct convolution in fp16 (CMAC, CACC); seen on the RTL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array
+
+STEP = 4
+"""Bits of an alignment step: exponents count in sixteens."""
+POINT = 25
+"""A number is magnitude * 2^(4 * block - 25)."""
+ABSENT = -32
+"""The block of a zero, which no group's largest is."""
+OUT_OF_REACH = 8
+"""Steps by which a product is shifted out."""
+PAIR_BIAS = 0x55550000
+"""What the two halves of a product exceed it by: 2^16 for each of the eight rows of the multiplier."""
+BOOTH_DIGITS = 8
+SUM_DROPPED, OUT_DROPPED = 14, 29
+"""Bits of a double's mantissa that a partial sum (39 bits) and a result (24 bits) have not."""
+CHUNK = 1 << 17
+"""Products at once: their arrays stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Numbers of fp16 as the multipliers take them: sign and magnitude, and the block exponent (0..7)."""
+
+    signed: Array
+    """int32, up to 2^14 * 2."""
+    block: Array
+    """int8; ABSENT for zeros."""
+
+    def __getitem__(self, part: tuple[slice | None, ...]) -> Operands:
+        """Some of them, or the same with further axes."""
+        return Operands(self.signed[part], self.block[part])
+
+
+def operands(values: Array) -> Operands:
+    """float32 values of fp16 (an infinity is 65536); NaN as zero."""
+    finite = np.where(np.isnan(values), np.float32(0), values)
+    exponent = np.frexp(finite)[1] + 14
+    block = np.clip(exponent >> 2, 0, 7)
+    signed = np.ldexp(finite.astype(np.float64), POINT - STEP * block).astype(np.int32)
+    return Operands(signed, np.where(signed == 0, ABSENT, block).astype(np.int8))
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the multipliers give for every position and kernel, (..., positions, kernels)."""
+
+    total: Array
+    """int64; Winograd has one for each position of the tile."""
+    top: Array
+    """The largest block of a product, which scales the total: its unit is 2^(4 * top - 50)."""
+
+    def values(self) -> Array:
+        """The sums as doubles, which hold them exactly."""
+        return np.ldexp(self.total.astype(np.float64), STEP * self.top.astype(np.int32) - 2 * POINT)
+
+
+def multiply(data: Operands, weights: Operands, positions: int = 1) -> Group:
+    """The group of data (places, group) and weights (group, kernels); the group is `positions` equal parts.
+
+    Result: total (places, kernels), or (positions, places, kernels) where there are several.
+    """
+    places, kernels = data.signed.shape[0], weights.signed.shape[1]
+    wide = places >= kernels  # the longer axis comes last
+    transposed = Operands(data.signed.T, data.block.T)
+    first, second = (weights, transposed) if wide else (transposed, weights)
+    size = max(CHUNK // max(len(first.signed) * first.signed.shape[1], 1), 1)
+    found = [
+        _chunk(first, second[:, at : at + size], positions, wide=wide)
+        for at in range(0, second.signed.shape[1], size)
+    ]
+    total, top = (np.concatenate(each, axis=-1) for each in zip(*found, strict=True))
+    if wide:
+        total, top = np.swapaxes(total, -1, -2), top.T
+    return Group(total[0] if positions == 1 else total, top)
+
+
+def _chunk(first: Operands, second: Operands, positions: int, *, wide: bool) -> tuple[Array, Array]:
+    """Totals (positions, first, second) and tops (first, second)."""
+    one, other = first[:, :, None], second[:, None, :]
+    weights, data = (one, other) if wide else (other, one)
+    blocks = one.block + other.block
+    top = np.maximum(blocks.max(axis=0), 0)
+    steps = top - blocks
+    shifted = _shifted(weights, data, steps)
+    parts = shifted.reshape(positions, -1, *shifted.shape[1:])
+    return parts.sum(axis=1, dtype=np.int64), top
+
+
+def _shifted(weights: Operands, data: Operands, steps: Array) -> Array:
+    """The products, each shifted right by so many steps as its halves are."""
+    products = weights.signed * data.signed
+    reached = steps < OUT_OF_REACH
+    cut = np.where(reached, steps, 0)
+    if not cut.any():
+        return np.where(reached, products, 0)
+    found = products >> (STEP * cut.astype(np.int32))
+    found -= _lost(weights, data, products, cut)
+    far = np.nonzero(cut > 2)
+    if len(far[0]):
+        found[far] = _far(weights, data, products.shape, far, cut[far])
+    found[~reached] = 0
+    return found
+
+
+def _lost(weights: Operands, data: Operands, products: Array, cut: Array) -> Array:
+    """1 where the halves lose a carry, of products that are shifted by 4 or 8 bits: only their low bytes count."""
+    low = _low_half(_rows(weights.signed, data.signed, 4, np.uint8))
+    half = _compressed(*_compressed(*low, np.uint8(0)), np.uint8(0))[0]
+    mask = np.array([0, 0x0F, 0xFF, 0, 0, 0, 0, 0], np.uint8)[cut]
+    return (products.astype(np.uint8) & mask) < (half & mask)
+
+
+def _far(weights: Operands, data: Operands, shape: tuple[int, ...], where: tuple[Array, ...], cut: Array) -> Array:
+    """Products of a few places, shifted by 12 bits or more."""
+    w, d = (np.broadcast_to(each.signed, shape)[where] for each in (weights, data))
+    rows = _rows(w, d, BOOTH_DIGITS, np.uint32)
+    low, high = _low_half(rows[:5]), _low_half(rows[5:])
+    shifted = [each << np.uint32(8) for each in high]
+    pair = _compressed(*_compressed(*low, shifted[0]), shifted[1])
+    bits = STEP * cut.astype(np.uint32)
+    return sum((each >> bits).astype(np.int64) for each in pair) - (PAIR_BIAS >> bits.astype(np.int64))
+
+
+def _rows(weights: Array, data: Array, digits: int, dtype: type[np.unsignedinteger]) -> list[Array]:
+    """The rows of the multiplier (radix 4, Booth), four and their carries as five numbers for each half."""
+    magnitude, negative = np.abs(weights), weights < 0
+    found: list[Array] = []
+    carries = dtype(0)
+    multiplicand, minus = data.astype(dtype), data < 0  # what zeros give is never looked at
+    any_minus, bias = minus.any(), dtype(1 << 16 & np.iinfo(dtype).max)
+    for digit in range(digits):
+        low = (magnitude >> (2 * digit - 1)) & 1 if digit else 0
+        recoded = low + (magnitude >> 2 * digit & 1) - 2 * (magnitude >> 2 * digit + 1 & 1)
+        recoded = np.where(negative, -recoded, recoded)
+        below = ((recoded < 0) ^ minus) & (recoded != 0) if any_minus else recoded < 0
+        row = recoded.astype(dtype) * multiplicand + (bias - below.astype(dtype))
+        place = digit % 4
+        if place == 0:
+            found.append(row)
+        else:
+            found.append((row << dtype(2 * place)) + carries)
+        carries = below.astype(dtype) << dtype(2 * place)
+        if place == 3:
+            found.append(carries)
+    return found
+
+
+def _low_half(rows: list[Array]) -> tuple[Array, Array]:
+    """Five numbers as two with the same sum."""
+    pair = _compressed(rows[0], rows[1], rows[2])
+    return _compressed(*_compressed(*pair, rows[3]), rows[4])
+
+
+def _compressed(x: Array, y: Array, z: Array) -> tuple[Array, Array]:
+    """Sum and carry of three numbers."""
+    either = x ^ y
+    return either ^ z, (x & y | either & z) << x.dtype.type(1)
+
+
+def add(first: Array, second: Array) -> Array:
+    """The sum rounded to 39 significant bits, ties away from zero; doubles that hold both."""
+    total = first + second
+    beyond = total - first
+    error = (first - (total - beyond)) + (second - beyond)  # what the double lost, exactly
+    bits = total.view(np.int64)
+    tie = (bits & ((1 << SUM_DROPPED) - 1)) == 1 << (SUM_DROPPED - 1)
+    bits = bits - (tie & (error != 0) & ((error < 0) != (total < 0)))
+    return _rounded(bits, SUM_DROPPED)
+
+
+def result(total: Array) -> Array:
+    """What SDP gets: 24 significant bits, ties away from zero, as float32."""
+    return _rounded(total.view(np.int64), OUT_DROPPED).astype(np.float32)
+
+
+def _rounded(bits: Array, dropped: int) -> Array:
+    """A double's bits without the last ones, ties away from zero."""
+    return ((bits + (1 << (dropped - 1))) & -(1 << dropped)).view(np.float64)
