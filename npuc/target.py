@@ -162,7 +162,8 @@ class Target(Protocol):
     players: tuple[str, ...]
     """What can play the test programs that it exports, the usual one first; none where it exports none."""
     chip_models: tuple[str, ...]
-    """What `runner` can simulate on: npuc's own model, the vendor's, the hardware description."""
+    """What `runner` can simulate on: npuc's own model, the same as accuracy needs it (quick), the vendor's, the
+    hardware description."""
     inexact: tuple[str, ...]
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
     weight_forms: tuple[str, ...]
@@ -279,6 +280,11 @@ def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
 
 GROUP = "npuc.targets"
 """The group of entry points by which other packages bring targets along: name = "module:attribute"."""
+
+
+def quickest(target: Target) -> str:
+    """The chip model for many samples, where the last bit of a floating-point result does not matter."""
+    return "quick" if "quick" in target.chip_models else "own"
 
 
 def target(name: str) -> Target:

@@ -176,9 +176,10 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
     )
     kind = click.option(
         "--chip-model",
-        type=Choice(("own", "vendor", "rtl")),
+        type=Choice(("own", "quick", "vendor", "rtl")),
         default="own",
-        help="npuc's model of the chip, the vendor's (bm1684), or its hardware description (easynpu).",
+        help="npuc's model of the chip, the same without the last bit of fp16 (nvdla), "
+        "the vendor's (bm1684), or its hardware description (easynpu).",
     )
     return kind(folder(command))
 

@@ -20,7 +20,7 @@ from npuc.ir import Array
 from npuc.program import Program, load_evidence
 from npuc.reference import session
 from npuc.storage.data import Samples
-from npuc.target import FLOATING, Target
+from npuc.target import FLOATING, Target, quickest
 from npuc.verification.checking import check_model
 from npuc.verification.metrics import agreement, ranks, task
 
@@ -81,7 +81,7 @@ def accuracy(
     found: dict[str, Array | None] = {
         name: None if each is None else _by_onnxruntime(each, samples, output) for name, each in models.items()
     }
-    simulated = run_program(program, target, samples, advance)[output]
+    simulated = run_program(program, target, samples, advance, chip_model=quickest(target))[output]
     found["simulator"] = simulated.reshape(len(samples), -1)
     exact = found["fp32"]
     assert exact is not None

@@ -20,7 +20,7 @@ from npuc.ir import Array
 from npuc.pipeline import Hook
 from npuc.program import Program, as_loaded
 from npuc.storage.data import Samples, varied
-from npuc.target import FLOATING, Options, Runner, Target
+from npuc.target import FLOATING, Options, Runner, Target, quickest
 from npuc.verification.bits import Bits
 from npuc.verification.equivalence import Equivalence
 from npuc.verification.floating import Layers
@@ -142,7 +142,7 @@ class _Prover:
 
     @cached_property
     def _runner(self) -> Runner:
-        return self.target.runner(self.program)
+        return self.target.runner(self.program, quickest(self.target))
 
     @cached_property
     def _expect(self) -> Callable[[Feed, Feed, Feed], None]:

@@ -33,7 +33,7 @@ class Nvdla:
     memories = ("dram", "cbuf")
     exports = ("bin", "nvdla-trace", "loadable", "c")
     players: tuple[str, ...] = PLAYERS
-    chip_models = ("own",)
+    chip_models = ("own", "quick")
     host_layers = ("Conv",)
 
     def __init__(self, name: str) -> None:
@@ -119,11 +119,10 @@ class Nvdla:
         return quantising.network(graph, samples, self._machine(options), options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
-        """The steps of the manifest and the functional model of its machine."""
+        """The steps of the manifest and the functional model of its machine; quick: fp16 summed in double."""
         from npuc.targets.nvdla.program.running import Runner
 
-        del chip_model
-        return Runner(program)
+        return Runner(program, quick=chip_model == "quick")
 
     def stepper(self, program: Program, trace: Path | None) -> None:
         """NVDLA has none."""
