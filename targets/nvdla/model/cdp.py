@@ -74,7 +74,8 @@ def _square_sums(group: Group, data: Array) -> Array:
     add = fp16.add if floating else np.add
     total = squares
     for each in range(1, reach + 1):  # those at equal distances first
-        around = add(*(padded[..., reach + side : reach + side + channels] for side in (-each, each)))
+        below, above = (padded[..., reach + side : reach + side + channels] for side in (-each, each))
+        around = add(below, above)
         total = add(around, total) if each == 1 else add(total, around)
     return total
 

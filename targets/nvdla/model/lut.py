@@ -195,8 +195,8 @@ def _found_floating(table: Table, x: Array, unit: Arithmetic) -> Found:
 def _blended(y0: Array, y1: Array, fraction: Array) -> Array:
     """SDP: both entries times their shares, which are rounded before."""
     shares = fp16.fp17(1 - fraction), fp16.fp17(fraction)
-    parts = (fp16.multiply(each, entry, fp16.fp17) for each, entry in zip(shares, (y0, y1), strict=True))
-    return fp16.add(*parts, fp16.fp17)
+    first, second = (fp16.multiply(each, entry, fp16.fp17) for each, entry in zip(shares, (y0, y1), strict=True))
+    return fp16.add(first, second, fp16.fp17)
 
 
 def _risen(y0: Array, y1: Array, fraction: Array) -> Array:
