@@ -14,6 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
+from npuc.ir import Array
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import (
@@ -73,104 +76,129 @@ class Work:
 
 @dataclass(frozen=True)
 class Progress:
-    """When each engine is free, in clocks from the program's start."""
+    """When each engine is free, in clocks from the start: for several beginnings of a program side by side.
 
-    ends: tuple[float, ...] = ()
-    """Of the latest operations."""
-    count: int = 0
-    programmed: float = 0.0
+    Every field is an array with an element for each beginning; `ends` has a row.
+    """
+
+    ends: Array
+    """Of the latest REMEMBERED operations, the latest last."""
+    count: Array
+    programmed: Array
     """Since when the driver goes on."""
-    fetched: float = 0.0
-    computed: float = 0.0
-    written: float = 0.0
-    pooled: float = 0.0
-    moved: float = 0.0
+    fetched: Array
+    computed: Array
+    written: Array
+    pooled: Array
+    moved: Array
     """Until when memory is busy."""
-    before: Work | None = None
-    """The convolution before."""
+    entries: Array
+    """CBUF entries of the convolution before."""
+    data: Array
+    """Its banks for data; 0 where there was none."""
+    weights: Array
+    """Its banks for weights."""
+
+    @classmethod
+    def start(cls) -> Progress:
+        """Of one beginning, before its first operation."""
+        free, none = np.zeros(1), np.zeros(1, np.int64)
+        return cls(np.zeros((1, REMEMBERED)), none, free, free, free, free, free, free, none, none, none)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Progress]) -> Progress:
+        """The beginnings of all parts."""
+        return cls(*(np.concatenate([getattr(each, name) for each in parts]) for name in cls.__match_args__))
+
+    def take(self, which: Sequence[int]) -> Progress:
+        """Some of the beginnings, by number."""
+        return Progress(*(getattr(self, name)[which] for name in self.__match_args__))
 
     @property
-    def end(self) -> float:
+    def end(self) -> Array:
         """When everything so far has ended."""
-        return max(self.ends, default=0.0)
+        return self.ends.max(axis=1)
 
-    def after(self, work: Work, admission: Admission, machine: Machine) -> Progress:
-        """With one more operation, which is programmed and enabled when others have ended."""
-        enabled = self._passed(admission.fetch)
-        allowed = max(enabled, self._passed(admission.write))
-        new = dict[str, float | Work]()
+    def after(self, work: Work, fetch: Array | int, write: Array | int, machine: Machine) -> Progress:
+        """With one more operation.
+
+        fetch, write: how many operations of each beginning must have ended until it fetches, and writes.
+        """
+        seen = np.maximum.accumulate(self.ends, axis=1)
+        enabled = self._passed(seen, fetch)
+        allowed = np.maximum(enabled, self._passed(seen, write))
+        new = dict[str, Array]()
         match work.operation:
             case Convolution() as operation:
                 new, end = self._convolved(work, operation, enabled, allowed, machine)
             case Elementwise():
-                begin = max(allowed, self.written) + timing.START
-                new["written"] = begin + work.streaming
-                end = max(begin + work.streaming, self._pooled(work, begin))
-                new["pooled"] = end if work.pooling else self.pooled
+                begin = np.maximum(allowed, self.written) + timing.START
+                written = begin + work.streaming
+                pooled = self._pooled(work, begin)
+                end = np.maximum(written, pooled)
+                new = {"written": written, "pooled": end if work.pooling else self.pooled}
             case Pooling():
-                end = max(allowed, self.pooled) + timing.START + work.streaming
-                new["pooled"] = end
+                end = np.maximum(allowed, self.pooled) + timing.START + work.streaming
+                new = {"pooled": end}
             case Normalisation() | Contraction():
                 end = allowed + timing.START + work.streaming
-        moved = max(self.moved, enabled) + work.moving
-        ends = (*self.ends, max(end, moved))[-REMEMBERED:]
+        moved = np.maximum(self.moved, enabled) + work.moving
+        ends = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
         return replace(self, ends=ends, count=self.count + 1, programmed=allowed, moved=moved, **new)
 
-    def _passed(self, ended: int) -> float:
-        """When the driver has seen the end of so many operations."""
-        first = self.count - len(self.ends)
-        return max((self.programmed, *self.ends[: max(ended - first, 0)]))
+    def _passed(self, seen: Array, ended: Array | int) -> Array:
+        """When the driver has seen the end of so many operations; seen: the latest end up to each of them."""
+        which = np.minimum(ended - self.count + REMEMBERED, REMEMBERED)
+        passed = np.maximum(self.programmed, seen[np.arange(len(seen)), np.maximum(which, 1) - 1])
+        return np.where(which > 0, passed, self.programmed)
 
     def _convolved(
-        self, work: Work, operation: Convolution, enabled: float, allowed: float, machine: Machine
-    ) -> tuple[dict[str, float | Work], float]:
+        self, work: Work, operation: Convolution, enabled: Array, allowed: Array, machine: Machine
+    ) -> tuple[dict[str, Array], Array]:
         """What is new of the engines, and the end."""
-        banks, held = operation.banks, self._held(operation)
-        begin = max(enabled, self.computed if held is None else self.fetched)
+        banks = operation.banks
+        alike = (self.data == banks.data) & (self.weights == banks.weights)  # the input before lies in the ring
+        begin = np.maximum(enabled, np.where(alike, self.fetched, self.computed))
         here = begin + work.fetching
-        crowded = 0.0 if held is None else _crowded(held, work, banks.data * machine.cbuf_entries)
-        if crowded:
-            here = max(here, self.computed + work.fetching * crowded)
-        start = max(here + timing.START, begin + work.beginning, allowed, self.computed, self.written)
+        beyond = np.maximum(self.entries + work.entries - banks.data * machine.cbuf_entries, 0)
+        crowded = np.where(alike, np.minimum(beyond / work.entries, 1.0), 0.0)
+        waits = np.maximum(here, self.computed + work.fetching * crowded)
+        here = np.where(crowded > 0, waits, here)
+        start = np.maximum(np.maximum(here + timing.START, begin + work.beginning), allowed)
+        start = np.maximum(np.maximum(start, self.computed), self.written)
         computed = start + work.computing
         loaded = begin + work.loading
         size, room = operation.kernels.bytes, banks.weights * machine.bank_bytes
         if size > room:
-            loaded = max(loaded, start + work.computing * (1 - room / size))
-        end = max(computed, self._pooled(work, start))
-        pooled = end if operation.pooling else self.pooled
-        ready = {"fetched": max(here, loaded), "computed": computed, "written": computed, "pooled": pooled}
-        return {**ready, "before": work}, end
+            loaded = np.maximum(loaded, start + work.computing * (1 - room / size))
+        end = np.maximum(computed, self._pooled(work, start))
+        ready = {
+            "fetched": np.maximum(here, loaded),
+            "computed": computed,
+            "written": computed,
+            "pooled": end if operation.pooling else self.pooled,
+        }
+        now = {"entries": work.entries, "data": banks.data, "weights": banks.weights}
+        return {**ready, **{name: np.full_like(self.count, value) for name, value in now.items()}}, end
 
-    def _held(self, operation: Convolution) -> int | None:
-        """CBUF entries of the input before, whose data lies there; None where the CBUF was divided otherwise."""
-        if self.before is None or not isinstance(self.before.operation, Convolution):
-            return None
-        before, banks = self.before.operation.banks, operation.banks
-        return self.before.entries if (before.data, before.weights) == (banks.data, banks.weights) else None
-
-    def _pooled(self, work: Work, start: float) -> float:
+    def _pooled(self, work: Work, start: Array) -> Array:
         """When PDP behind SDP is through, if there is one."""
-        return max(start, self.pooled) + work.pooling if work.pooling else start
-
-
-def _crowded(held: int, work: Work, room: int) -> float:
-    """The share of an input for which the ring has no room before another one is used up."""
-    return min(max(held + work.entries - room, 0) / work.entries, 1.0)
+        return np.maximum(start, self.pooled) + work.pooling if work.pooling else start
 
 
 def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) -> list[float]:
     """When each operation of a program and all before it have ended, in clocks from its start."""
-    works = [(Work.of(operation, machine), admission) for operation, admission in operations]
-    states = accumulate(works, lambda state, each: state.after(*each, machine), initial=Progress())
-    found = [state.ends[-1] for state in states if state.ends]
+    progress, found = Progress.start(), list[float]()
+    for operation, admission in operations:
+        progress = progress.after(Work.of(operation, machine), admission.fetch, admission.write, machine)
+        found.append(float(progress.ends[0, -1]))
     return list(accumulate(found, max))
 
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:
     """Clocks of operations with nothing before or behind them."""
-    flights, progress = Flights(machine.atom_bytes), Progress()
+    flights, progress = Flights(machine.atom_bytes), Progress.start()
     for operation in operations:
         admission, flights = flights.admit(operation)
-        progress = progress.after(Work.of(operation, machine), admission, machine)
-    return progress.end
+        progress = progress.after(Work.of(operation, machine), admission.fetch, admission.write, machine)
+    return float(progress.end[0])

@@ -13,9 +13,11 @@ from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import (
     Kernels,
+    Sdp,
     Surface,
 )
 from npuc.targets.nvdla.operations.surfaces import View
+from npuc.targets.nvdla.operations.tiling import Geometry
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Constants:
         default_factory=dict["tuple[str, int, int, WeightForm]", "Kernels"]
     )
     """Weights that are there already: by result, pass (its first lane, and how many) and form."""
+    sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict["tuple[str, int, int]", "Sdp"])
+    """SDP where it is the same for every tile: by result, first lane and number of lanes."""
     counted: bool = False
     """Whether only sizes matter, as what costs are compared for: the image stays empty, every address is 0."""
 
@@ -87,6 +91,10 @@ class Context:
     """Banks that data gets where it can; 0 for half of them."""
     passes: dict[str, list[Part]] = field(default_factory=dict["str", "list[Part]"])
     """Passes of convolutions by result, as far as they are known."""
+    shapes: dict[tuple[str, int, int, WeightForm], Geometry] = field(
+        default_factory=dict["tuple[str, int, int, WeightForm]", "Geometry"]
+    )
+    """Passes as the hardware sees them, by result, first lane, number of lanes and form of the weights."""
 
     @property
     def preferred_banks(self) -> int:

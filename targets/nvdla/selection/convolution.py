@@ -168,11 +168,15 @@ def fits(context: Context, node: Node, form: WeightForm) -> bool:
 
 def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
     """A pass as the hardware sees it."""
-    held = x.view.buffer
-    lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
-    if form.kind == "winograd":
-        lanes = aligned(lanes, held.atom_elements)
-    return replace(geometry(context.graph, node, lanes), kernels=part.count, form=form)
+    key = node.output, part.first, part.count, form
+    if key not in context.shapes:
+        held = x.view.buffer
+        lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
+        if form.kind == "winograd":
+            lanes = aligned(lanes, held.atom_elements)
+        found = geometry(context.graph, node, lanes)
+        context.shapes[key] = replace(found, kernels=part.count, form=form)
+    return context.shapes[key]
 
 
 def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:

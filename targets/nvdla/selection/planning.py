@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Flights, Touched, touched
 from npuc.targets.nvdla.operations.tiling import equal_edges
@@ -37,43 +40,80 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A beginning of the program."""
+class _Tiling:
+    """The tiles of the latest layer, and of those before it."""
 
-    progress: Progress
-    flights: Flights
-    edges: tuple[Edges, ...] = ()
-    written: str = ""
-    """The buffer that the last layer writes."""
+    edges: Edges
+    before: _Tiling | None
 
     @property
-    def cost(self) -> tuple[float, float, tuple[Edges, ...]]:
-        """What is compared: the end, then when the MAC array and memory are free."""
-        return self.progress.end, self.progress.computed + self.progress.fetched, self.edges
+    def path(self) -> tuple[Edges, ...]:
+        """Of every layer, in order."""
+        found: list[Edges] = []
+        tiling: _Tiling | None = self
+        while tiling is not None:
+            found.append(tiling.edges)
+            tiling = tiling.before
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Beginnings of the program, the cheapest first."""
+
+    progress: Progress
+    flights: Sequence[Flights]
+    tilings: Sequence[_Tiling | None]
+    order: Sequence[int]
+    """Ranks of the tilings: what decides between beginnings of the same cost."""
+    written: str = ""
+    """The buffer that the last layer writes."""
 
 
 def plan(context: Context, turns: Sequence[Sequence[Layer]]) -> Plan:
     """The plan of a program; turns: its layers, one sequence for each turn of NVDLA between those of the host."""
     layers = [layer for turn in turns for layer in turn]
-    found: tuple[_Begun, int] | None = None
+    found: tuple[tuple[float, float, tuple[Edges, ...]], int] | None = None
     for quarters in PROPORTIONS:
         banks = max(context.machine.cbuf_banks * quarters // 4, 1)
-        begun = _Search(replace(context, data_banks=banks)).run(turns)
-        if found is None or begun.cost < found[0].cost:
-            found = begun, banks
+        cost = _Search(replace(context, data_banks=banks)).run(turns)
+        if found is None or cost < found[0]:
+            found = cost, banks
     assert found is not None
-    return Plan({each.name: edges for each, edges in zip(layers, found[0].edges, strict=True)}, found[1])
+    return Plan({each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1])
 
 
-def _cheapest(begun: Sequence[_Begun]) -> list[_Begun]:
-    """The cheapest beginnings, some with every tiling of the last layer."""
-    ranks: dict[Edges, int] = {}
-    found: list[_Begun] = []
-    for each in sorted(begun, key=lambda each: each.cost):
-        ranks[each.edges[-1]] = rank = ranks.get(each.edges[-1], 0) + 1
-        if rank <= KEPT:
-            found.append(each)
-    return found
+class _Admissions:
+    """When operations may begin behind others: what is in flight repeats, so that each case is looked at once."""
+
+    def __init__(self) -> None:
+        self._places: dict[Touched, Touched] = {}
+        self._flights: dict[tuple[object, ...], Flights] = {}
+        self._known: dict[tuple[int, int], tuple[int, int, Flights]] = {}
+
+    def admit(self, flights: Flights, operation: Operation, place: Touched) -> tuple[int, int, Flights]:
+        """How many operations may still run when it fetches and when it writes, and what runs from then on.
+
+        flights and place are objects that live as long as this one.
+        """
+        key = id(flights), id(place)
+        if key not in self._known:
+            admission, after = flights.admit(operation, place)
+            still = flights.count - admission.fetch, flights.count - admission.write
+            self._known[key] = *still, self.shared(after)
+        return self._known[key]
+
+    def place(self, place: Touched) -> Touched:
+        """The one object of all that are equal."""
+        return self._places.setdefault(place, place)
+
+    def shared(self, flights: Flights) -> Flights:
+        """The one object of all that are equal, but for how many operations were before."""
+        key = (
+            *((id(each.touched), each.tables, *each.turns.items()) for each in flights.flying),
+            *sorted(flights.turns.items()),
+        )
+        return self._flights.setdefault(key, flights)
 
 
 @dataclass
@@ -84,35 +124,79 @@ class _Search:
     known: dict[tuple[str, Edges], list[tuple[Work, Touched]]] = field(
         default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
+    admissions: _Admissions = field(default_factory=_Admissions)
 
-    def run(self, turns: Sequence[Sequence[Layer]]) -> _Begun:
-        """The cheapest program."""
-        kept = [_Begun(Progress(), Flights(self.context.machine.atom_bytes))]
+    def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
+        """The cheapest program: its end, when the MAC array and memory are free, and its tiles."""
+        none = self.admissions.shared(Flights(self.context.machine.atom_bytes))
+        begun = _Begun(Progress.start(), [none], [None], [0])
         for turn in turns:
             for layer in turn:
-                following = [
-                    self._after(begun, layer, edges) for begun in kept for edges in self._edges(begun, layer)
-                ]
-                kept = _cheapest(following)
-            kept = [replace(each, flights=each.flights.landed(), written="") for each in kept]
-        return kept[0]
+                begun = self._after(begun, layer)
+            landed = [self.admissions.shared(each.landed()) for each in begun.flights]
+            begun = replace(begun, flights=landed, written="")
+        progress, tiling = begun.progress, begun.tilings[0]
+        free = float(progress.computed[0] + progress.fetched[0])
+        return float(progress.end[0]), free, tiling.path if tiling else ()
 
-    def _after(self, begun: _Begun, layer: Layer, edges: Edges) -> _Begun:
-        """A beginning with one more layer."""
-        machine, progress, flights = self.context.machine, begun.progress, begun.flights
+    def _after(self, begun: _Begun, layer: Layer) -> _Begun:
+        """The cheapest beginnings with one more layer, some with every tiling of it."""
+        groups: dict[Edges, list[int]] = {}
+        tried: dict[Edges, list[Edges]] = {}
+        for number, tiling in enumerate(begun.tilings):
+            before = self._tiles_read(begun, tiling, layer)
+            if before not in tried:
+                tried[before] = list(self._edges(before, layer))
+            for edges in tried[before]:
+                groups.setdefault(edges, []).append(number)
+        parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
+        progress = Progress.joined([part for part, _ in parts])
+        flights = [each for _, part in parts for each in part]
+        steps = [(number, edges) for edges, numbers in groups.items() for number in numbers]
+        ranked = sorted(range(len(steps)), key=lambda at: (begun.order[steps[at][0]], steps[at][1]))
+        order = np.empty(len(steps), np.int64)
+        order[ranked] = np.arange(len(steps))
+        kept: list[int] = []
+        ranks: dict[Edges, int] = {}
+        for at in np.lexsort((order, progress.computed + progress.fetched, progress.end)).tolist():
+            edges = steps[at][1]
+            ranks[edges] = ranks.get(edges, 0) + 1
+            if ranks[edges] <= KEPT:
+                kept.append(at)
+        return _Begun(
+            progress.take(kept),
+            [flights[at] for at in kept],
+            [_Tiling(steps[at][1], begun.tilings[steps[at][0]]) for at in kept],
+            order[kept].tolist(),
+            self.context.placed[layer.name].view.buffer.name,
+        )
+
+    def _with(
+        self, begun: _Begun, layer: Layer, edges: Edges, numbers: Sequence[int]
+    ) -> tuple[Progress, list[Flights]]:
+        """Some beginnings with one more layer, in these tiles."""
+        machine = self.context.machine
         if (layer.name, edges) not in self.known:
             operations = select(self.context, layer, edges)
             self.known[layer.name, edges] = [
-                (Work.of(each, machine), touched(each, machine.atom_bytes)) for each in operations
+                (Work.of(each, machine), self.admissions.place(touched(each, machine.atom_bytes)))
+                for each in operations
             ]
+        progress, flights = begun.progress.take(numbers), [begun.flights[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
-            admission, flights = flights.admit(work.operation, place)
-            progress = progress.after(work, admission, machine)
-        buffer = self.context.placed[layer.name].view.buffer.name
-        return _Begun(progress, flights, (*begun.edges, edges), buffer)
+            admitted = [self.admissions.admit(each, work.operation, place) for each in flights]
+            fetch, write = (progress.count - [each[which] for each in admitted] for which in (0, 1))
+            flights = [each[2] for each in admitted]
+            progress = progress.after(work, fetch, write, machine)
+        return progress, flights
 
-    def _edges(self, begun: _Begun, layer: Layer) -> Iterator[Edges]:
-        """The tilings that are tried."""
+    def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
+        """The tiles of the layer before where they write what this one reads; else none."""
+        read = self.context.placed[layer.node.inputs[0]].view.buffer.name
+        return tiling.edges if tiling is not None and read == begun.written else ()
+
+    def _edges(self, before: Edges, layer: Layer) -> Iterator[Edges]:
+        """The tilings that are tried behind these tiles of what the layer reads."""
         if layer.node.op != "NvConv":
             yield ()
             return
@@ -123,14 +207,15 @@ class _Search:
         for count in sorted({least, *more}):
             edges = equal_edges(height, count, layer.form)
             yield edges
-            early = self._early_rows(begun, layer, edges[1]) if layer.form.kind != "winograd" else 0
+            early = self._early_rows(before, layer, edges[1]) if layer.form.kind != "winograd" else 0
             if count > 1 and 0 < early < edges[1]:
                 yield (0, early, *(edges[2:] if edges[2] - early <= most else edges[1:]))
 
-    def _early_rows(self, begun: _Begun, layer: Layer, most: int) -> int:
-        """Rows of the result, so many at most, whose input the last tile of the layer before does not write."""
-        read = self.context.placed[layer.node.inputs[0]].view.buffer.name
-        before = begun.edges[-1] if begun.edges and read == begun.written else ()
+    def _early_rows(self, before: Edges, layer: Layer, most: int) -> int:
+        """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
+
+        before: the tiles of that layer.
+        """
         if not before:
             return most
         return next(

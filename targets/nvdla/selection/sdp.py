@@ -37,11 +37,21 @@ def select_sdp(
     context: Context, node: Node, y: Placed, first: int, count: int, tile: RowTile | None = None
 ) -> Sdp:
     """SDP of some lanes of the result and rows of it."""
+    known, key = context.constants.sdps, (node.output, first, count)
+    if key not in known:
+        found = _select(context, node, y, (first, count), tile)
+        if any(each.fetch and (each.fetch.per_element or each.fetch.computed) for each in (found.x1, found.x2)):
+            return found  # its operands are another part of a map for every tile
+        known[key] = found
+    return known[key]
+
+
+def _select(context: Context, node: Node, y: Placed, part: tuple[int, int], tile: RowTile | None) -> Sdp:
     first_alu, first_mul, second_alu, second_mul, table = operands(node)
     x1, x2 = stages(node)
     return Sdp(
-        _unit(context, x1, first_alu, first_mul, y, (first, count), tile),
-        _unit(context, x2, second_alu, second_mul, y, (first, count), tile),
+        _unit(context, x1, first_alu, first_mul, y, part, tile),
+        _unit(context, x2, second_alu, second_mul, y, part, tile),
         converter(node),
         _tables(node, context.graph.constants[table]) if table else None,
     )
