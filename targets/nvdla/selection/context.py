@@ -91,10 +91,10 @@ class Context:
     """Banks that data gets where it can; 0 for half of them."""
     passes: dict[str, list[Part]] = field(default_factory=dict["str", "list[Part]"])
     """Passes of convolutions by result, as far as they are known."""
-    shapes: dict[tuple[str, int, int, WeightForm], Geometry] = field(
-        default_factory=dict["tuple[str, int, int, WeightForm]", "Geometry"]
+    shapes: dict[tuple[str, Part, WeightForm], Geometry] = field(
+        default_factory=dict["tuple[str, Part, WeightForm]", "Geometry"]
     )
-    """Passes as the hardware sees them, by result, first lane, number of lanes and form of the weights."""
+    """Passes as the hardware sees them, by result, pass and form of the weights."""
 
     @property
     def preferred_banks(self) -> int:

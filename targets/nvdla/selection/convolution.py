@@ -168,7 +168,7 @@ def fits(context: Context, node: Node, form: WeightForm) -> bool:
 
 def _shape(context: Context, node: Node, part: Part, x: Placed, form: WeightForm) -> Geometry:
     """A pass as the hardware sees it."""
-    key = node.output, part.first, part.count, form
+    key = node.output, part, form
     if key not in context.shapes:
         held = x.view.buffer
         lanes = FORMATS[held.pixels].channels if held.pixels else part.lanes
