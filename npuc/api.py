@@ -23,11 +23,12 @@ from npuc import program as programs
 from npuc.errors import Problem
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.regions.compiling import compile_model
+from npuc.regions.composite import target_of
 from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
 from npuc.timeline import Timeline
-from npuc.verification import proof
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +49,7 @@ class Compiled:
     @cached_property
     def target(self) -> Target:
         """What it was compiled for."""
-        return find(self.program.target)
+        return target_of(self.program)
 
     @property
     def report(self) -> Mapping[str, Any]:
@@ -103,10 +104,10 @@ def compile(
     kind, shapes = find(target), _shapes(input_shapes)
     with _model_file(model) as path:
         if calibration is None:
-            found, _ = proof.compile_model(path, kind, options or Options(), shapes)
+            found, _ = compile_model(path, kind, options or Options(), shapes)
         else:
             with _file(calibration) as samples:
-                found, _ = proof.compile_model(path, kind, options or Options(), shapes, [samples])
+                found, _ = compile_model(path, kind, options or Options(), shapes, [samples])
     return Compiled(programs.as_loaded(found))
 
 

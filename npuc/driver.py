@@ -129,7 +129,7 @@ def compilation(
         raise _with_operators(error, graph) from None
     origin = {"name": model.name, "sha256": file_sha256(model)}
     named = replace(program, manifest={**program.manifest, "model": origin})
-    return Compilation(_with_rewrites(named, steps), samples, graph)
+    return Compilation(with_rewrites(named, steps), samples, graph)
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
@@ -196,7 +196,7 @@ def rewrites_of(steps: Steps, target: Target, options: Options) -> list[Rewrite]
     return [each for step in steps for each in rewrites(*step, price)]
 
 
-def _with_rewrites(program: Program, steps: Steps) -> Program:
+def with_rewrites(program: Program, steps: Steps) -> Program:
     """The program whose graph.json also says what the passes did, for `npuc explain`."""
     done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     graph = json.loads(program.evidence["graph.json"])

@@ -21,7 +21,7 @@ CODES: dict[str, str] = {
     "E106": "a dimension is not known at compile time",
     "E107": "the element type is not supported",
     "E108": "external data lies outside the model's folder, or is missing or too short",
-    "E109": "an --input-shape does not fit the model",
+    "E109": "an --input-shape, a --bind or a --deny does not fit the model",
     "E110": "the model needs more memory than the limit",
     # operators
     "E201": "the operator is not known to npuc",
@@ -53,6 +53,10 @@ CODES: dict[str, str] = {
     "E602": "simulator and integer reference differ",
     "E603": "the compiled program does not compute what the model says: a defect of npuc, and nothing is written",
     # warnings: the program is written all the same
+    "W201": "a layer runs on the host, as on the NPU it would only add transfers",
+    "W202": "a layer runs on the host, as --deny asks",
+    "W203": "a layer runs on the host, as --max-partitions asks",
+    "W204": "a layer runs on the host, as the target's programs leave it to the host",
     "W301": "values of a tensor lie beyond the range of the precision",
 }
 

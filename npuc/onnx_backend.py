@@ -7,6 +7,7 @@ prepared = npuc.backend("easynpu").prepare(onnx.load("model.onnx"))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,8 +28,9 @@ class Prepared(BackendRep):
     """A model, compiled at its first run: only then the shapes of its inputs, and its weights, are all known.
 
     Inputs are data. Where the target refuses that, all but the first are constants: weights, shapes and second
-    operands, compiled into the program. Without calibration data a run calibrates: its inputs, and random numbers
-    of their mean, deviation and range.
+    operands, compiled into the program. Where it refuses that too, inputs are data, and the host runs what the
+    target does not, unless the options refuse the host. Without calibration data a run calibrates: its inputs, and
+    random numbers of their mean, deviation and range.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class Prepared(BackendRep):
         self.model, self.target, self.options, self.calibration = model, target, options, calibration
         given = {each.name for each in model.graph.initializer}
         self.names = [port.name for port in model.graph.input if port.name not in given]
-        self.data = len(self.names)
-        """How many inputs are data."""
+        self.way: tuple[int, str] | None = None
+        """How many inputs are data, and where what the target refuses goes; None before the first run."""
         self.programs: dict[tuple[Any, ...], Compiled] = {}
         """By the shapes of the inputs and the values of the constants."""
 
@@ -51,19 +53,30 @@ class Prepared(BackendRep):
         feeds = self.feeds(inputs)
         compiled = self.compiled(feeds)
         batch = {port.name: feeds[port.name][None].astype(port.dtype) for port in compiled.program.inputs}
-        found = {name: values[0] for name, values in compiled.runner(batch).items()}
+        found = {name: first(values) for name, values in compiled.runner(batch).items()}
         names = [port.name for port in self.model.graph.output]
         return namedtupledict("Outputs", names)(*(found[name] for name in names))
 
     def compiled(self, feeds: Mapping[str, Array]) -> Compiled:
         """The program that runs these inputs."""
-        try:
-            return self._program(feeds)
-        except NpucError:
-            if self.data == 1 or self.programs:
-                raise
-            self.data = 1
-            return self._program(feeds)
+        refusal: NpucError | None = None
+        for data, fallback in dict.fromkeys(self._ways()):
+            try:
+                found = self._program(feeds, data, fallback)
+            except NpucError as error:
+                refusal = refusal or error
+                continue
+            self.way = data, fallback
+            return found
+        assert refusal is not None
+        raise refusal
+
+    def _ways(self) -> Sequence[tuple[int, str]]:
+        """How many inputs may be data, and where what the target refuses goes: the way that was found, or all."""
+        if self.way is not None:
+            return [self.way]
+        count = len(self.names)
+        return [(count, "refuse"), (min(count, 1), "refuse"), (count, self.options.fallback)]
 
     def feeds(self, inputs: Any) -> dict[str, Array]:
         """The inputs by name."""
@@ -79,15 +92,15 @@ class Prepared(BackendRep):
                 raise ModelError("E107", f"the input is of type {kind}", tensor=name, limit="tensors of numbers")
         return {name: np.asarray(value) for name, value in feeds.items()}
 
-    def _program(self, feeds: Mapping[str, Array]) -> Compiled:
-        data, constants = list(feeds.items())[: self.data], list(feeds.items())[self.data :]
+    def _program(self, feeds: Mapping[str, Array], count: int, fallback: str) -> Compiled:
+        data, constants = list(feeds.items())[:count], list(feeds.items())[count:]
         shapes = tuple((value.shape, value.dtype.str) for value in feeds.values())
         key = (shapes, *(value.tobytes() for _, value in constants))
         if key not in self.programs:
-            self.programs[key] = self._compile(dict(data), dict(constants))
+            self.programs[key] = self._compile(dict(data), dict(constants), fallback)
         return self.programs[key]
 
-    def _compile(self, data: Mapping[str, Array], constants: Mapping[str, Array]) -> Compiled:
+    def _compile(self, data: Mapping[str, Array], constants: Mapping[str, Array], fallback: str) -> Compiled:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
@@ -95,8 +108,13 @@ class Prepared(BackendRep):
         if calibration is None and self.options.precision not in FLOATING and data:
             calibration = {name: like(value) for name, value in data.items()}
         shapes = {name: value.shape for name, value in data.items()}
-        options = self.options
+        options = replace(self.options, fallback=fallback)
         return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
+
+
+def first(values: Array) -> Any:
+    """The first sample's value: an array, or what else the host gives."""
+    return values[0] if values.dtype == object else values[0, ...]
 
 
 def like(value: Array) -> Array:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from npuc.errors import ArtefactError
@@ -28,6 +28,8 @@ FORMAT = "npuc-program"
 VERSION = 1
 MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
+GIVEN_BY = "given_by"
+"""The entry of a manifest that only programs of several parts have (npuc.regions.artefact)."""
 
 
 class ModifiedArtefact(UserWarning):
@@ -188,7 +190,7 @@ def _foreign(directory: Path) -> list[str]:
         files = json.loads((directory / MANIFEST).read_bytes()).get("files") if names else None
     except OSError as error:
         raise _unwritable(directory, error) from None
-    written = {MANIFEST, *(files if isinstance(files, dict) else ())}
+    written = {MANIFEST, *(name.split("/")[0] for name in (files if isinstance(files, dict) else ()))}
     return [name for name in names if name not in written]
 
 
@@ -200,13 +202,26 @@ def load(directory: Path, *, allow_modified: bool = False) -> Program:
     with suppress(OSError, ValueError):  # a place that cannot be read is reported below
         recover(directory)
     manifest = _manifest(directory, allow_modified)
-    names = [name for name in manifest["files"] if name not in EVIDENCE]
+    names = [name for name in manifest["files"] if not _is_evidence(name)]
     return Program(manifest, {name: _file(directory, manifest, name, allow_modified) for name in names})
 
 
 def load_evidence(directory: Path, program: Program, *, allow_modified: bool = False) -> Mapping[str, bytes]:
-    """reference.onnx and graph.json. Raises ArtefactError (E502) where one is missing or damaged."""
-    return {name: _file(directory, program.manifest, name, allow_modified) for name in EVIDENCE}
+    """reference.onnx and graph.json, of the program or of its parts. Raises ArtefactError (E502)."""
+    files = program.manifest["files"]
+    names = [name for name in files if _is_evidence(name)] if GIVEN_BY in program.manifest else EVIDENCE
+    return {name: _file(directory, program.manifest, name, allow_modified) for name in names}
+
+
+def _is_evidence(name: str) -> bool:
+    """Whether a file is evidence, of the program or of a part of it."""
+    return PurePosixPath(name).name in EVIDENCE
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is that of a file in the directory or its folders, written in the one way there is."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and bool(path.parts) and str(path) == name
 
 
 def _unreadable(directory: Path, error: OSError) -> str:
@@ -264,7 +279,7 @@ def _lists_files(manifest: Mapping[str, Any]) -> bool:
 
 
 def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modified: bool) -> bytes:
-    if name not in manifest["files"] or Path(name).name != name:
+    if name not in manifest["files"] or not _is_inside(name):
         raise ArtefactError("E502", f"{name!r} is not listed in {MANIFEST} as a file of its directory")
     try:
         data = (directory / name).read_bytes()

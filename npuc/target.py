@@ -54,6 +54,14 @@ class Options:
     """What finds the histograms of tensors; None: quantize.calibration.spreads."""
     scales: str | None = None
     """What scales of activations may be, one of machine_files.DEMANDS; None: what the machine asks for."""
+    fallback: str = "host"
+    """Where what the target refuses goes: "host", or "refuse"."""
+    deny: tuple[str, ...] = ()
+    """ONNX operators and nodes that the host shall run."""
+    max_partitions: int | None = None
+    """How many parts of the NPU a program may have at most."""
+    bind: tuple[tuple[str, float], ...] = ()
+    """Scalar inputs that are constants, and their values."""
     stage: Callable[[str], None] | None = None
     """Called with what begins, where it may take long."""
     proof: str = "one"

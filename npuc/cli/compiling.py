@@ -11,6 +11,7 @@ import click
 from npuc.cli.options import (
     PATH,
     Choice,
+    bind_option,
     cache_option,
     calibration_option,
     chosen_precision,
@@ -50,6 +51,17 @@ if TYPE_CHECKING:
 @precision_option
 @isa_option
 @strict_option
+@click.option(
+    "--fallback",
+    type=Choice(("host", "refuse")),
+    default="host",
+    help="Where what the target refuses goes: to the host [default], or nowhere.",
+)
+@click.option("--deny", metavar="OP|NODE", multiple=True, help="Send an operator or a node to the host.")
+@click.option(
+    "--max-partitions", type=click.IntRange(min=0), help="Parts of the NPU, at most; the host has the rest."
+)
+@bind_option
 @click.option(
     "--objective",
     type=Choice(("time", "traffic", "cycles")),
@@ -101,6 +113,10 @@ def compile_command(
     precision: str | None,
     isa: str,
     strict: bool,
+    fallback: str,
+    deny: tuple[str, ...],
+    max_partitions: int | None,
+    bind: tuple[tuple[str, float], ...],
     objective: str,
     weights: str | None,
     cache: Path | None,
@@ -132,11 +148,11 @@ def compile_command(
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import budget, driver, program
     from npuc.quantize.calibration.cache import remembering
+    from npuc.regions.compiling import compile_model
     from npuc.reports import summaries
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
     from npuc.text import stages
-    from npuc.verification import proof as proofs
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
@@ -145,7 +161,9 @@ def compile_command(
     options = Options(
         machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
         wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales, proof=proof,
+        fallback=fallback, deny=deny, max_partitions=max_partitions, bind=bind,
     )  # fmt: skip
+    _expect_host(options)
     _expect_known(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 
@@ -166,7 +184,7 @@ def compile_command(
         stages("compiling", quiet=quiet) as stage,
         remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
     ):
-        compiled, samples = proofs.compile_model(model, machine_kind, remembered, shapes, calibration, hook)
+        compiled, samples = compile_model(model, machine_kind, remembered, shapes, calibration, hook)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
@@ -182,6 +200,14 @@ def compile_command(
         print_json(report)
     elif not quiet:
         say(summaries.compiled(shown(report), directory, verbose=verbose > 0))
+
+
+def _expect_host(options: Options) -> None:
+    """Raises UsageError where layers shall go to the host, and may not."""
+    if options.deny and (options.strict or options.fallback == "refuse"):
+        raise click.UsageError(
+            f"--deny and {'--strict' if options.strict else '--fallback refuse'} exclude each other"
+        )
 
 
 def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
@@ -224,7 +250,9 @@ def check(
     form: str,
     as_json: bool,
 ) -> int:
-    """List what a target cannot run. Every problem of MODEL is reported, not just the first.
+    """List what a target does not run, and whether the host does. Everything in MODEL is listed, grouped by cause.
+
+    The exit code is 1 if something runs nowhere; with --strict, if something does not run on the target.
 
     \b
     Examples:
@@ -233,23 +261,27 @@ def check(
       npuc check resnet8.onnx --target nvdla-full --precision fp16
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.reports.sarif
     """
-    from npuc import driver
+    from npuc.regions.checking import HOST, NOWHERE, as_text, groups, survey_of
     from npuc.target import Options
     from npuc.target import target as find
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
     options = Options(machine=machine, precision=precision, isa=isa, strict=strict)
-    found = driver.problems(model, machine_kind, shapes, options)
+    found = survey_of(model, machine_kind, shapes, options)
+    wrong = [each for each in found if strict or each.place == NOWHERE]
     if as_json or form == "json":
-        status = "error" if found else "ok"
-        print_json({"status": status, "target": target, "errors": [problem.as_json() for problem in found]})
+        status = "error" if wrong else "ok"
+        errors = [each.problem.as_json() for each in wrong]
+        print_json({"status": status, "target": target, "errors": errors, "groups": groups(found)})
     elif form == "sarif":
         from npuc.reports import sarif
 
-        print_json(sarif.log(found, model))
-    elif found:
-        say("\n".join(str(problem) for problem in found), err=True)
-    else:
+        print_json(sarif.log([each.problem for each in found], model, [each not in wrong for each in found]))
+    elif wrong:
+        say("\n".join(str(each.problem) for each in wrong), err=True)
+    if not (as_json or form != "text") and any(each.place == HOST for each in found) and not strict:
+        say(as_text([each for each in found if each.place == HOST], model, target))
+    elif not (as_json or form != "text" or wrong):
         say(f"{model}: {target} runs all of it")
-    return 1 if found else 0
+    return 1 if wrong else 0

@@ -59,6 +59,24 @@ def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return name, tuple(int(text) for text in texts)
 
 
+def _bindings(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, float], ...]:
+    return tuple(_binding(ctx, param, value) for value in values)
+
+
+def _binding(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, float]:
+    """Name and value of NAME=VALUE, split at the last `=`; true and false are 1 and 0."""
+    name, equals, text = value.rpartition("=")
+    try:
+        number = {"true": 1.0, "false": 0.0}[text.lower()] if text.lower() in ("true", "false") else float(text)
+    except ValueError:
+        number = None
+    if not equals or not name or number is None:
+        raise click.BadParameter(f"'{value}' is not of the form NAME=VALUE", ctx, param)
+    return name, number
+
+
 target_option = click.option("--target", type=TargetChoice(), required=True, help="The machine's kind.")
 machine_option = click.option("--machine", metavar="NAME|FILE", help="A shipped machine, or a TOML file.")
 shape_option = click.option(
@@ -68,6 +86,13 @@ shape_option = click.option(
     multiple=True,
     callback=_shapes,
     help="Binds dynamic dimensions.",
+)
+bind_option = click.option(
+    "--bind",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_bindings,
+    help="Makes a scalar input a constant.",
 )
 level_option = click.option(
     "-O",

@@ -74,7 +74,8 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
     import warnings
 
     from npuc import program
-    from npuc.target import names, target
+    from npuc.regions.composite import target_of
+    from npuc.target import names
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -83,4 +84,4 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
         say(f"warning: {each.message}", err=True)
     if loaded.target not in names():
         raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(names()))
-    return loaded, target(loaded.target)
+    return loaded, target_of(loaded)

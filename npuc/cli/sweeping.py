@@ -103,7 +103,7 @@ def sweep(
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
-    options = Options(isa=isa, strict=strict)
+    options = Options(isa=isa, strict=strict, fallback="refuse")
     with progress("sweeping", len(grid.points())) as advance:
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, advance)
     if output is not None:

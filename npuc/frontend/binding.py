@@ -28,11 +28,14 @@ Dim = int | str
 
 
 def input_types(
-    graph: onnx.GraphProto, constants: Collection[str], bound: Mapping[str, tuple[int, ...]]
+    graph: onnx.GraphProto,
+    constants: Collection[str],
+    bound: Mapping[str, tuple[int, ...]],
+    known: Mapping[int, str] = INPUT_TYPES,
 ) -> dict[str, TensorType]:
     """The types of the inputs that are no constants, in order.
 
-    A dimension bound in one input binds the equally named ones of the others.
+    known: element types that may be. A dimension bound in one input binds the equally named ones of the others.
     Raises ModelError: E106 for every input that stays dynamic (the remedy is the flag that binds it), E107 for
     an element type that npuc does not run, E109 for a shape that does not fit; UnsupportedOperator (E202) for an
     input without elements.
@@ -43,7 +46,7 @@ def input_types(
         if name not in names:
             limit = f"inputs: {', '.join(names)}"
             raise ModelError("E109", "a shape is given, but the model has no such input", tensor=name, limit=limit)
-    dtypes = {each.name: _element_type(each) for each in inputs}
+    dtypes = {each.name: _element_type(each, known) for each in inputs}
     dims = {each.name: _dims(each) for each in inputs}
     empty = {each.name: axis for each in inputs for axis in _empty_axes(each)[:1]}
     named = _bound_names(dims, bound)
@@ -64,15 +67,15 @@ def input_types(
     return types
 
 
-def _element_type(value: onnx.ValueInfoProto) -> str:
+def _element_type(value: onnx.ValueInfoProto, types: Mapping[int, str]) -> str:
     """The numpy name of an input's element type."""
     kind = value.type.WhichOneof("value")
     code = value.type.tensor_type.elem_type if kind == "tensor_type" else 0
-    if code in INPUT_TYPES:
-        return INPUT_TYPES[code]
+    if code in types:
+        return types[code]
     known = code in TensorProto.DataType.values()
     found = TensorProto.DataType.Name(code).lower() if known and code else kind or "unknown"
-    limit = ", ".join(INPUT_TYPES.values())
+    limit = ", ".join(types.values())
     remedy = "convert the model to float32"
     raise ModelError("E107", f"the input's type is {found}", tensor=value.name, limit=limit, remedy=remedy)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,12 @@ from npuc.frontend.contrib import CONTRIB, DOMAIN, signature_of
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
+from npuc.frontend.foreign import captured
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
-
-GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 
 def graph_of(
@@ -32,23 +32,23 @@ def graph_of(
     """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
     opset = opset_of(model)
     expect_small(model)
-    model = _inlined(model)
+    model = without_functions(model)
     check_names(model.graph)
     to = Builder(opset, folder, fold_weights)
-    _add_constants(model.graph, to)
+    constants_into(to, model.graph)
     types = input_types(model.graph, to.constants, shapes)
     to.types.update(types)
-    _check_names(model.graph)
+    expect_names(model.graph)
     to.reserve([*to.types, *(name for node in model.graph.node for name in node.output)])
     with np.errstate(all="ignore"):
-        _import_nodes(_ordered(model.graph, to), to)
+        _import_nodes(ordered(model.graph, to, {*to.constants, *to.types}), to)
     outputs = [each.name for each in model.graph.output]
     to.check_computed([to.aliases.get(each, each) for each in outputs])
     nodes = _with_output_names(outputs, to, types)
     return build(model.graph.name, nodes, types, outputs, to.constants)
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without functions of its own: each call is replaced by its body."""
     if not model.functions:
         return model
@@ -60,7 +60,8 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError("E104", f"the model's functions cannot be inlined: {error}") from error
 
 
-def _add_constants(graph: onnx.GraphProto, to: Builder) -> None:
+def constants_into(to: Builder, graph: onnx.GraphProto) -> None:
+    """Adds the initialisers. Raises ModelError: E107 for a sparse one, E104 for two of one name."""
     for tensor in graph.sparse_initializer:
         raise ModelError("E107", "a sparse constant", tensor=tensor.values.name, limit="dense tensors")
     for tensor in graph.initializer:
@@ -69,7 +70,7 @@ def _add_constants(graph: onnx.GraphProto, to: Builder) -> None:
         to.add_constant(tensor.name, array_of(tensor, to.folder))
 
 
-def _check_names(graph: onnx.GraphProto) -> None:
+def expect_names(graph: onnx.GraphProto) -> None:
     """Every tensor is written once, every output is named."""
     written = {each.name for each in graph.initializer} | {each.name for each in graph.input}
     for what, values in (("inputs", graph.input), ("outputs", graph.output)):
@@ -83,27 +84,17 @@ def _check_names(graph: onnx.GraphProto) -> None:
             written.add(name)
 
 
-def _ordered(graph: onnx.GraphProto, to: Builder) -> list[tuple[str, onnx.NodeProto]]:
-    """The nodes with unique names, in topological order. Raises E104 for a cycle or an unwritten tensor."""
+def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> list[tuple[str, onnx.NodeProto]]:
+    """The nodes with unique names, in topological order. Raises E104 for a cycle or an unwritten tensor.
+
+    known: the tensors that no node writes.
+    """
     named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
     plain = [
-        Node(node.op_type, tuple(_read(node)), tuple(node.output), {"at": at}, name)
+        Node(node.op_type, tuple(captured(node)), tuple(node.output), {"at": at}, name)
         for at, (name, node) in enumerate(named)
     ]
-    known = {*to.constants, *to.types}
     return [named[node.integer("at")] for node in topological(plain, known)]
-
-
-def _read(node: onnx.NodeProto) -> Iterable[str]:
-    """What the node reads, the tensors that its subgraphs take from outside included."""
-    yield from node.input
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.type in GRAPHS else ():
-            inside = {each.name for each in graph.initializer} | {each.name for each in graph.input}
-            inside.update(name for each in graph.node for name in each.output)
-            read = (name for each in graph.node for name in _read(each))
-            yield from (name for name in read if name and name not in inside)
-            yield from (each.name for each in graph.output if each.name not in inside)
 
 
 class _Damage:
@@ -132,7 +123,7 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
     errors: list[NpucError] = []
     damage = _Damage()
     for name, proto in nodes:
-        if damage.touches(list(_read(proto))):
+        if damage.touches(list(captured(proto))):
             shape_like = proto.op_type in ("Shape", "Size")
             constant = shape_like or all(
                 each in to.constants or each in damage.undecided for each in proto.input if each
@@ -142,7 +133,7 @@ def _import_nodes(nodes: Sequence[tuple[str, onnx.NodeProto]], to: Builder) -> N
             damage.spread(proto, constant)
             continue
         try:
-            _import_node(name, proto, to)
+            import_node(name, proto, to)
         except NpucError as error:
             errors.append(error)
             problems.extend(error.problems)
@@ -164,7 +155,7 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 
-def _import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
+def import_node(name: str, proto: onnx.NodeProto, to: Builder) -> None:
     """Imports one node; raises NpucError for whatever is wrong with it."""
     found = signature_of(proto, to.opset)
     if found is None:

@@ -11,13 +11,15 @@ from npuc import driver
 from npuc.errors import DataError, ModelError, NpucError
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
+from npuc.regions.compiling import compile_model
+from npuc.regions.composite import target_of
 from npuc.storage.data import Samples
 from npuc.storage.data import load as load_samples
 from npuc.target import Options, target
 from npuc.verification import metrics
 
 Report = Mapping[str, Any]
-FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions")
+FIGURES = ("cycles", "utilization", "traffic_bytes", "instructions", "npu_macs_share")
 """What a row has of the compile report as it is; null where another package's target does not say."""
 
 
@@ -82,7 +84,7 @@ def compiled(subject: Subject, each: Candidate, options: Options) -> tuple[Progr
     machine = target(each.target)
     options = replace(options, machine=each.machine, precision=machine.precisions[0])
     try:
-        program, _ = driver.compile_model(subject.model, machine, options, subject.shapes, subject.calibration)
+        program, _ = compile_model(subject.model, machine, options, subject.shapes, subject.calibration)
     except (ModelError, DataError):
         raise
     except NpucError as error:
@@ -120,7 +122,7 @@ def _refused(each: Candidate, error: NpucError) -> dict[str, Any]:
 def _scores(program: Program, samples: Samples, exact: Mapping[str, Array]) -> dict[str, Any]:
     """Of the simulated outputs; the problem where the program cannot be simulated here."""
     try:
-        outputs = driver.run_program(program, target(program.target), samples)
+        outputs = driver.run_program(program, target_of(program), samples)
     except NpucError as error:
         return {"errors": [problem.as_json() for problem in error.problems]}
     return metrics.scores(exact, outputs, samples.labels)

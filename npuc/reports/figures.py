@@ -37,6 +37,7 @@ COSTS = (
     Figure("peak bytes", "peak_bytes"),
     Figure("traffic", "traffic_bytes"),
     Figure("instr.", "instructions"),
+    Figure("on NPU", "npu_macs_share"),
 )
 SCORES = (Figure("SQNR dB", "sqnr_db", _decibels), Figure("argmax", "argmax_agreement"), Figure("top-1", "top1"))
 

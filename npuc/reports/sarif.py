@@ -16,20 +16,27 @@ from npuc.errors import CODES, Problem
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def log(problems: Sequence[Problem], model: Path) -> dict[str, Any]:
-    """One run of npuc over a model: a rule for each code that occurs, a result for each problem."""
+def log(problems: Sequence[Problem], model: Path, noted: Sequence[bool] = ()) -> dict[str, Any]:
+    """One run of npuc over a model: a rule for each code that occurs, a result for each problem.
+
+    noted: which of the problems are none, but worth knowing.
+    """
     codes = sorted({problem.code for problem in problems})
     driver = {
         "name": "npuc",
         "version": __version__,
         "rules": [{"id": code, "shortDescription": {"text": CODES[code]}} for code in codes],
     }
-    results = [_result(problem, codes.index(problem.code), model) for problem in problems]
+    levels = ["note" if each else "error" for each in noted] or ["error"] * len(problems)
+    results = [
+        _result(problem, codes.index(problem.code), model, level)
+        for problem, level in zip(problems, levels, strict=True)
+    ]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _result(problem: Problem, rule: int, model: Path) -> dict[str, Any]:
+def _result(problem: Problem, rule: int, model: Path, level: str) -> dict[str, Any]:
     """The problem at its node or tensor of the model; a model has no lines, only names."""
     said = [problem.reason]
     said += [f"Limit: {problem.limit}"] if problem.limit else []
@@ -39,7 +46,7 @@ def _result(problem: Problem, rule: int, model: Path) -> dict[str, Any]:
     return {
         "ruleId": problem.code,
         "ruleIndex": rule,
-        "level": "error",
+        "level": level,
         "message": {"text": ". ".join(said)},
         "locations": [location | ({"logicalLocations": names} if names else {})],
         "properties": problem.as_json(),

@@ -42,6 +42,7 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")
     lines += [f"  host: {step['op']} '{step['node']}': {step['reason']}" for step in report["host_steps"]]
     lines += [f"  {_proof(report['proof'])}"] if "proof" in report else []
+    lines += places(report)
     if verbose:
         done = [each["text"] for each in report.get("rewrites", [])]
         lines += ["", *done] if done else []
@@ -57,6 +58,29 @@ def _proof(proof: Shown) -> str:
     against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
     model = ", rewritten graph with the model" if proof["model"] else ""
     return f"proved on {_plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
+
+
+def places(report: Shown) -> list[str]:
+    """What runs where, where the host has regions of its own: a line, and one for each reason."""
+    told = report.get("partitions", ())
+    regions = [each for each in told if each["place"] == "host" and (each["path"] or "").startswith("host/")]
+    if not regions:
+        return []
+    parts = sum(each["place"] == "npu" for each in told)
+    share = report["npu_macs_share"]
+    macs = "" if share is None else f"; {100 * share:.1f} % of the MACs on the NPU"
+    lines = [f"  {_plural(parts, 'part')} on the NPU, {_plural(len(regions), 'region')} on the host{macs}"]
+    if not parts:
+        lines = ["  NOTHING runs on the NPU: the host runs all of the model"]
+    return lines + [f"  host: {_reason(each, report['macs'])}" for region in regions for each in region["reasons"]]
+
+
+def _reason(each: Shown, macs: int) -> str:
+    """Why nodes run on the host, and what would bring them back."""
+    share = f"{100 * each['macs'] / macs:.1f} % of the MACs, " if macs else ""
+    remedy = f"; to the NPU: {each['remedy']}" if each["remedy"] else ""
+    named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {_plural(each['count'], 'node')}"
+    return f"{each['op']}{named} ({share}{count(each['bytes'])} bytes cross): {each['reason']}{remedy}"
 
 
 def _plans(plans: Sequence[Shown]) -> list[str]:

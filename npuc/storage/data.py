@@ -95,8 +95,10 @@ def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mappi
 
 
 def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
-    """Standard normal values (8-bit integers: all alike) from a fixed seed: they show that a program runs, not how
-    accurate it is."""
+    """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is.
+
+    8-bit integers are all alike; wider ones, which may be indices, are 0 and 1.
+    """
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
 
@@ -105,6 +107,8 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
         if each.dtype in ("int8", "uint8"):
             limits = np.iinfo(each.dtype)
             return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
+        if np.dtype(each.dtype).kind in "iub":
+            return random.integers(0, 2, shape).astype(each.dtype)
         return random.standard_normal(shape).astype(each.dtype)
 
     return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)

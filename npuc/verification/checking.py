@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from npuc.driver import batch_of
 from npuc.errors import ArtefactError
 from npuc.program import Program, file_sha256, load_evidence
+from npuc.regions.artefact import is_composite
 from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import FLOATING, Target
+from npuc.verification.composite import CompositeCheck
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
 from npuc.verification.metrics import Tolerance
@@ -53,17 +55,24 @@ def verify(
     """
     check_model(model, program, allow_modified)
     evidence = load_evidence(directory, program, allow_modified=allow_modified)
-    check: Check
-    if program.precision in FLOATING:
-        check = FloatCheck(model, evidence, program, target, chip_model)
-    else:
-        check = IntegerCheck(model, evidence, program, target, chip_model)
+    check = check_of(model, evidence, program, target, chip_model)
     for batch in samples.batches(batch_of(program)):
         check.batch(batch)
         if advance is not None:
             advance(len(batch))
     found = check.report(tolerance)
     return {"status": found.pop("status"), "samples": len(samples), **found}
+
+
+def check_of(
+    model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
+) -> Check:
+    """The kind of check that a program needs."""
+    if is_composite(program):
+        return CompositeCheck(model, evidence, program, target, chip_model)
+    if program.precision in FLOATING:
+        return FloatCheck(model, evidence, program, target, chip_model)
+    return IntegerCheck(model, evidence, program, target, chip_model)
 
 
 def check_model(model: Path, program: Program, allow_modified: bool) -> None:

@@ -100,13 +100,23 @@ class FloatCheck:
         """Runs the batch both ways and adds what differs."""
         shown: dict[str, Array] = {}
         outputs = self.run(samples.inputs, shown.__setitem__)
-        shown |= outputs
+        self.compare(samples, samples.inputs, shown, outputs)
+
+    def compare(
+        self,
+        samples: Samples,
+        fed: Mapping[str, Array],
+        simulated: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """Adds what differs in a simulation. samples: of the model; fed: what the program made its outputs of."""
         self.said.label(samples)
+        shown = {**simulated, **outputs}
         for index, feed in enumerate(samples.feeds()):
             exact = dict(zip(self.names, self.fp32.run(self.names, feed), strict=True))
-            found = {name: values[index, ...] for name, values in shown.items()}
+            own, found = ({name: values[index, ...] for name, values in each.items()} for each in (fed, shown))
             self.said.add(exact, found, None)
-            self._compare(exact, feed, found)
+            self._compare(exact, own, found)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The contract's JSON; status is `mismatch` outside the tolerance."""

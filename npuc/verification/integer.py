@@ -41,6 +41,7 @@ class IntegerCheck:
         fp32 = read_model(model)
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
+        floats += [port.name for port in program.inputs]
         self.floats = list(dict.fromkeys([*self.bits.outputs, *present(fp32, floats)]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)))
         known = {*self.floats, *self.bits.inputs}
@@ -55,12 +56,23 @@ class IntegerCheck:
         """Runs the batch three ways and adds what differs."""
         simulated: dict[str, Array] = {}
         outputs = self.run(samples.inputs, simulated.__setitem__)
+        self.compare(samples, samples.inputs, simulated, outputs)
+
+    def compare(
+        self,
+        samples: Samples,
+        fed: Mapping[str, Array],
+        simulated: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """Adds what differs in a simulation. samples: of the model; fed: what the program made its outputs of."""
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             exact = values_of(self.fp32, self.floats, feed)
-            found = {name: values[index, ...] for name, values in outputs.items()}
-            seen = {name: values[index, ...] for name, values in simulated.items()}
-            integer = self.bits.add(feed, seen, found)
+            own, seen, found = (
+                {name: values[index, ...] for name, values in each.items()} for each in (fed, simulated, outputs)
+            )
+            integer = self.bits.add(own, seen, found)
             self.said.add(exact, found, integer[self.bits.outputs[0]])
             self._compare_layers({**exact, **feed}, integer)
 

@@ -66,7 +66,9 @@ class Isolated:
             return {}
         feeds = {name: known[name.removesuffix(CUT)] for name in self.inputs}
         exact = self.layers.run(self.names, feeds)
-        sizes = self.magnitudes.run(self.names, {name: np.abs(values) for name, values in feeds.items()})
+        sizes = self.magnitudes.run(
+            self.names, {name: np.asarray(np.abs(values)) for name, values in feeds.items()}
+        )
         return {
             name: Alone(values, self._room(values, size))
             for name, values, size in zip(self.names, exact, sizes, strict=True)

@@ -71,8 +71,8 @@ LOG = {
 REFUSED = "g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Sin(x)\n b = Relu(a)\n y = Cos(b) }"
 
 
-def _log(path: Path, code: int) -> dict[str, Any]:
-    outcome = npuc("check", path, "--target", "easynpu", "--format", "sarif")
+def _log(path: Path, code: int, *options: str) -> dict[str, Any]:
+    outcome = npuc("check", path, "--target", "easynpu", "--format", "sarif", *options)
     assert outcome.code == code
     log = outcome.json
     jsonschema.validate(log, LOG, format_checker=jsonschema.FormatChecker())
@@ -81,19 +81,26 @@ def _log(path: Path, code: int) -> dict[str, Any]:
 
 def test_every_problem_is_a_result_at_its_node(write: WriteModel) -> None:
     path = write(REFUSED, name="two words.onnx")
-    (run,) = _log(path, 1)["runs"]
+    (run,) = _log(path, 1, "--strict")["runs"]
     names = [result["locations"][0]["logicalLocations"][0]["name"] for result in run["results"]]
-    assert names == ["Sin_0", "Cos_2"]
+    assert names == ["Sin_0", "Relu_1", "Cos_2"]
     first = run["results"][0]
     assert first["level"] == "error" and first["properties"]["op"] == "Sin"
     assert first["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("/two%20words.onnx")
 
 
+def test_what_the_host_runs_is_a_note(write: WriteModel) -> None:
+    (run,) = _log(write(REFUSED), 0)["runs"]
+    assert [result["level"] for result in run["results"]] == ["note"] * 3
+
+
 def test_every_rule_is_a_documented_code(write: WriteModel) -> None:
-    (run,) = _log(write(REFUSED), 1)["runs"]
+    (run,) = _log(write(REFUSED), 1, "--strict")["runs"]
     rules = run["tool"]["driver"]["rules"]
-    assert [rule["id"] for rule in rules] == ["E201"] and rules[0]["shortDescription"]["text"] == CODES["E201"]
-    assert {rules[result["ruleIndex"]]["id"] for result in run["results"]} == {"E201"}
+    assert {rule["id"]: rule["shortDescription"]["text"] for rule in rules} == {
+        code: CODES[code] for code in ("E201", "W201")
+    }
+    assert [rules[result["ruleIndex"]]["id"] for result in run["results"]] == ["E201", "W201", "E201"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x01nonsense"])

@@ -62,6 +62,17 @@ CHANGES: dict[str, tuple[Change, str, list[str]]] = {
 }
 
 
+def expect_refused_on_the_target(path: Path, code: str, facts: list[str], output: Path) -> None:
+    """What the host runs is refused where the host is: by compile at once, by check with all that goes there."""
+    message = compiled(path, output, "--fallback", "refuse").refused(code)
+    assert all(fact in message for fact in facts), message
+    assert not output.exists()
+    found = npuc("check", path, "--target", "easynpu", "--strict", "--json")
+    assert found.code == 1 and {each["place"] for each in found.json["groups"]} == {"host"}
+    assert npuc("check", path, "--target", "easynpu").code == 0
+    compiled(path, output).done()
+
+
 def expect_refusal(path: Path, code: str, facts: list[str], output: Path) -> None:
     """compile and check say the same, in text and as JSON; nothing is written."""
     message = compiled(path, output).refused(code)
@@ -83,9 +94,9 @@ def test_a_wrong_model_gives_one_clear_block(digits: Digits, write: WriteModel, 
     expect_refusal(write(model), code, facts, tmp_path / "o")
 
 
-def test_a_model_of_mixed_precision_gives_one_clear_block(write: WriteModel, tmp_path: Path) -> None:
+def test_a_model_of_mixed_precision_runs_on_the_host(write: WriteModel, tmp_path: Path) -> None:
     text = "g (float[1,3] x) => (float[1,3] y) { h = Cast <to = 10> (x)\n r = Relu(h)\n y = Cast <to = 1> (r) }"
-    expect_refusal(write(text), "E107", ["Cast 'Cast_0'", "'h'", "float16"], tmp_path / "o")
+    expect_refused_on_the_target(write(text), "E107", ["Cast 'Cast_0'", "'h'", "float16"], tmp_path / "o")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
@@ -122,21 +133,21 @@ def test_every_byte_that_flips_gives_a_clear_refusal_or_a_program(
         assert outcome.code == 0 or outcome.err.startswith("error[E"), outcome.err
 
 
-def test_an_output_that_depends_on_no_input_gives_one_clear_block(write: WriteModel, tmp_path: Path) -> None:
+def test_an_output_that_depends_on_no_input_is_given_by_the_host(write: WriteModel, tmp_path: Path) -> None:
     body = "a = Constant <value = float[1,3] {1, 2, 3}> ()\n y = Relu(a)"
     alone = f"g () => (float[1,3] y) {{ {body} }}"
     beside = f"g (float[1,3] x) => (float[1,3] z, float[1,3] y) {{ z = Relu(x)\n {body} }}"
-    for text in (alone, beside):
-        expect_refusal(write(text), "E202", ["'y'", "constant"], tmp_path / "o")
+    expect_refusal(write(alone), "E202", ["'y'", "constant"], tmp_path / "alone")
+    expect_refused_on_the_target(write(beside), "E202", ["'y'", "constant"], tmp_path / "beside")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_weights_that_are_not_finite_are_refused_by_name_whatever_hides_them(
+def test_weights_that_are_not_finite_are_told_by_name_whatever_hides_them(
     write: WriteModel, tmp_path: Path, value: str
 ) -> None:
     body = f"w = Constant <value = float[1,1,1,1] {{{value}}}> ()\n c = Conv(x, w)\n y = Relu(c)"
     path = write(f"g (float[1,1,4,4] x) => (float[1,1,4,4] y) {{ {body} }}")
-    expect_refusal(path, "E202", ["Conv", "'w'", "infinity or NaN"], tmp_path / "o")
+    expect_refused_on_the_target(path, "E202", ["Conv", "'w'", "infinity or NaN"], tmp_path / "o")
 
 
 def test_a_model_of_two_inputs_takes_data_by_name(write: WriteModel, tmp_path: Path) -> None:

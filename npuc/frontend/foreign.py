@@ -1,0 +1,102 @@
+"""Operators that npuc has no rule for: what ONNX itself says of the types of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import TypeProto, helper, numpy_helper
+
+from npuc.ir import Array, TensorType
+
+GRAPHS = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+SMALL = 1 << 12
+"""Elements of a constant whose value may decide a shape."""
+
+
+def captured(node: onnx.NodeProto) -> Iterator[str]:
+    """What a node reads, the tensors that its subgraphs take from outside included; absent inputs are left out."""
+    yield from filter(None, node.input)
+    for attribute in node.attribute:
+        for graph in subgraphs(attribute):
+            inside = {each.name for each in (*graph.initializer, *graph.input)}
+            inside.update(each.values.name for each in graph.sparse_initializer)
+            inside.update(name for each in graph.node for name in each.output)
+            read = (name for each in graph.node for name in captured(each))
+            yield from (name for name in read if name not in inside)
+            yield from (each.name for each in graph.output if each.name and each.name not in inside)
+
+
+def subgraphs(attribute: onnx.AttributeProto) -> tuple[onnx.GraphProto, ...]:
+    """The graphs that an attribute holds."""
+    if attribute.type not in GRAPHS:
+        return ()
+    return (
+        (attribute.g, *attribute.graphs) if attribute.type == onnx.AttributeProto.GRAPH else (*attribute.graphs,)
+    )
+
+
+def renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """The node that reads other tensors, in its subgraphs as well; names that a subgraph writes stay its own."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    _rename(copy, names)
+    return copy
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    node.input[:] = [names.get(each, each) for each in node.input]
+    for attribute in node.attribute:
+        for graph in subgraphs(attribute):
+            own = {each.name for each in (*graph.initializer, *graph.input)}
+            own.update(name for each in graph.node for name in each.output)
+            outer = {old: new for old, new in names.items() if old not in own}
+            for each in graph.node:
+                _rename(each, outer)
+            for value in graph.output:
+                value.name = outer.get(value.name, value.name)
+
+
+def result_types(
+    node: onnx.NodeProto,
+    known: Mapping[str, TypeProto],
+    constants: Mapping[str, Array],
+    opsets: list[onnx.OperatorSetIdProto],
+) -> dict[str, TypeProto]:
+    """What ONNX's rules say of a node's results, those without a type left out.
+
+    known: types of what it reads; constants: values of what it reads, if they are constant.
+    """
+    read = list(dict.fromkeys(captured(node)))
+    small = {name: constants[name] for name in read if name in constants and constants[name].size <= SMALL}
+    inputs = [helper.make_value_info(name, known[name]) for name in read if name in known]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+    graph = helper.make_graph([node], "node", inputs, outputs)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small.items())
+    model = helper.make_model(graph, opset_imports=opsets)
+    try:
+        found = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception:  # no type is known of what the rules refuse; onnxruntime will have its say
+        return {}
+    return {each.name: each.type for each in found.graph.output if each.type.WhichOneof("value") is not None}
+
+
+def static(found: TypeProto) -> TensorType | None:
+    """The type of a tensor whose every dimension is known and not 0; None for anything else."""
+    if found.WhichOneof("value") != "tensor_type" or not found.tensor_type.HasField("shape"):
+        return None
+    dims = found.tensor_type.shape.dim
+    code = found.tensor_type.elem_type
+    if not code or not all(each.WhichOneof("value") == "dim_value" and each.dim_value > 0 for each in dims):
+        return None
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(code)
+    except (KeyError, ValueError):
+        return None
+    return None if dtype.kind not in "fiub" else TensorType(tuple(each.dim_value for each in dims), str(dtype))
+
+
+def proto_of(found: TensorType) -> TypeProto:
+    """A static type as ONNX writes it."""
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(found.dtype)), found.shape)

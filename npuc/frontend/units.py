@@ -1,0 +1,264 @@
+"""A model as units: its ONNX nodes one by one, with what npuc makes of each, whether it knows the operator or not.
+
+Where `importing` refuses a model for one node, the survey goes on: the node stands there as it is, with the types
+that ONNX's own rules give its results, and what reads a tensor without a static type stands there as it is too.
+Constants are folded, constant branches inlined and identities left out, as in a model that is imported whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, TypeProto, helper
+
+from npuc.errors import NpucError, Problem
+from npuc.frontend.binding import INPUT_TYPES, input_types
+from npuc.frontend.branches import branch_of, inlined
+from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.expansion import expect_small
+from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static
+from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
+from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
+from npuc.ir import Array, Node, TensorType
+
+HOST_TYPES: Mapping[int, str] = {
+    **INPUT_TYPES,
+    TensorProto.FLOAT16: "float16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT64: "uint64",
+}
+"""Element types of inputs that the host takes."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One node of the model: `proto` reads tensors by their own names, as `nodes` do, which compute the same."""
+
+    name: str
+    proto: onnx.NodeProto
+    nodes: tuple[Node, ...]
+    """What npuc makes of it; none where it cannot."""
+    problem: Problem | None
+    """Why npuc itself cannot take it."""
+
+    @property
+    def op(self) -> str:
+        """The ONNX operator."""
+        return self.proto.op_type
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """What the host would read."""
+        return tuple(dict.fromkeys(captured(self.proto)))
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """What the host would write."""
+        return tuple(filter(None, self.proto.output))
+
+    @cached_property
+    def imported(self) -> tuple[str, ...]:
+        """What the target would read, constants included."""
+        made = {name for node in self.nodes for name in node.outputs}
+        return tuple(
+            dict.fromkeys(name for node in self.nodes for name in node.inputs if name and name not in made)
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A surveyed model. `types`: of the tensors whose shape is static; `protos`: what is known of any."""
+
+    name: str
+    units: tuple[Unit, ...]
+    inputs: tuple[str, ...]
+    outputs: Mapping[str, str]
+    """Name of an output -> the tensor that it is."""
+    constants: Mapping[str, Array]
+    types: Mapping[str, TensorType]
+    protos: Mapping[str, TypeProto]
+    opsets: tuple[onnx.OperatorSetIdProto, ...]
+    ir_version: int
+
+    @cached_property
+    def producers(self) -> Mapping[str, Unit]:
+        """The unit that writes each tensor, for the host or within the target."""
+        inside = {name: unit for unit in self.units for node in unit.nodes for name in node.outputs}
+        return {**inside, **{name: unit for unit in self.units for name in unit.writes}}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Unit]:
+        """The units by name."""
+        return {unit.name: unit for unit in self.units}
+
+
+def survey(
+    model: onnx.ModelProto,
+    folder: Path | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    bound: Mapping[str, Array] | None = None,
+) -> Network:
+    """The units of a model. bound: values of inputs that are constants from now on.
+
+    Raises ModelError where the model is not well formed, or an input stays dynamic.
+    """
+    opset = opset_of(model)
+    expect_small(model)
+    model = without_functions(model)
+    check_names(model.graph)
+    expect_names(model.graph)
+    avoided: set[str] = set()
+    while True:
+        found = _Survey(model, folder, opset, avoided)
+        found.bind(bound or {})
+        wanted = found.run(shapes)
+        if wanted <= avoided:
+            return found.network()
+        avoided |= wanted
+
+
+class _Survey:
+    """One walk over the nodes. avoided: those whose importers leave an output out that something reads."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path | None, opset: int, avoided: Collection[str]) -> None:
+        self.model, self.avoided = model, avoided
+        self.to = Builder(opset, folder, fold_weights=True)
+        self.units: list[Unit] = []
+        self.protos: dict[str, TypeProto] = {}
+        self.opsets = list(model.opset_import)
+        constants_into(self.to, model.graph)
+
+    def bind(self, values: Mapping[str, Array]) -> None:
+        """Makes inputs constants."""
+        for name, value in values.items():
+            self.to.add_constant(name, value)
+
+    def run(self, shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+        """Surveys every node; gives the units whose importers left an output out that something reads."""
+        graph, to = self.model.graph, self.to
+        declared = {each.name: each.type for each in (*graph.value_info, *graph.input)}
+        self.inputs = [each.name for each in graph.input if each.name not in to.constants]
+        typed = onnx.GraphProto(name=graph.name, node=graph.node)
+        typed.input.extend(each for each in graph.input if _code(each.type) in HOST_TYPES)
+        to.types.update(input_types(typed, to.constants, shapes, HOST_TYPES))
+        self.protos |= {name: declared[name] for name in self.inputs}
+        self.protos |= {name: proto_of(found) for name, found in to.types.items()}
+        to.reserve([*self.inputs, *(name for node in graph.node for name in node.output)])
+        missing: set[str] = set()
+        with np.errstate(all="ignore"):
+            known = {*to.constants, *self.inputs}
+            for name, node in ordered(graph, to, known):
+                missing |= self._node(name, node, declared)
+        missing |= {to.absent[name].name for name in (each.name for each in graph.output) if name in to.absent}
+        return missing
+
+    def network(self) -> Network:
+        """What was found."""
+        to, graph = self.to, self.model.graph
+        outputs = {each.name: to.aliases.get(each.name, each.name) for each in graph.output}
+        return Network(
+            graph.name,
+            (*self.units, *self._constant_outputs(outputs)),
+            tuple(self.inputs),
+            outputs,
+            to.constants,
+            to.types,
+            self.protos,
+            tuple(self.opsets),
+            self.model.ir_version,
+        )
+
+    def _constant_outputs(self, outputs: dict[str, str]) -> Iterator[Unit]:
+        """Nodes that give the outputs which depend on nothing."""
+        for output, name in list(outputs.items()):
+            if name in self.to.constants:
+                reason, remedy = "the output is a constant", "remove it from the model's outputs"
+                outputs[output] = given = self.to.fresh(f"{output}/given")
+                proto = helper.make_node("Identity", [name], [given])
+                self.protos[given] = proto_of(self.to.types[name])
+                problem = Problem("E202", reason, node=output, op="Constant", tensor=output, remedy=remedy)
+                yield Unit(self.to.node_name(f"{output}/given"), proto, (), problem)
+
+    def _node(self, name: str, node: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:
+        """Adds a node's unit, constants or alias; gives the units that must give more of their outputs."""
+        to = self.to
+        proto = renamed(node, to.aliases)
+        reads = list(dict.fromkeys(captured(proto)))
+        wanted = {to.absent[each].name for each in reads if each in to.absent}
+        if wanted:
+            self._foreign(name, proto, declared, None)
+            return wanted
+        unknown = [each for each in reads if each not in to.types]
+        if name in self.avoided or unknown:
+            self._foreign(name, proto, declared, self._unknown(name, proto, unknown))
+            return set()
+        if node.op_type == "If" and node.domain in ONNX_DOMAINS and proto.input[0] in to.constants:
+            return self._branch(name, proto, declared)
+        before = len(to.nodes)
+        try:
+            import_node(name, proto, to)
+        except NpucError as error:
+            del to.nodes[before:]
+            self._foreign(name, proto, declared, error.problems[0])
+            return set()
+        made = tuple(to.nodes[before:])
+        self.protos |= {each: proto_of(to.types[each]) for each in proto.output if each in to.types}
+        if made:
+            self.units.append(Unit(name, proto, made, None))
+        return set()
+
+    def _branch(self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto]) -> set[str]:
+        """The nodes of the branch that a constant condition chooses."""
+        graphs = {each.name: each.g for each in proto.attribute}
+        node = OnnxNode(name, "If", tuple(proto.input), tuple(proto.output), graphs, self.to.opset)
+        try:
+            chosen = branch_of(node, self.to)
+        except (NpucError, KeyError):
+            self._foreign(name, proto, declared, None)
+            return set()
+        missing: set[str] = set()
+        for inner, each in inlined(node, chosen, self.to):
+            missing |= self._node(inner, each, declared)
+        return missing
+
+    def _unknown(self, name: str, proto: onnx.NodeProto, unknown: Sequence[str]) -> Problem:
+        """Why a node cannot be imported whose importer was not asked."""
+        if not unknown:
+            remedy = "compute it by operators of its own"
+            reason, limit = "an output beside the first is read", "the first output only"
+            return Problem("E202", reason, name, proto.op_type, limit=limit, remedy=remedy)
+        reason = "the shape of what it reads is known at run time only"
+        remedy = "make the shape static, for instance by simplifying the model for fixed shapes"
+        return Problem("E106", reason, name, proto.op_type, unknown[0], remedy=remedy)
+
+    def _foreign(
+        self, name: str, proto: onnx.NodeProto, declared: Mapping[str, TypeProto], problem: Problem | None
+    ) -> None:
+        """Adds a node as it is, and what is known of its results' types."""
+        to = self.to
+        for each in proto.output:
+            to.constants.pop(each, None)
+            to.aliases.pop(each, None)
+            to.types.pop(each, None)
+        found = result_types(proto, self.protos, to.constants, self.opsets)
+        for each in filter(None, proto.output):
+            proto_type = found.get(each) or declared.get(each)
+            if proto_type is not None:
+                self.protos[each] = proto_type
+                known = static(proto_type)
+                if known is not None:
+                    to.types[each] = known
+        told = problem or Problem("E201", "the operator is not known to npuc")
+        where = replace(told, node=name, op=proto.op_type)
+        self.units.append(Unit(name, proto, (), where))
+
+
+def _code(found: TypeProto) -> int:
+    """The element type of a tensor; 0 for anything else."""
+    return found.tensor_type.elem_type if found.WhichOneof("value") == "tensor_type" else 0

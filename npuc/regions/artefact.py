@@ -1,0 +1,104 @@
+"""What the manifest of a program of several parts says beside its report: its steps, and what its outputs are.
+
+A step is a part of the NPU, an npuc artefact of its own in a folder of the program, or a region of the host, an
+ONNX model in a file of the program. Steps hand tensors to one another by the names of the ONNX model.
+
+    host/region_0.onnx       what onnxruntime runs
+    npu/part_0/...           an artefact: manifest.json, words, images, evidence
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from npuc.errors import ArtefactError
+from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, canonical_json, sealed
+from npuc.storage.records import read
+
+NPU, HOST = "npu", "host"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part: where it runs, where it lies in the artefact, and the tensors that it takes and gives."""
+
+    kind: str
+    path: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    domains: tuple[str, ...] = ()
+    """Domains of operators of the host that a library of the user must bring (--custom-ops)."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The steps in order, and the tensor that every output of the network is."""
+
+    steps: tuple[Step, ...]
+    results: Mapping[str, str]
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Contents:
+        """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
+        steps = read(tuple[Step, ...], manifest.get("steps"), "steps")
+        for number, step in enumerate(steps):
+            if step.kind not in (NPU, HOST):
+                reason = f"manifest.json is damaged: steps[{number}] is of kind '{step.kind}'"
+                raise ArtefactError("E502", reason, limit=f"{NPU}, {HOST}", remedy="compile the model again")
+        return cls(steps, read(Mapping[str, str], manifest.get(GIVEN_BY), GIVEN_BY))
+
+    @property
+    def parts(self) -> tuple[Step, ...]:
+        """The steps of the NPU."""
+        return tuple(step for step in self.steps if step.kind == NPU)
+
+    def as_json(self) -> dict[str, Any]:
+        """The entries of the manifest."""
+        return {"steps": [asdict(step) for step in self.steps], GIVEN_BY: dict(self.results)}
+
+
+def is_composite(program: Program) -> bool:
+    """Whether a program has parts of its own."""
+    return GIVEN_BY in program.manifest
+
+
+def part_path(number: int) -> str:
+    """The folder of a part of the NPU."""
+    return f"npu/part_{number}"
+
+
+def region_path(number: int) -> str:
+    """The file of a region of the host."""
+    return f"host/region_{number}.onnx"
+
+
+def embedded(path: str, part: Program) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The files and the evidence of a part, as those of the program that holds it."""
+    manifest = sealed(part.manifest, {**part.files, **part.evidence})
+    files = {MANIFEST: canonical_json(manifest), **part.files}
+    return (
+        {f"{path}/{name}": data for name, data in files.items()},
+        {f"{path}/{name}": data for name, data in part.evidence.items()},
+    )
+
+
+def part_of(program: Program, path: str) -> Program:
+    """A part as a program of its own. Raises ArtefactError (E502) where it is missing or damaged."""
+    name = f"{path}/{MANIFEST}"
+    try:
+        manifest = json.loads(program.files[name])
+    except KeyError:
+        raise ArtefactError("E502", f"'{name}' is missing", remedy="compile the model again") from None
+    except (ValueError, RecursionError):
+        raise ArtefactError("E502", f"'{name}' is damaged: it is not JSON") from None
+    if not isinstance(manifest, dict) or GIVEN_BY in manifest:
+        raise ArtefactError("E502", f"'{name}' is damaged: it is not the manifest of a part")
+    inside = {
+        key.removeprefix(f"{path}/"): data for key, data in program.files.items() if key.startswith(f"{path}/")
+    }
+    inside.pop(MANIFEST)
+    evidence = {each: data for each in EVIDENCE if (data := program.evidence.get(f"{path}/{each}")) is not None}
+    return Program(manifest, inside, evidence)

@@ -1,0 +1,206 @@
+"""The program of all parts, and what it tells of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import NpucError, Problem
+from npuc.frontend.units import Network, Unit
+from npuc.ir import Graph
+from npuc.program import Program, canonical_json
+from npuc.regions import graphs, partition
+from npuc.regions.artefact import HOST, NPU, Contents, Step, embedded, part_path, region_path
+from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
+from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares
+from npuc.regions.running import within
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A part of the NPU: its graph, and its program."""
+
+    graph: Graph
+    program: Program
+
+
+def entire(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program | None:
+    """The program of the one part that is the whole network; None where the host has a part, too."""
+    network = plan.network
+    if len(parts) != 1 or not parts[0].on_npu or any(name != tensor for name, tensor in network.outputs.items()):
+        return None
+    found = lowered[key_of(network, parts, parts[0])]
+    if found.graph.inputs != network.inputs or found.graph.outputs != tuple(network.outputs):
+        return None
+    return _bound(plan, found.program, _told_part(network, parts[0], None, found))
+
+
+def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
+    """The program that tells what runs where, and what its inputs are bound to."""
+    report = program.manifest["report"]
+    bound = {"bound": dict(plan.options.bind)} if plan.options.bind else {}
+    manifest = {**program.manifest, **bound, "report": {**report, **shares(told, report["macs"])}}
+    return replace(program, manifest=manifest)
+
+
+def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
+    """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
+    network, files, evidence = plan.network, dict[str, bytes](), dict[str, bytes]()
+    steps: list[Step] = []
+    told: list[Told] = []
+    programs: list[Program] = []
+    numbers, executed = {True: 0, False: 0}, 0
+    for part in parts:
+        number = numbers[part.on_npu]
+        numbers[part.on_npu] += 1
+        if part.on_npu:
+            found = lowered[key_of(network, parts, part)]
+            step = Step(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
+            part_told = _told_part(network, part, step.path, found)
+            programs.append(_bound(plan, found.program, part_told))
+            executed += found.program.manifest["report"]["macs"]
+            data, proof = embedded(step.path, programs[-1])
+            files |= data
+            evidence |= proof
+            told += part_told
+        else:
+            units = [network.by_name[name] for name in part.blocks]
+            step = _region_step(network, units, region_path(number), wanted_of(network, parts, part))
+            files[step.path] = region_bytes(network, units, step)
+            told.append(_told_region(plan, part, step))
+        steps.append(step)
+    reports = [each.manifest["report"] for each in programs]
+    report = merged(reports, plan.target.name, _machine(plan), plan.target.memories)
+    manifest = {
+        "target": plan.target.name,
+        "precision": plan.options.precision,
+        "machine": plan.target.machine_values(plan.options.machine),
+        **Contents(tuple(steps), network.outputs).as_json(),
+        "inputs": [_port(network, name, name) for name in network.inputs],
+        "outputs": [_port(network, name, tensor) for name, tensor in network.outputs.items()],
+        "report": {**report, **shares(told, executed), "proof": proven(reports)},
+    }
+    if plan.options.bind:
+        manifest["bound"] = dict(plan.options.bind)
+    return Program(manifest, files, {**evidence, "graph.json": canonical_json(_graph(programs))})
+
+
+def _machine(plan: Plan) -> str:
+    return str(plan.target.machine_values(plan.options.machine).get("name", plan.options.machine or "default"))
+
+
+def _region_step(network: Network, units: Sequence[Unit], path: str, wanted: set[str]) -> Step:
+    written = [name for unit in units for name in unit.writes]
+    inputs = graphs.crossing_inputs(network, units, on_npu=False)
+    domains = {unit.proto.domain for unit in units} - {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
+    outputs = tuple(name for name in dict.fromkeys(written) if name in wanted)
+    return Step(HOST, path, tuple(inputs), outputs, tuple(sorted(domains)))
+
+
+def region_bytes(network: Network, units: Sequence[Unit], step: Step) -> bytes:
+    """The region's model, which onnxruntime loads. Raises UnsupportedOperator (E201) for what it refuses."""
+    from npuc.reference import session
+
+    data = graphs.region_model(network, units, step.outputs).SerializeToString(deterministic=True)
+    try:
+        session(data)
+    except NpucError as error:
+        problems = [unit.problem for unit in units if unit.problem is not None and unit.problem.code[1] in "12"]
+        if not problems:
+            raise
+        said = error.problems[0].reason
+        raise NpucError.of([replace(each, reason=f"{each.reason}; {said}") for each in problems]) from None
+    return data
+
+
+def _told_part(network: Network, part: partition.Part, path: str | None, found: Lowered) -> list[Told]:
+    macs = {name: graphs.macs(network, network.by_name[name]) for name in part.blocks}
+    ports = found.graph.inputs, found.graph.outputs
+    taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
+    return _told(found.program.manifest["report"], macs, path, taken, given)
+
+
+def _told_region(plan: Plan, part: partition.Part, step: Step) -> Told:
+    network = plan.network
+    border = {*step.inputs, *step.outputs}
+    nodes: list[OnHost] = []
+    for name in part.blocks:
+        unit = network.by_name[name]
+        problem = plan.denied.get(name) or absorbed(unit)
+        crossed = sum(
+            graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
+        )
+        nodes.append(OnHost(problem, graphs.macs(network, unit), crossed))
+    ports = step.inputs, step.outputs
+    taken, given = (sum(graphs.size_bytes(network, name) for name in names) for names in ports)
+    return Told(HOST, step.path, part.blocks, part_macs(network, part), taken, given, reasons(nodes))
+
+
+def _port(network: Network, name: str, tensor: str) -> dict[str, Any]:
+    """An input or output in the manifest; extents that are known at run time only are -1."""
+    known = network.types.get(tensor)
+    if known is not None:
+        return {"name": name, "shape": list(known.shape), "dtype": known.dtype}
+    proto = network.protos.get(tensor)
+    kind = proto.WhichOneof("value") if proto is not None else None
+    if proto is None or kind != "tensor_type":
+        return {"name": name, "shape": [], "dtype": "object"}
+    from onnx import helper
+
+    dims = proto.tensor_type.shape.dim
+    dtype = (
+        helper.tensor_dtype_to_np_dtype(proto.tensor_type.elem_type) if proto.tensor_type.elem_type else "object"
+    )
+    shape = [each.dim_value if each.WhichOneof("value") == "dim_value" else -1 for each in dims]
+    return {"name": name, "shape": shape, "dtype": str(dtype)}
+
+
+def _graph(programs: Sequence[Program]) -> dict[str, Any]:
+    """graph.json of the whole program: layers, tensors and rewrites of every part."""
+    whole: dict[str, Any] = {"tensors": {}, "layers": [], "rewrites": []}
+    for number, program in enumerate(programs):
+        found = json.loads(program.evidence["graph.json"])
+        whole["tensors"] |= {within(number, name): each for name, each in found["tensors"].items()}
+        whole["layers"] += [_layer(number, each) for each in found["layers"]]
+        whole["rewrites"] += found.get("rewrites", [])
+    return whole
+
+
+def _layer(number: int, layer: Mapping[str, Any]) -> dict[str, Any]:
+    inputs = [within(number, name) for name in layer["inputs"]]
+    return {**layer, "inputs": inputs, "tensor": within(number, layer["tensor"])}
+
+
+def with_shares(program: Program, graph: Graph) -> Program:
+    """The program of one part, telling what of the model runs where. graph: as the model has it."""
+    macs = {name: 0 for node in graph.nodes for name in (node.sources or (node.name,))}
+    for node in graph.nodes:
+        macs[(node.sources or (node.name,))[0]] += graphs.node_macs(node, graph.tensors)
+    report = program.manifest["report"]
+    told = _told(report, macs, None, _bytes(graph, graph.inputs), _bytes(graph, graph.outputs))
+    manifest = {**program.manifest, "report": {**report, **shares(told, report["macs"])}}
+    return replace(program, manifest=manifest)
+
+
+def _bytes(graph: Graph, names: Sequence[str]) -> int:
+    return sum(graph.tensors[name].size * np.dtype(graph.tensors[name].dtype).itemsize for name in names)
+
+
+def _told(
+    report: Mapping[str, Any], macs: Mapping[str, int], path: str | None, bytes_in: int, bytes_out: int
+) -> list[Told]:
+    """A part of the NPU, and its steps of the host where it has any. macs: of its nodes, by name."""
+    steps = {step["node"]: step for step in report["host_steps"]}
+    here = [name for name in macs if name not in steps]
+    found = [Told(NPU, path, tuple(here), sum(macs[name] for name in here), bytes_in, bytes_out)]
+    if steps:
+        on_host = [
+            OnHost(Problem("W204", step["reason"], name, step["op"]), macs.get(name, 0), 0)
+            for name, step in steps.items()
+        ]
+        found.append(Told(HOST, path, tuple(steps), sum(each.macs for each in on_host), 0, 0, reasons(on_host)))
+    return found

@@ -1,0 +1,145 @@
+"""What of a model a target does not run: all of it at once, and whether the host runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from npuc import driver
+from npuc.errors import NpucError, Problem
+from npuc.frontend.units import Network
+from npuc.ir import Graph
+from npuc.regions.compiling import may_fall_back
+from npuc.regions.hosting import expect_host, loads
+from npuc.regions.planning import Plan, absorbed, optimised, quick, refused, settled, surveyed
+from npuc.storage.data import synthetic
+from npuc.target import Options, Target
+
+HOST, NOWHERE = "host", "nowhere"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A node that the target does not run, why, and what does."""
+
+    problem: Problem
+    place: str
+
+
+def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
+    """Every node that does not run on the target; of a model that nothing can run its own problems.
+
+    With `strict` a layer that the target's program would leave to the host is a problem, E203.
+    """
+    found = _surveyed(model, target, shapes, options)
+    return [replace(each, problem=_refused(each.problem)) for each in found] if options.strict else found
+
+
+def _refused(problem: Problem) -> Problem:
+    """What --strict says of a layer that the host would run."""
+    if problem.code != "W204":
+        return problem
+    remedy = "drop --strict, or cut the network before it"
+    return replace(problem, code="E203", reason=f"it would run on the host: {problem.reason}", remedy=remedy)
+
+
+def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
+    plain = replace(options, strict=False)
+    try:
+        graph = driver.optimised(model, target, shapes, plain)
+        found = target.problems(graph, plain)
+        if not found:
+            return _host_steps(target, graph, plain)
+        raise NpucError.of(found)
+    except NpucError as error:
+        refusal = error
+    nowhere = [Found(each, NOWHERE) for each in refusal.problems]
+    if not may_fall_back(refusal):
+        return nowhere
+    try:
+        target.machine_values(options.machine)
+        network = surveyed(model, options, shapes)
+        found = _partitioned(network, target, plain)
+    except NpucError as error:
+        return [Found(each, NOWHERE) for each in error.problems]
+    try:
+        expect_host(network, refusal)
+    except NpucError:
+        wrong = [each for each in nowhere if each.problem.node not in network.by_name or _nowhere(network, each)]
+        told = {name for each in wrong or nowhere for name in (each.problem.node, each.problem.tensor)}
+        others = [each for each in found if each.place == HOST and each.problem.code[:2] in ("E2", "E3")]
+        return [*(wrong or nowhere), *(each for each in others if each.problem.node not in told)]
+    return found
+
+
+def _nowhere(network: Network, found: Found) -> bool:
+    """Whether not even the host runs a node."""
+    return not loads(network, network.by_name[found.problem.node or ""])
+
+
+def _partitioned(network: Network, target: Target, options: Options) -> list[Found]:
+    """Every node of a model that the target does not run entire, in the model's order."""
+    plan = Plan(network, target, options, None, refused(network, options))
+    parts = settled(plan)
+    found = [
+        Found(problem, HOST if loads(network, network.by_name[name]) else NOWHERE)
+        for name, problem in plan.denied.items()
+    ]
+    for part in parts:
+        if not part.on_npu:
+            found += [
+                Found(absorbed(network.by_name[name]), HOST) for name in part.blocks if name not in plan.denied
+            ]
+        else:
+            found += _host_steps(target, optimised(plan, parts, part)[0], options)
+    order = {unit.name: at for at, unit in enumerate(network.units)}
+    return sorted(found, key=lambda each: order.get(each.problem.node or "", len(order)))
+
+
+def _host_steps(target: Target, graph: Graph, options: Options) -> list[Found]:
+    """What the target's own program leaves to the host.
+
+    Raises NpucError for what shows in lowering only (memories, the documented instructions).
+    """
+    program = target.lower(graph, synthetic(driver.input_types(graph), 1), quick(options))
+    steps = program.manifest["report"]["host_steps"]
+    remedy = "cut the network before it, or choose a target that has it"
+    return [
+        Found(Problem("W204", each["reason"], each["node"], each["op"], remedy=remedy), HOST) for each in steps
+    ]
+
+
+def groups(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Nodes by operator and cause, in the order of the first of each."""
+    gathered: dict[tuple[str | None, ...], list[Found]] = {}
+    for each in found:
+        problem = each.problem
+        key = (problem.op, problem.code, problem.reason, each.place)
+        gathered.setdefault(key, []).append(each)
+    return [
+        {
+            "op": op,
+            "code": code,
+            "reason": reason,
+            "limit": members[0].problem.limit,
+            "remedy": members[0].problem.remedy,
+            "count": len(members),
+            "nodes": [each.problem.node for each in members],
+            "place": place,
+        }
+        for (op, code, reason, place), members in gathered.items()
+    ]
+
+
+def as_text(found: Sequence[Found], model: Path, target: str) -> str:
+    """What the host runs, a line for each cause."""
+    lines = [f"{model}: {target} runs all but {len(found)} node{'s' * (len(found) > 1)}, which the host runs"]
+    for each in groups(found):
+        names = ", ".join(f"'{name}'" for name in each["nodes"][:3])
+        more = f" and {each['count'] - 3} more" if each["count"] > 3 else ""
+        lines.append(f"  {each['op']} {names}{more}: {each['reason']} [{each['code']}]")
+        lines += [f"    limit: {each['limit']}"] if each["limit"] else []
+        lines += [f"    help: {each['remedy']}"] if each["remedy"] else []
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""From a model to a program, whatever the target refuses: that goes to the host, and is told.
+
+A model that the target runs entire becomes the program that it always was. Otherwise its nodes are partitioned,
+parts are offered to the target until it refuses nothing more, and each is calibrated on what the regions before it
+make of the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from npuc import driver
+from npuc.errors import DataError, NpucError
+from npuc.frontend.units import Network
+from npuc.ir import Graph, TensorType
+from npuc.pipeline import Hook
+from npuc.program import Program, file_sha256
+from npuc.regions import partition
+from npuc.regions.assembling import Lowered, assembled, entire, with_shares
+from npuc.regions.crossing import crossing
+from npuc.regions.graphs import region_model
+from npuc.regions.hosting import expect_host
+from npuc.regions.planning import (
+    FATAL,
+    Key,
+    Plan,
+    Steps,
+    deny_refused,
+    key_of,
+    optimised,
+    partitioned,
+    refused,
+    settled,
+    surveyed,
+)
+from npuc.storage.data import Samples, synthetic
+from npuc.storage.data import load as load_samples
+from npuc.target import Options, Target
+from npuc.verification import proof
+
+
+def compile_model(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]],
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> tuple[Program, Samples]:
+    """The program of a model and the samples it was calibrated on (synthetic without calibration data).
+
+    Raises NpucError for what neither the target nor the host can run, and for everything that the target refuses
+    where the options refuse the host.
+    """
+    imported: list[Graph] = []
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        imported.append(before)
+        if hook is not None:
+            hook(name, before, after, seconds)
+
+    refusal: NpucError | None = None
+    if not (options.deny or options.bind):
+        try:
+            program, samples = proof.compile_model(model, target, options, shapes, calibration, recording)
+        except NpucError as error:
+            if options.strict or options.fallback == "refuse" or not may_fall_back(error):
+                raise
+            refusal = error
+        else:
+            return with_shares(program, imported[0]), samples
+    target.machine_values(options.machine)
+    network = surveyed(model, options, shapes)
+    if refusal is not None:
+        expect_host(network, refusal)
+    plan = Plan(network, target, options, hook, refused(network, options))
+    program, samples = _composite(plan, calibration)
+    origin = {"name": model.name, "sha256": file_sha256(model)}
+    return replace(program, manifest={**program.manifest, "model": origin}), samples
+
+
+def may_fall_back(error: NpucError) -> bool:
+    """Whether the host could help."""
+    located = all(each.node or each.tensor or each.code[1] == "3" for each in error.problems)
+    return located and not any(each.code in FATAL or each.code[1] not in "123" for each in error.problems)
+
+
+def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Samples]:
+    """The program of several parts, and what it was calibrated on: nothing where the host runs all of it."""
+    network = plan.network
+    with ExitStack() as stack:
+        if not any(part.on_npu for part in settled(plan)):
+            return assembled(plan, partitioned(plan), {}), Samples({})
+        types = {name: network.types[name] for name in network.inputs if name in network.types}
+        samples = _samples(network, types, calibration)
+        lowered = _lowered(plan, samples, stack)
+    parts = partitioned(plan)
+    return entire(plan, parts, lowered) or assembled(plan, parts, lowered), samples
+
+
+def _samples(network: Network, types: Mapping[str, TensorType], calibration: Sequence[Path]) -> Samples:
+    """The samples of the model's inputs. Raises DataError (E402) for inputs that are no tensors of numbers."""
+    strange = [name for name in network.inputs if name not in types]
+    if strange:
+        reason = "the input is no tensor of numbers: the NPU's parts cannot be calibrated"
+        raise DataError("E402", reason, tensor=strange[0], limit="tensors of numbers")
+    return load_samples(calibration, types) if calibration else synthetic(types)
+
+
+def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowered]:
+    """The program of every part, calibrated on what reaches it; what is refused on the way goes to the host."""
+    found: dict[Key, Lowered] = {}
+    while True:
+        parts = settled(plan)
+        keys = {part.blocks: key_of(plan.network, parts, part) for part in parts}
+        waiting = [part for part in parts if part.on_npu and keys[part.blocks] not in found]
+        if not waiting:
+            return found
+        plan.options.begin("running the model for what crosses to the NPU")
+        graphs = {part.blocks: optimised(plan, parts, part) for part in waiting}
+        wanted = {name for graph, _ in graphs.values() for name in graph.inputs}
+        values = crossing(plan.network, sorted(wanted), samples, stack)
+        for part in waiting:
+            graph, steps = graphs[part.blocks]
+            own = Samples({name: values[name] for name in graph.inputs}, samples.labels, samples.synthetic)
+            try:
+                program = _lowered_part(plan, graph, steps, own)
+            except NpucError as error:
+                deny_refused(plan, parts, part, error)
+                break
+            proven = _proved(plan, part, driver.Compilation(program, own, graph))
+            found[keys[part.blocks]] = Lowered(graph, proven)
+
+
+def _lowered_part(plan: Plan, graph: Graph, steps: Steps, samples: Samples) -> Program:
+    """The target's program of a part's graph. steps: what the passes have done to it."""
+    changes = list(steps)
+
+    def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+        if after is not before:
+            changes.append((name, before, after))
+        if plan.hook is not None:
+            plan.hook(name, before, after, seconds)
+
+    return driver.with_rewrites(plan.target.lower(graph, samples, plan.options, recording), changes)
+
+
+def _proved(plan: Plan, part: partition.Part, found: driver.Compilation) -> Program:
+    """The program of a part, run beside that part of the model. Raises Mismatch (E603)."""
+    units = [plan.network.by_name[name] for name in part.blocks]
+    with TemporaryDirectory() as folder:
+        model = Path(folder) / "part.onnx"
+        model.write_bytes(region_model(plan.network, units, found.graph.outputs).SerializeToString())
+        return proof.proved(found, model, plan.target, plan.options)

@@ -1,0 +1,174 @@
+"""The target of a program of several parts: what its machine does with each part, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from npuc.annotation import Held
+from npuc.errors import ArtefactError, Problem
+from npuc.ir import Graph, Node
+from npuc.pipeline import Hook, Pass
+from npuc.program import MANIFEST, Program, canonical_json
+from npuc.regions.artefact import Contents, Step, is_composite, part_of
+from npuc.regions.running import CompositeRunner, CompositeStepper, within
+from npuc.storage.data import Samples
+from npuc.target import Options, Origin, Stepper, Target
+from npuc.target import target as find
+from npuc.timeline import Activity, Buffer, Timeline
+
+WHOLE = ("loadable",)
+"""Formats that hold one network entire."""
+
+
+def target_of(program: Program) -> Target:
+    """What runs a program. Raises KeyError for an unknown target."""
+    found = find(program.target)
+    return Composite(found) if is_composite(program) else found
+
+
+class Composite:
+    """A target whose programs have parts; all but what concerns a program is the target's own."""
+
+    def __init__(self, inner: Target) -> None:
+        self.inner = inner
+        self.name, self.summary, self.memories = inner.name, inner.summary, inner.memories
+        self.precisions, self.exports, self.players = inner.precisions, inner.exports, inner.players
+        self.chip_models, self.inexact, self.weight_forms = inner.chip_models, inner.inexact, inner.weight_forms
+
+    def passes(self, options: Options) -> tuple[Pass, ...]:
+        """The target's."""
+        return self.inner.passes(options)
+
+    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
+        """The target's."""
+        return self.inner.cycles(graph, node, options)
+
+    def problems(self, graph: Graph, options: Options) -> list[Problem]:
+        """The target's."""
+        return self.inner.problems(graph, options)
+
+    def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
+        """The target's: of one part."""
+        return self.inner.lower(graph, samples, options, hook)
+
+    def runner(self, program: Program, chip_model: str = "own") -> CompositeRunner:
+        """Parts on the target's simulator, regions under onnxruntime."""
+        return CompositeRunner(program, lambda part: self.inner.runner(part, chip_model))
+
+    def stepper(self, program: Program, trace: Path | None) -> Stepper | None:
+        """The same on simulators that count cycles; the trace of part K is written to STEM.part_K.vcd."""
+        parts = list(_parts(program))
+        files = [
+            None if trace is None else trace.with_suffix(f".part_{at}{trace.suffix}") for at in range(len(parts))
+        ]
+        found = [self.inner.stepper(part, file) for (_, part), file in zip(parts, files, strict=True)]
+        steppers = [each for each in found if each is not None]
+        if len(steppers) != len(parts):
+            return None
+        waiting = iter(steppers)
+        return CompositeStepper(program, lambda _part: next(waiting))
+
+    def timeline(self, program: Program) -> Timeline:
+        """One part after the other, without the time that the host takes."""
+        cycles, activities, buffers = 0, list[Activity](), list[Buffer]()
+        for number, (_, part) in enumerate(_parts(program)):
+            found = self.inner.timeline(part)
+            activities += [
+                replace(
+                    each,
+                    start=each.start + cycles,
+                    end=each.end + cycles,
+                    tensor=None if each.tensor is None else within(number, each.tensor),
+                )
+                for each in found.activities
+            ]
+            buffers += [
+                replace(each, label=within(number, each.label), start=each.start + cycles, end=each.end + cycles)
+                for each in found.buffers
+            ]
+            cycles += found.cycles
+        return Timeline(cycles, tuple(activities), tuple(buffers))
+
+    def listing(self, program: Program) -> list[dict[str, Any]]:
+        """The instructions of all parts, numbered on; `part` says of which each is."""
+        found: list[dict[str, Any]] = []
+        for number, (step, part) in enumerate(_parts(program)):
+            for entry in self.inner.listing(part):
+                tensor = entry.get("tensor")
+                named = {"tensor": None if tensor is None else within(number, tensor)}
+                found.append({**entry, **named, "index": len(found), "part": step.path})
+        return found
+
+    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
+        """The instruction of the part that computes the tensor, numbered as in the listing."""
+        first = 0
+        for number, (_, part) in enumerate(_parts(program)):
+            own = tensor.removeprefix(within(number, ""))
+            found = self.inner.origin(part, own, element) if own != tensor else None
+            if found is not None:
+                return replace(found, instruction=found.instruction + first)
+            first += len(self.inner.listing(part))
+        return None
+
+    def held(self, program: Program, name: str) -> Iterable[Held]:
+        """What the bytes of a part's file are."""
+        for step, part in _parts(program):
+            file = name.removeprefix(f"{step.path}/")
+            if file != name and file != MANIFEST:
+                return self.inner.held(part, file)
+        return ()
+
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        """The target's."""
+        return self.inner.raw_listing(path)
+
+    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
+        """The target's."""
+        return self.inner.layout()
+
+    def assembled(self, program: Program, listing: Path) -> Program:
+        """None: a listing has the words of one part."""
+        paths = ", ".join(step.path for step, _ in _parts(program))
+        reason = f"'{listing}' is for one program, and this one has parts of its own"
+        raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
+
+    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
+        """The files of every part in its folder, the regions as they are, and steps.json: their order."""
+        contents = Contents.of(program.manifest)
+        regions = [step for step in contents.steps if step not in contents.parts]
+        if form in WHOLE:
+            reason = f"a {form} holds no host region, and the program has {len(regions)}"
+            limit = ", ".join(step.path for step in regions)
+            raise ArtefactError("E506", reason, limit=limit, remedy="export a part: npuc export OUT/npu/part_0")
+        files = {step.path: program.files[step.path] for step in regions if step.path in program.files}
+        for step, part in _parts(program):
+            made = self.inner.exported(part, form, player)
+            files |= {f"{step.path}/{name}": data for name, data in made.items()}
+        described = {key: program.manifest.get(key) for key in ("target", "inputs", "outputs")}
+        return {**files, "steps.json": canonical_json({**described, **contents.as_json()})}
+
+    def machine_values(self, name: str | None) -> dict[str, Any]:
+        """The target's."""
+        return self.inner.machine_values(name)
+
+    def machines(self) -> list[str]:
+        """The target's."""
+        return self.inner.machines()
+
+    def operators(self) -> list[dict[str, str]]:
+        """The target's."""
+        return self.inner.operators()
+
+
+def _parts(program: Program) -> Iterator[tuple[Step, Program]]:
+    """The parts of the NPU in order."""
+    for step in Contents.of(program.manifest).parts:
+        yield step, part_of(program, step.path)
+
+
+def parts(program: Program) -> Sequence[Program]:
+    """The programs of the NPU within a program; the program itself where it has no parts."""
+    return [part for _, part in _parts(program)] if is_composite(program) else [program]

@@ -1,0 +1,81 @@
+"""What reaches the parts of the NPU: the tensors that cross, on every sample, by onnxruntime in float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import DataError
+from npuc.frontend.units import Network, Unit
+from npuc.ir import Array, TensorType
+from npuc.regions import graphs
+from npuc.storage.data import Samples
+
+IN_MEMORY = 1 << 28
+"""Bytes of what crosses on all samples, at most: more lies in a file."""
+
+
+def crossing(network: Network, names: Sequence[str], samples: Samples, stack: ExitStack) -> dict[str, Array]:
+    """The values of tensors on all samples, (samples, *shape), by onnxruntime on the whole model in float.
+
+    stack: closes what large values lie in. Raises DataError (E402) where onnxruntime cannot run a sample.
+    """
+    from npuc.reference import session
+
+    computed = [name for name in names if name not in network.inputs]
+    values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
+    run: Callable[..., Any] | None = None
+    if computed:
+        run = session(graphs.region_model(network, _behind(network, computed), computed)).run
+    for at, feed in enumerate(samples.feeds()):
+        read = {name: value for name, value in feed.items() if name in _read(network, computed)}
+        try:
+            given = run(computed, read) if run is not None else []
+        except Exception as error:  # onnxruntime raises many unrelated types
+            remedy = "give samples that the model takes with --calibration DATA.npz"
+            raise DataError("E402", f"onnxruntime cannot run sample {at}: {error}", remedy=remedy) from None
+        values.put(at, {**feed, **dict(zip(computed, given, strict=True))})
+    return values.arrays
+
+
+def _behind(network: Network, names: Sequence[str]) -> list[Unit]:
+    """The units that tensors depend on, in order."""
+    wanted, found = set(names), list[Unit]()
+    for unit in reversed(network.units):
+        if wanted.intersection(unit.writes):
+            wanted.update(unit.reads)
+            found.append(unit)
+    return found[::-1]
+
+
+def _read(network: Network, names: Sequence[str]) -> set[str]:
+    return {name for unit in _behind(network, names) for name in unit.reads}
+
+
+class _Arrays:
+    """Values of tensors by sample, in memory or in files."""
+
+    def __init__(self, types: Mapping[str, TensorType], count: int, stack: ExitStack) -> None:
+        sizes = {name: count * each.size * np.dtype(each.dtype).itemsize for name, each in types.items()}
+        folder = Path(stack.enter_context(TemporaryDirectory())) if sum(sizes.values()) > IN_MEMORY else None
+        self.arrays: dict[str, Array] = {}
+        for number, (name, each) in enumerate(types.items()):
+            shape = (count, *each.shape)
+            self.arrays[name] = (
+                np.empty(shape, each.dtype)
+                if folder is None
+                else np.memmap(folder / str(number), each.dtype, "w+", shape=shape)
+            )
+
+    def put(self, at: int, values: Mapping[str, Array]) -> None:
+        """Takes the values of a sample. Raises DataError (E402) for one of another shape."""
+        for name, array in self.arrays.items():
+            if values[name].shape != array.shape[1:]:
+                limit = f"{list(array.shape[1:])}"
+                raise DataError("E402", f"the host gives {list(values[name].shape)}", tensor=name, limit=limit)
+            array[at] = values[name]

@@ -1,0 +1,136 @@
+"""The parts of a surveyed model: as graphs for the target, as ONNX models for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import onnx
+from onnx import TypeProto, helper, numpy_helper
+
+from npuc.errors import Problem, UnsupportedOperator
+from npuc.frontend.units import Network, Unit
+from npuc.ir import Graph, Node, TensorType
+from npuc.ops import build
+from npuc.regions import partition
+
+
+def part_graph(network: Network, units: Sequence[Unit], outside: Iterable[str], name: str) -> Graph:
+    """What the target runs of these units. outside: the tensors that anything else reads."""
+    nodes = [node for unit in units for node in unit.nodes]
+    written = {name for node in nodes for name in node.outputs}
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
+    inputs = {each: network.types[each] for each in read if each not in network.constants}
+    wanted = set(outside)
+    outputs = [each for node in nodes for each in node.outputs if each in wanted]
+    constants = {each: network.constants[each] for each in read if each in network.constants}
+    return build(name, nodes, inputs, outputs, constants)
+
+
+def region_model(
+    network: Network, units: Sequence[Unit], outputs: Sequence[str], types: Mapping[str, TypeProto] | None = None
+) -> onnx.ModelProto:
+    """The units as an ONNX model of their own, constants inside.
+
+    types: of the inputs whose type the survey does not know. Raises UnsupportedOperator (E201) where nothing does.
+    """
+    written = {name for unit in units for name in unit.writes}
+    read = list(dict.fromkeys(name for unit in units for name in unit.reads if name not in written))
+    constants = [name for name in read if name in network.constants]
+    given = [name for name in read if name not in network.constants]
+    known = {**network.protos, **(types or {})}
+    for name in given:
+        if name not in known:
+            reason, limit = "the type of what the host reads is not known", "tensors with an element type"
+            raise UnsupportedOperator("E201", reason, tensor=name, limit=limit)
+    graph = helper.make_graph(
+        [_named(unit) for unit in units],
+        network.name or "region",
+        [helper.make_value_info(name, known[name]) for name in given],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+    )
+    graph.initializer.extend(numpy_helper.from_array(network.constants[name], name) for name in constants)
+    return helper.make_model(
+        graph, opset_imports=list(network.opsets), ir_version=network.ir_version, producer_name="npuc"
+    )
+
+
+def _named(unit: Unit) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(unit.proto)
+    copy.name = unit.name
+    return copy
+
+
+def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) -> list[str]:
+    """What a part reads and does not compute, constants left out, in order."""
+    inside = {name for unit in units for name in unit.writes}
+    inside |= {name for unit in units for node in unit.nodes for name in node.outputs}
+    read = (name for unit in units for name in (unit.imported if on_npu else unit.reads))
+    return [name for name in dict.fromkeys(read) if name not in inside and name not in network.constants]
+
+
+def blocks(network: Network, denied: Mapping[str, Problem]) -> partition.Network:
+    """The partitioner's view; denied: the units that the target does not run, and why."""
+    made: list[partition.Block] = []
+    for unit in network.units:
+        on_npu = bool(unit.nodes) and unit.name not in denied
+        read = (*(unit.imported if on_npu else ()), *unit.reads)
+        inside = {name for node in unit.nodes for name in node.outputs} if on_npu else set[str]()
+        reads = tuple(name for name in dict.fromkeys(read) if name not in network.constants)
+        writes = tuple(dict.fromkeys((*unit.writes, *sorted(inside))))
+        made.append(partition.Block(unit.name, reads, writes, macs(network, unit), on_npu))
+    outputs = frozenset(network.outputs.values())
+    return partition.Network(tuple(made), {name: size_bytes(network, name) for name in network.types}, outputs)
+
+
+def size_bytes(network: Network, tensor: str) -> int:
+    """Bytes of a tensor; 0 where its size is not known."""
+    import numpy as np
+
+    found = network.types.get(tensor)
+    return 0 if found is None else found.size * np.dtype(found.dtype).itemsize
+
+
+def macs(network: Network, unit: Unit) -> int:
+    """The multiply-accumulates of a node as the model has it: products with weights, and of matrices."""
+    if unit.nodes:
+        return sum(node_macs(node, network.types) for node in unit.nodes)
+    return _foreign_macs(network, unit)
+
+
+def node_macs(node: Node, types: Mapping[str, TensorType]) -> int:
+    """The same of a canonical node."""
+    if node.op not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return 0
+    x, w, y = (types[name].shape for name in (*node.inputs[:2], node.output))
+    match node.op:
+        case "Conv":
+            return prod(y) * prod(w[1:])
+        case "ConvTranspose":
+            return prod(x) * prod(w[1:])
+        case _:
+            return prod(y) * x[-1]
+
+
+def _foreign_macs(network: Network, unit: Unit) -> int:
+    shapes = [network.types[name].shape if name in network.types else None for name in unit.proto.input]
+    out = [network.types[name].shape if name in network.types else None for name in unit.proto.output]
+    match unit.op, shapes, out:
+        case (("LSTM" | "GRU" | "RNN"), [x, w, r, *_], _) if x and w and r:
+            return x[0] * x[1] * (prod(w) + prod(r))
+        case (("Conv" | "ConvInteger"), [_, w, *_], [y]) if w and y:
+            return prod(y) * prod(w[1:])
+        case "QLinearConv", [_, _, _, w, *_], [y] if w and y:
+            return prod(y) * prod(w[1:])
+        case "ConvTranspose", [x, w, *_], _ if x and w:
+            return prod(x) * prod(w[1:])
+        case (("MatMul" | "MatMulInteger"), [x, *_], [y]) if x and y:
+            return prod(y) * x[-1]
+        case "QLinearMatMul", [x, *_], [y] if x and y:
+            return prod(y) * x[-1]
+        case "Gemm", [x, *_], [y] if x and y:
+            transposed = any(each.name == "transA" and each.i for each in unit.proto.attribute)
+            return prod(y) * x[0 if transposed else 1]
+        case _:
+            return 0

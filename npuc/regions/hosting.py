@@ -1,0 +1,51 @@
+"""Whether the host can run a model, or a node of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from npuc.errors import NpucError
+from npuc.frontend.units import Network, Unit
+from npuc.reference import session, without_weights
+from npuc.regions import graphs
+from npuc.storage.data import synthetic
+
+
+def expect_host(network: Network, refusal: NpucError) -> None:
+    """Raises the refusal where onnxruntime runs the model no more than the target does, or it reads nothing.
+
+    What contradicts itself (E105) may be loaded all the same: such a model must run on a sample, too.
+    """
+    contradicts = any(each.code == "E105" for each in refusal.problems)
+    outputs = list(dict.fromkeys(network.outputs.values()))
+    if not network.inputs or not runs(network, network.units, outputs, once=contradicts):
+        raise refusal
+
+
+def loads(network: Network, unit: Unit) -> bool:
+    """Whether onnxruntime loads a node, and runs it where it seems to contradict itself."""
+    if any(name not in network.protos and name not in network.constants for name in unit.reads):
+        return True  # a tensor whose type only its producer knows: what holds for that holds for this
+    contradicts = unit.problem is not None and unit.problem.code == "E105"
+    return runs(network, [unit], unit.writes, once=contradicts)
+
+
+def runs(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, once: bool) -> bool:
+    """Whether onnxruntime loads these units. once: and runs them on a synthetic sample."""
+    written = {name for unit in units for name in unit.writes}
+    try:
+        found: Any = session(
+            *without_weights(graphs.region_model(network, units, [*written.intersection(outputs)]))
+        )
+        if once:
+            found.run(None, _sample(network, [each.name for each in found.get_inputs()]))
+    except Exception:  # onnxruntime raises many unrelated types
+        return False
+    return True
+
+
+def _sample(network: Network, names: Sequence[str]) -> dict[str, Any]:
+    """A synthetic value for each of these tensors."""
+    found = synthetic({name: network.types[name] for name in names}, 1)
+    return {name: values[0, ...] for name, values in found.inputs.items()}

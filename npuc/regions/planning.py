@@ -1,0 +1,231 @@
+"""Which parts a model falls into: the target is offered parts until it refuses nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npuc import driver
+from npuc.errors import ModelError, NpucError, Problem
+from npuc.frontend.reading import read_model
+from npuc.frontend.units import Network, Unit, survey
+from npuc.ir import Array, Graph
+from npuc.pipeline import Hook, run_passes
+from npuc.regions import graphs as parts_of
+from npuc.regions import partition
+from npuc.storage.data import synthetic
+from npuc.target import Options, Target
+from npuc.text import closest
+
+ROUNDS = 64
+"""How often the target may refuse."""
+FATAL = ("E101", "E102", "E103", "E104", "E108", "E109", "E203", "E305")
+"""Refusals that no host can help."""
+
+Key = tuple[tuple[str, ...], tuple[str, ...]]
+"""Units of a part, and its outputs."""
+Steps = list[tuple[str, Graph, Graph]]
+
+
+@dataclass
+class Plan:
+    """A model on its way: why units run on the host, and what is known of parts so far."""
+
+    network: Network
+    target: Target
+    options: Options
+    hook: Hook | None
+    denied: dict[str, Problem]
+    graphs: dict[Key, tuple[Graph, Steps]] = field(default_factory=dict[Key, tuple[Graph, Steps]])
+    tried: set[Key] = field(default_factory=set[Key])
+
+
+def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]]) -> Network:
+    """The units of a model file. Raises ModelError as the frontend does, and as `bound_values`."""
+    proto = read_model(model)
+    return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
+
+
+def bound_values(proto: Any, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
+    """What inputs are bound to, in their own types. Raises ModelError (E109) for what is no scalar input."""
+    from onnx import helper
+
+    found: dict[str, Array] = {}
+    inputs = {each.name: each.type.tensor_type for each in proto.graph.input}
+    for name, value in bind:
+        if name not in inputs:
+            limit = f"inputs: {', '.join(inputs)}"
+            raise ModelError("E109", "a value is given, but the model has no such input", tensor=name, limit=limit)
+        shape = [each.dim_value for each in inputs[name].shape.dim]
+        if any(extent != 1 for extent in shape):
+            raise ModelError(
+                "E109", f"one value is given for an input of shape {shape}", tensor=name, limit="a scalar"
+            )
+        found[name] = np.full(shape, value, helper.tensor_dtype_to_np_dtype(inputs[name].elem_type))
+    return found
+
+
+def refused(network: Network, options: Options) -> dict[str, Problem]:
+    """The units that cannot go to the target or shall not, and why.
+
+    Raises ModelError (E109) for a --deny that names nothing.
+    """
+    found = {unit.name: unit.problem for unit in network.units if unit.problem is not None}
+    for asked in options.deny:
+        named = [unit for unit in network.units if asked in (unit.name, unit.op)]
+        if not named:
+            known = sorted({each for unit in network.units for each in (unit.name, unit.op)})
+            reason = f"--deny {asked}: the model has no such operator or node.{closest(asked, known)}"
+            raise ModelError("E109", reason, remedy="name an ONNX operator, or a node of the model")
+        for unit in named:
+            problem = Problem("W202", "it was asked for", unit.name, unit.op, remedy=f"leave out --deny {asked}")
+            found.setdefault(unit.name, problem)
+    return found
+
+
+def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
+    """Which unit runs where, at most so many parts on the NPU as were asked for."""
+    while True:
+        parts = partition.partition(parts_of.blocks(plan.network, plan.denied))
+        most = plan.options.max_partitions
+        on_npu = [part for part in parts if part.on_npu]
+        if most is None or len(on_npu) <= most:
+            return parts
+        smallest = min(on_npu, key=lambda part: part_macs(plan.network, part))
+        reason, remedy = f"the program may have {most} partitions", f"--max-partitions {len(on_npu)}"
+        _deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
+
+
+def part_macs(network: Network, part: partition.Part) -> int:
+    """The multiply-accumulates of a part."""
+    return sum(parts_of.macs(network, network.by_name[name]) for name in part.blocks)
+
+
+def _deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
+    """Sends units to the host, those that go there already left as they are."""
+    for name in names:
+        unit = plan.network.by_name[name]
+        plan.denied.setdefault(name, replace(problem, node=name, op=unit.op))
+
+
+def settled(plan: Plan) -> tuple[partition.Part, ...]:
+    """Parts of which the target refuses nothing as far as it can tell without the samples."""
+    for _ in range(ROUNDS):
+        parts = partitioned(plan)
+        refusing = [part for part in parts if part.on_npu and _refuses(plan, parts, part)]
+        if not refusing:
+            return parts
+    for part in partitioned(plan):
+        if part.on_npu:
+            _deny(plan, part.blocks, Problem("E202", "the target refuses part after part"))
+    return partitioned(plan)
+
+
+def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> bool:
+    """Whether the target refuses something of a part; that is denied from now on."""
+    key = key_of(plan.network, parts, part)
+    if key in plan.tried:
+        return False
+    try:
+        graph, _ = optimised(plan, parts, part)
+        found = plan.target.problems(graph, plan.options)
+        if found:
+            raise NpucError.of(found)
+        program = plan.target.lower(graph, synthetic(driver.input_types(graph), 1), quick(plan.options))
+    except NpucError as error:
+        deny_refused(plan, parts, part, error)
+        return True
+    if not program.manifest["report"]["instructions"]:
+        reason, remedy = "the target leaves all of this part to the host", "npuc operators --target TARGET"
+        _deny(plan, part.blocks, Problem("W204", reason, remedy=remedy))
+        return True
+    plan.tried.add(key)
+    return False
+
+
+def absorbed(unit: Unit) -> Problem:
+    """Why a node runs on the host that the target would run."""
+    reason = "it lies among nodes of the host: on the NPU it would only add transfers"
+    return Problem("W201", reason, unit.name, unit.op)
+
+
+def quick(options: Options) -> Options:
+    """The options of a program that only shows whether there is one."""
+    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, spreads=None)
+
+
+def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Part, error: NpucError) -> None:
+    """Sends to the host what a refusal is about; all of the part where it names nothing of it."""
+    if any(not (each.node or each.tensor) and each.code[1] != "3" for each in error.problems):
+        raise error
+    if any(each.code[1] not in "123" or each.code in FATAL for each in error.problems):
+        raise error
+    key = key_of(plan.network, parts, part)
+    graph = plan.graphs[key][0] if key in plan.graphs else None
+    before = len(plan.denied)
+    for problem in error.problems:
+        _deny(plan, [name for name in blamed(plan.network, graph, problem) if name in part.blocks], problem)
+    if len(plan.denied) == before:
+        _deny(plan, part.blocks, error.problems[0])
+
+
+def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]:
+    """The units that a problem of the target is about: all that the refused node of its graph stands for."""
+    names = network.by_name
+    found: list[str] = []
+    for node in graph.nodes if graph is not None else ():
+        if problem.node in (node.name, *node.sources[:1]) and problem.op in (None, node.op):
+            found += [each for each in node.sources if each in names]
+    if not found and problem.node is not None:
+        fitting = [name for name in names if problem.node == name or problem.node.startswith(f"{name}/")]
+        found = sorted(fitting, key=len)[-1:]
+    if not found and problem.tensor is not None and problem.tensor in network.producers:
+        found = [network.producers[problem.tensor].name]
+    return list(dict.fromkeys(found))
+
+
+def optimised(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) -> tuple[Graph, Steps]:
+    """The graph of a part after all passes, and what they did.
+
+    Raises UnsupportedOperator (E202) where an output of it depends on no input.
+    """
+    key = key_of(plan.network, parts, part)
+    if key not in plan.graphs:
+        steps: Steps = []
+
+        def recording(name: str, before: Graph, after: Graph, seconds: float) -> None:
+            if after is not before:
+                steps.append((name, before, after))
+            if plan.hook is not None:
+                plan.hook(name, before, after, seconds)
+
+        network = plan.network
+        units = [network.by_name[name] for name in part.blocks]
+        graph = parts_of.part_graph(network, units, wanted_of(network, parts, part), network.name)
+        passes = driver.passes_of(plan.target, plan.options)
+        plan.graphs[key] = run_passes(graph, passes, recording), steps
+    graph, steps = plan.graphs[key]
+    constant = [name for name in graph.outputs if name in graph.constants or not graph.inputs]
+    if constant:
+        raise NpucError.of([Problem("E202", "it depends on no input", tensor=name) for name in constant])
+    return graph, steps
+
+
+def key_of(network: Network, parts: Sequence[partition.Part], part: partition.Part) -> Key:
+    """What a part is: its units, and which of its tensors anything else reads."""
+    written = {name for block in part.blocks for name in network.by_name[block].writes}
+    return part.blocks, tuple(sorted(written & wanted_of(network, parts, part)))
+
+
+def wanted_of(network: Network, parts: Sequence[partition.Part], part: partition.Part) -> set[str]:
+    """The tensors that anything but the part reads."""
+    found = set(network.outputs.values())
+    for other in parts:
+        if other.blocks != part.blocks:
+            units = [network.by_name[name] for name in other.blocks]
+            found |= {*parts_of.crossing_inputs(network, units, on_npu=other.on_npu)}
+    return found

@@ -1,0 +1,134 @@
+"""What the parts of a program cost together, and why nodes run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from npuc.errors import Problem
+
+Report = Mapping[str, Any]
+NOT_ADDED = ("target", "machine", "clock_mhz", "macs_per_cycle", "bytes_per_cycle", "capacity_bytes", "level")
+"""What is of the machine, not of a program on it."""
+PEAKS = ("peak_bytes", "lower_bound_bytes")
+
+
+@dataclass(frozen=True)
+class Told:
+    """A part or a region as reports have it."""
+
+    place: str
+    path: str | None
+    nodes: tuple[str, ...]
+    macs: int
+    bytes_in: int
+    bytes_out: int
+    reasons: tuple[dict[str, Any], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's fields, and where it lies in the artefact."""
+        return {
+            "place": self.place,
+            "path": self.path,
+            "nodes": list(self.nodes),
+            "macs": self.macs,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """A node on the host: why, its MACs, and the bytes of what it reads or writes across the region's border."""
+
+    problem: Problem
+    macs: int
+    bytes: int
+
+
+def reasons(nodes: Iterable[OnHost]) -> tuple[dict[str, Any], ...]:
+    """Why nodes run on the host, grouped by operator and cause, in the order of their first node."""
+    groups: dict[tuple[str | None, ...], list[OnHost]] = {}
+    for each in nodes:
+        found = each.problem
+        groups.setdefault((found.code, found.op, found.reason, found.remedy), []).append(each)
+    return tuple(
+        {
+            "code": code,
+            "op": op,
+            "count": len(members),
+            "reason": reason,
+            "limit": members[0].problem.limit,
+            "remedy": remedy,
+            "nodes": [each.problem.node for each in members],
+            "macs": sum(each.macs for each in members),
+            "bytes": sum(each.bytes for each in members),
+        }
+        for (code, op, reason, remedy), members in groups.items()
+    )
+
+
+def merged(found: Sequence[Report], target: str, machine: str, memories: Sequence[str]) -> dict[str, Any]:
+    """The report of programs that run one after the other: counts add up, memories have the largest peak."""
+    empty: dict[str, Any] = {
+        "target": target,
+        "machine": machine,
+        "instructions": 0,
+        "segments": 0,
+        "macs": 0,
+        "cycles": 0,
+        "ideal_cycles": 0,
+        "utilization": None,
+        "memory": {name: {"peak_bytes": 0, "capacity_bytes": None, "lower_bound_bytes": 0} for name in memories},
+        "host_steps": [],
+        "layers": [],
+    }
+    if not found:
+        return empty
+    whole: dict[str, Any] = {**empty, **_added(found)}
+    whole["utilization"] = whole["ideal_cycles"] / whole["cycles"] if whole["cycles"] else None
+    if "frames_per_second" in whole:
+        clock = whole.get("clock_mhz")
+        whole["frames_per_second"] = clock * 1e6 / whole["cycles"] if clock and whole["cycles"] else None
+    return whole
+
+
+def _added(found: Sequence[Report]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for each in found for key in each)
+    return {key: _together(key, [each[key] for each in found if key in each]) for key in keys}
+
+
+def _together(key: str, values: Sequence[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if not known or key in NOT_ADDED or any(isinstance(value, str | bool) for value in known):
+        return known[0] if known else None
+    if key in PEAKS:
+        return max(known)
+    if all(isinstance(value, Mapping) for value in known):
+        return _added(known)
+    if all(isinstance(value, list) for value in known):
+        return [each for value in known for each in value]
+    return sum(known) if len(known) == len(values) else None
+
+
+def proven(found: Sequence[Report]) -> dict[str, Any]:
+    """What was proved of all parts: the least of what was proved of each."""
+    proofs = [each["proof"] for each in found]
+    values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
+    samples = min((each["samples"] for each in proofs), default=0)
+    whole = {key: all(each) if each and None not in each else None for key, each in values.items()}
+    return {"samples": samples, **whole}
+
+
+def shares(told: Sequence[Told], executed: int) -> dict[str, Any]:
+    """The contract's fields about places. executed: multiplications of the programs, rewrites included."""
+    npu = sum(each.macs for each in told if each.place == "npu")
+    host = sum(each.macs for each in told if each.place == "host")
+    return {
+        "partitions": [each.as_json() for each in told],
+        "macs": npu + host,
+        "npu_macs_share": npu / (npu + host) if npu + host else None,
+        "executed_macs": executed + host,
+    }

@@ -1,0 +1,213 @@
+"""A program of several parts, run: parts on their target's simulator, regions under onnxruntime, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError, NpucError
+from npuc.ir import Array
+from npuc.program import Port, Program
+from npuc.reference import session
+from npuc.regions.artefact import NPU, Contents, Step, part_of
+from npuc.target import Counting, Observer, Runner, Stepper
+
+PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
+"""Called with the number of a part, its inputs, what its simulator showed, and its outputs: (samples, *shape)."""
+UNGIVEN = "manifest.json is damaged: no step gives this output"
+Values = list[Any]
+"""A tensor's value for every sample: arrays, or lists where it is a sequence."""
+
+
+class Region:
+    """A region of the host."""
+
+    def __init__(self, program: Program, step: Step) -> None:
+        self.step = step
+        if step.path not in program.files:
+            raise ArtefactError("E502", f"'{step.path}' is missing", remedy="compile the model again")
+        self.session = _opened(program.files[step.path], step)
+
+    def __call__(self, values: dict[str, Values]) -> dict[str, Values]:
+        """The outputs, sample after sample. Raises ArtefactError (E502) where onnxruntime cannot compute them."""
+        found: list[Sequence[Any]] = []
+        try:
+            for sample in zip(*(values[name] for name in self.step.inputs), strict=True):
+                feed = dict(zip(self.step.inputs, sample, strict=True))
+                found.append(self.session.run(list(self.step.outputs), feed))
+            if not self.step.inputs:
+                count = len(next(iter(values.values()))) if values else 1
+                found = [self.session.run(list(self.step.outputs), {})] * count
+        except KeyError as error:
+            raise _damaged(self.step, f"no step before it gives {error}") from None
+        except Exception as error:  # onnxruntime raises many unrelated types
+            raise _damaged(self.step, f"onnxruntime cannot run it: {error}") from None
+        return {name: [each[at] for each in found] for at, name in enumerate(self.step.outputs)}
+
+
+def _opened(data: bytes, step: Step) -> Any:
+    """A session of a region's model, which may name no files outside the artefact."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        raise _damaged(step, "it is not an ONNX model") from None
+    from onnx.external_data_helper import uses_external_data
+
+    if any(uses_external_data(tensor) for tensor in _tensors(model.graph)):
+        raise _damaged(step, "it names files outside the artefact")
+    try:
+        found = session(data)
+    except NpucError as error:
+        if step.domains:
+            reason = f"'{step.path}' has operators of {', '.join(step.domains)}, which onnxruntime lacks"
+            remedy = "give the library that has them with --custom-ops FILE.so"
+            raise ArtefactError("E507", reason, remedy=remedy) from None
+        raise _damaged(step, error.problems[0].reason) from None
+    taken = {each.name for each in found.get_inputs()}
+    given = {each.name for each in found.get_outputs()}
+    if taken != {*step.inputs} or not {*step.outputs} <= given:
+        raise _damaged(step, "its inputs and outputs are not those of the manifest")
+    return found
+
+
+def _tensors(graph: Any) -> Sequence[Any]:
+    """Every tensor of a graph that has data, those of its nodes and their subgraphs included."""
+    found = [*graph.initializer]
+    for each in graph.sparse_initializer:
+        found += [each.values, each.indices]
+    for node in graph.node:
+        for attribute in node.attribute:
+            found += [attribute.t, *attribute.tensors]
+            for inner in (attribute.g, *attribute.graphs):
+                found += _tensors(inner) if inner.node or inner.initializer else []
+    return found
+
+
+def _damaged(step: Step, reason: str) -> ArtefactError:
+    return ArtefactError("E502", f"'{step.path}': {reason}", remedy="compile the model again")
+
+
+class Part:
+    """A part of the NPU."""
+
+    def __init__(self, program: Program, step: Step, run: Callable[[Program], Runner]) -> None:
+        self.step, self.program = step, part_of(program, step.path)
+        self.run = run(self.program)
+
+    def __call__(self, values: dict[str, Values], observe: Observer | None) -> tuple[dict[str, Array], ...]:
+        """What goes in and what comes out, (samples, *shape)."""
+        feeds = {port.name: self._fed(port, values) for port in self.program.inputs}
+        return feeds, self.run(feeds, observe)
+
+    def _fed(self, port: Port, values: dict[str, Values]) -> Array:
+        """An input for all samples. Raises ArtefactError (E502) where the host gives another shape or type."""
+        given = values.get(port.name)
+        if given is None:
+            raise _damaged(self.step, f"no step before it gives '{port.name}'")
+        for each in given:
+            if np.shape(each) != port.shape or getattr(each, "dtype", None) != np.dtype(port.dtype):
+                found = f"{getattr(each, 'dtype', type(each).__name__)} {list(np.shape(each))}"
+                limit = f"{port.dtype} {list(port.shape)}"
+                raise ArtefactError(
+                    "E502", f"the host gives {found} to '{self.step.path}'", tensor=port.name, limit=limit
+                )
+        return np.stack(given) if not isinstance(given, np.ndarray) else given
+
+
+class CompositeRunner:
+    """A program of several parts, ready to run."""
+
+    def __init__(self, program: Program, run: Callable[[Program], Runner]) -> None:
+        self.contents, self.outputs = Contents.of(program.manifest), program.outputs
+        self.steps: list[Part | Region] = [
+            Part(program, step, run) if step.kind == NPU else Region(program, step) for step in self.contents.steps
+        ]
+        for port in self.outputs:
+            if port.name not in self.contents.results:
+                raise ArtefactError(
+                    "E502", "manifest.json is damaged: no step gives this output", tensor=port.name
+                )
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape); what parts show is named part_K/TENSOR."""
+
+        def shown(number: int, _fed: Mapping[str, Array], seen: Mapping[str, Array], _out: object) -> None:
+            if observe is not None:
+                for name, values in seen.items():
+                    observe(within(number, name), values)
+
+        return self.watched(feeds, None if observe is None else shown)
+
+    def watched(self, feeds: Mapping[str, Array], watch: PartObserver | None) -> dict[str, Array]:
+        """The same; every part is told with all that goes in and comes out."""
+        values = {name: _each(rows) for name, rows in feeds.items()}
+        number = 0
+        for step in self.steps:
+            if isinstance(step, Region):
+                values |= step(values)
+                continue
+            seen: dict[str, Array] = {}
+            fed, given = step(values, None if watch is None else seen.__setitem__)
+            if watch is not None:
+                watch(number, fed, seen, given)
+            values |= {name: _each(rows) for name, rows in given.items()}
+            number += 1
+        results = self.contents.results
+        missing = [port.name for port in self.outputs if results[port.name] not in values]
+        if missing:
+            raise ArtefactError("E502", UNGIVEN, tensor=missing[0])
+        return {port.name: stacked(values[results[port.name]]) for port in self.outputs}
+
+    @property
+    def cycles(self) -> int | None:
+        """What the last sample took on the NPU, where the simulators of all parts count."""
+        counts = [
+            each.run.cycles for each in self.steps if isinstance(each, Part) and isinstance(each.run, Counting)
+        ]
+        known = [each for each in counts if each is not None]
+        return sum(known) if known and len(known) == len(counts) else None
+
+
+class CompositeStepper(CompositeRunner):
+    """The same on simulators that count cycles."""
+
+    def __init__(self, program: Program, run: Callable[[Program], Stepper]) -> None:
+        self.steppers: list[Stepper] = []
+
+        def kept(part: Program) -> Stepper:
+            self.steppers.append(run(part))
+            return self.steppers[-1]
+
+        super().__init__(program, kept)
+
+    def report(self) -> dict[str, Any]:
+        """Of the last sample: cycles of all parts, and their layers."""
+        reports = [each.report() for each in self.steppers]
+        layers = [layer for each in reports for layer in each["layers"]]
+        return {"cycles": sum(each["cycles"] for each in reports), "layers": layers}
+
+
+def _each(values: Array) -> Values:
+    """The value of every sample; of numbers an array, even a scalar."""
+    return list(values) if values.dtype == object else [values[at, ...] for at in range(len(values))]
+
+
+def within(number: int, tensor: str) -> str:
+    """The name of a part's tensor among those of the whole program."""
+    return f"part_{number}/{tensor}"
+
+
+def stacked(values: Values) -> Array:
+    """One array of all samples; of Python objects where they are no arrays of one shape."""
+    arrays = [each for each in values if isinstance(each, np.ndarray | np.generic)]
+    if len(arrays) == len(values) and len({(each.shape, each.dtype) for each in arrays}) == 1:
+        return np.stack(arrays)
+    found = np.empty(len(values), object)
+    for at, each in enumerate(values):
+        found[at] = each
+    return found

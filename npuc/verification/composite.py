@@ -1,0 +1,68 @@
+"""Verification of programs of several parts: the whole against onnxruntime, every part against its own references.
+
+A part is compared on what reaches it in the simulation: there its integer network must agree in every bit. Its
+errors are against the tensors of the model, whose inputs are the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from npuc.frontend.reading import read_model
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.reference import session, without_weights
+from npuc.regions.artefact import Contents, part_of
+from npuc.regions.running import CompositeRunner
+from npuc.storage.data import Samples
+from npuc.target import FLOATING, Target
+from npuc.verification.floating import FloatCheck
+from npuc.verification.integer import IntegerCheck
+from npuc.verification.metrics import Tolerance
+from npuc.verification.outputs import Outputs
+
+
+class CompositeCheck:
+    """The parts of a program beside their references, and the whole beside onnxruntime."""
+
+    def __init__(
+        self, model: Path, evidence: Mapping[str, bytes], program: Program, target: Target, chip_model: str
+    ) -> None:
+        from npuc.regions.composite import Composite
+
+        inner = target.inner if isinstance(target, Composite) else target
+        whole = replace(program, evidence=evidence)
+        programs = [part_of(whole, step.path) for step in Contents.of(program.manifest).parts]
+        kind = FloatCheck if program.precision in FLOATING else IntegerCheck
+        self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
+        self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
+        self.outputs = [port.name for port in program.outputs]
+        self.fp32 = session(*without_weights(read_model(model)))
+        self.said = Outputs(self.outputs)
+        self.exact, self.chip_model = program.precision not in FLOATING, chip_model
+
+    def batch(self, samples: Samples) -> None:
+        """Runs the batch every way and adds what differs."""
+
+        def compare(
+            number: int, fed: Mapping[str, Array], shown: Mapping[str, Array], given: Mapping[str, Array]
+        ) -> None:
+            self.parts[number].compare(samples, fed, shown, given)
+
+        found = self.run.watched(samples.inputs, compare)
+        self.said.label(samples)
+        for index, feed in enumerate(samples.feeds()):
+            exact = dict(zip(self.outputs, self.fp32.run(self.outputs, feed), strict=True))
+            self.said.add(exact, {name: values[index, ...] for name, values in found.items()}, None)
+
+    def report(self, tolerance: Tolerance) -> dict[str, Any]:
+        """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""
+        found = [part.report(tolerance) for part in self.parts]
+        bit_exact = all(each["bit_exact"] for each in found) if self.exact else None
+        said = self.said.report(tolerance, sound=bit_exact is not False)
+        layers = [layer for each in found for layer in each["layers"]]
+        counted = {"chip_model": self.chip_model, "cycles": self.run.cycles}
+        return {**said, "bit_exact": bit_exact, "layers": layers, **counted}

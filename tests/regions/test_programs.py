@@ -1,0 +1,268 @@
+"""What a target does not run, the host does: the program computes what onnxruntime does, part after part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.external_data_helper import set_external_data
+
+from npuc import driver
+from npuc.errors import ArtefactError, DataError, NpucError
+from npuc.program import as_loaded, load
+from npuc.regions.artefact import is_composite
+from npuc.regions.composite import Composite, target_of
+from npuc.storage.data import Samples, synthetic
+from tests.regions.nets import checked, model_of, places, program_of
+
+C8 = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
+SAME = "pads = [1, 1, 1, 1]"
+TARGETS = ("easynpu", "nvdla-small", "bm1684")
+
+# where the foreign node stands -> the network, its weights, and what runs where
+POSITIONS = {
+    "front": (
+        f"d = CumSum(x, k)\n a = Conv<{SAME}>(d, w)\n y = Relu(a)",
+        [("host", ("CumSum",)), ("npu", ("Conv", "Relu"))],
+    ),
+    "end": (
+        f"a = Conv<{SAME}>(x, w)\n b = Relu(a)\n y = CumSum(b, k)",
+        [("npu", ("Conv", "Relu")), ("host", ("CumSum",))],
+    ),
+    "middle": (
+        f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)",
+        [("npu", ("Conv",)), ("host", ("CumSum",)), ("npu", ("Conv",))],
+    ),
+    "a branch, the other one on the NPU": (
+        f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n b = Conv<{SAME}>(a, v)\n y = Add(b, d)",
+        [("npu", ("Conv", "Conv")), ("host", ("CumSum", "Add"))],
+    ),
+    "beside a short cut": (
+        f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n b = Conv<{SAME}>(d, v)\n y = Add(b, a)",
+        [("npu", ("Conv",)), ("host", ("CumSum",)), ("npu", ("Conv",)), ("host", ("Add",))],
+    ),
+    "everywhere": ("d = CumSum(x, k)\n y = Sin(d)", [("host", ("CumSum", "Sin"))]),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_a_foreign_node_goes_to_the_host_wherever_it_stands(position: str, name: str, tmp_path: Path) -> None:
+    body, wanted = POSITIONS[position]
+    shapes = {key: shape for key, shape in C8.items() if f", {key})" in body}
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    program = program_of(model_of(text, **shapes), tmp_path, name)
+    assert places(program) == wanted
+    report = checked(program, tmp_path)
+    assert report["status"] == "ok" and report["bit_exact"] in (True, None)
+
+
+FOREIGN = {
+    "If": "z = ReduceSum<keepdims = 0>(a)\n zero = Constant<value = float {0}>()\n t = Greater(z, zero)\n"
+    "d = If<then_branch = yes () => (float[1,8,6,6] p) { p = Sin(a) },"
+    " else_branch = no () => (float[1,8,6,6] q) { q = Neg(a) }>(t)",
+    "Loop": "n = Constant<value = int64 {3}>()\n on = Constant<value = bool {1}>()\n"
+    "d = Loop<body = step (int64 i, bool c, float[1,8,6,6] h) => (bool e, float[1,8,6,6] g)"
+    " { e = Identity(c)\n s = Sin(h)\n g = Add(s, a) }>(n, on, a)",
+    "Scan": "d1 = Scan<num_scan_inputs = 1, body = step (float[8,6,6] i) => (float[8,6,6] o)"
+    " { o = Sin(i) }>(a)\n d = Identity(d1)",
+    "Sequence": "s = SequenceConstruct(a, a)\n one = Constant<value = int64 {1}>()\n d0 = SequenceAt(s, one)\n"
+    "sh = Shape(a)\n d = Reshape(d0, sh)",
+    "NonZero": "nz = NonZero(a)\n count = Size(nz)\n f = Cast<to = 1>(count)\n d = Mul(a, f)",
+    "TopK": "three = Constant<value = int64[1] {6}>()\n d, i = TopK<axis = 3>(a, three)",
+    "Einsum": 'd = Einsum<equation = "nchw,nchv->nchw">(a, a)',
+    "int64": "m = ArgMax<axis = 3, keepdims = 1>(a)\n f = Cast<to = 1>(m)\n d = Mul(a, f)",
+    "float64": "p = Cast<to = 11>(a)\n q = Exp(p)\n d = Cast<to = 1>(q)",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_onnxruntime_loads_is_compiled(kind: str, tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n {FOREIGN[kind]}\n b = Conv<{SAME}>(d, v)\n y = Relu(b)"
+    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
+    program = program_of(model, tmp_path)
+    parts = places(program)
+    assert parts[0][0] == "npu" and "Conv" in parts[0][1]
+    assert any(place == "host" for place, _ in parts)
+    assert checked(program, tmp_path)["bit_exact"]
+
+
+def test_a_shape_known_at_run_time_only_stays_within_the_region(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n nz = NonZero(a)\n t = Transpose(nz)\n f = Cast<to = 1>(t)\n r = Relu(f)\n"
+    body += "y = ReduceMean<axes = [0], keepdims = 0>(r)"
+    program = program_of(model_of(f"g (float[1,8,6,6] x) => (float[4] y) {{ {body} }}", w=C8["w"]), tmp_path)
+    assert places(program)[0] == ("npu", ("Conv",)) and [place for place, _ in places(program)] == ["npu", "host"]
+    assert "Relu" in places(program)[1][1]
+    assert checked(program, tmp_path)["status"] == "ok"
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_recurrent_networks_run_on_the_host_and_their_products_are_counted(cell: str, tmp_path: Path) -> None:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[cell]
+    body = f"h, last = {cell}<hidden_size = 5>(x, w, r)\n s = Squeeze(h, one)\n y = Relu(s)"
+    text = f"g (float[7,1,3] x) => (float[7,1,5] y) <int64[1] one = {{1}}> {{ {body} }}"
+    program = program_of(model_of(text, w=(1, 5 * gates, 3), r=(1, 5 * gates, 5)), tmp_path)
+    report = program.manifest["report"]
+    assert report["macs"] == 7 * 5 * gates * (3 + 5) and report["npu_macs_share"] == 0
+    assert checked(program, tmp_path)["outputs"][0]["exact"]
+
+
+def test_token_ids_go_to_the_host(tmp_path: Path) -> None:
+    body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n a = Conv<{SAME}>(t, w)\n y = Relu(a)"
+    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(50, 8), w=C8["w"])
+    program = program_of(model, tmp_path)
+    assert [place for place, _ in places(program)] == ["host", "npu"]
+    ids = np.random.default_rng(0).integers(0, 50, (3, 1, 6, 6))
+    assert checked(program, tmp_path, Samples({"x": ids}))["status"] == "ok"
+
+
+def test_several_inputs_and_outputs_keep_their_names_types_and_order(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(z, k)\n s = Add(a, d)\n b = Conv<{SAME}>(s, v)\n"
+    body += "i = ArgMax<axis = 1>(d)\n same = Identity(a)"
+    head = "g (float[1,8,6,6] z, float[1,8,6,6] x) => (int64[1,1,6,6] i, float[1,8,6,6] b, float[1,8,6,6] same)"
+    program = program_of(model_of(f"{head} <int32 k = {{1}}> {{ {body} }}", **C8), tmp_path)
+    assert [port.name for port in program.inputs] == ["z", "x"]
+    assert [(port.name, port.dtype) for port in program.outputs] == [
+        ("i", "int64"), ("b", "float32"), ("same", "float32"),
+    ]  # fmt: skip
+    samples = synthetic(driver.program_inputs(program), 2, seed=9)
+    found = driver.run_program(program, target_of(program), samples)
+    session: Any = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes())
+    for index, feed in enumerate(samples.feeds()):
+        for name, wanted in zip(("i", "b", "same"), session.run(["i", "b", "same"], feed), strict=True):
+            values = found[name][index].reshape(wanted.shape)
+            assert values.dtype == wanted.dtype
+            assert np.corrcoef(values.ravel(), wanted.ravel())[0, 1] > 0.99
+
+
+def test_a_layer_that_does_not_fit_goes_to_the_host_and_each_of_two_alike(tmp_path: Path) -> None:
+    body = "a = Conv(x, big)\n b = Conv<pads = [1, 1, 1, 1]>(a, w)\n y = Conv(b, big)"
+    model = model_of(f"g (float[1,8,1,2100] x) => (float[1,8,1,2100] y) {{ {body} }}", big=(8, 8, 1, 1), w=C8["w"])
+    program = program_of(model, tmp_path, "easynpu")
+    report = checked(program, tmp_path)
+    assert report["status"] == "ok"
+
+
+def test_the_bytes_that_cross_are_those_of_the_tensors(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    told = program_of(model_of(text, **C8), tmp_path).manifest["report"]["partitions"]
+    tensor = 4 * 8 * 6 * 6
+    assert [(each["bytes_in"], each["bytes_out"]) for each in told] == [(tensor, tensor)] * 3
+    (reason,) = told[1]["reasons"]
+    assert (reason["code"], reason["op"], reason["count"], reason["bytes"]) == ("E201", "CumSum", 1, 2 * tensor)
+    assert [each["macs"] for each in told] == [8 * 36 * 72, 0, 8 * 36 * 72]
+
+
+def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Path) -> None:
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ a = Conv<{SAME}>(x, w)\n y = Relu(a) }}"
+    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    machine = target_of(program)
+    assert not is_composite(program) and not isinstance(machine, Composite)
+    alone, _ = driver.compile_model(tmp_path / "m.onnx", machine, driver.Options(level="0"), {})
+    alone = as_loaded(alone)
+    assert dict(alone.files) == dict(program.files)
+    changed = {key for key in program.manifest if alone.manifest.get(key) != program.manifest[key]}
+    assert changed == {"report", "seal"}
+    report = program.manifest["report"]
+    assert report["npu_macs_share"] == 1 and [each["place"] for each in report["partitions"]] == ["npu"]
+
+
+@pytest.mark.parametrize("asked", ["Relu", "Relu_1"])
+def test_a_denied_layer_goes_to_the_host(asked: str, tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n r = Relu(a)\n y = Conv<{SAME}>(r, v)"
+    model = model_of(f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", **C8)
+    program = program_of(model, tmp_path, options={"deny": (asked,)})
+    assert places(program) == [("npu", ("Conv",)), ("host", ("Relu",)), ("npu", ("Conv",))]
+    assert program.manifest["report"]["partitions"][1]["reasons"][0]["code"] == "W202"
+    assert checked(program, tmp_path)["bit_exact"]
+
+
+def test_what_is_denied_must_be_there(tmp_path: Path) -> None:
+    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Relu(x) }")
+    with pytest.raises(NpucError, match="Did you mean 'Relu'") as refused:
+        program_of(model, tmp_path, options={"deny": ("Rellu",)})
+    assert refused.value.problems[0].code == "E109"
+
+
+def test_no_more_partitions_than_asked_for_and_the_largest_stays(tmp_path: Path) -> None:
+    body = f"a = Conv(x, small)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, w)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    program = program_of(model_of(text, small=(8, 8, 1, 1), w=C8["w"]), tmp_path, options={"max_partitions": 1})
+    assert places(program) == [("host", ("Conv", "CumSum")), ("npu", ("Conv",))]
+    codes = [reason["code"] for reason in program.manifest["report"]["partitions"][0]["reasons"]]
+    assert codes == ["W203", "E201"]
+    assert checked(program, tmp_path)["status"] == "ok"
+
+
+@pytest.mark.parametrize("options", [{"fallback": "refuse"}, {"strict": True}])
+def test_the_host_can_be_refused(options: dict[str, object], tmp_path: Path) -> None:
+    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { y = Sin(x) }")
+    with pytest.raises(NpucError) as refused:
+        program_of(model, tmp_path, options=options)
+    assert refused.value.problems[0].code == "E201"
+
+
+def test_a_region_that_was_changed_is_refused_by_name(tmp_path: Path) -> None:
+    program_of(model_of("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path)
+    region = tmp_path / "out.npu" / "host" / "region_0.onnx"
+    region.write_bytes(region.read_bytes().replace(b"Sin", b"Cos"))
+    with pytest.raises(ArtefactError, match=r"host/region_0\.onnx is damaged"):
+        load(tmp_path / "out.npu")
+
+
+def test_a_region_may_name_no_file_outside(tmp_path: Path) -> None:
+    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Add(x, c) }", c=(8,))
+    program = program_of(model, tmp_path, options={"deny": ("Add",)})
+    region = onnx.load_model_from_string(program.files["host/region_0.onnx"])
+    (constant,) = region.graph.initializer
+    set_external_data(constant, "/etc/hostname", 0, 4)
+    constant.ClearField("raw_data")
+    files = {**program.files, "host/region_0.onnx": region.SerializeToString()}
+    with pytest.raises(ArtefactError, match="outside the artefact"):
+        target_of(program).runner(type(program)(program.manifest, files))
+
+
+def test_running_opens_no_evidence(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n y = CumSum(a, k)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    samples = synthetic(driver.program_inputs(program), 2)
+    wanted = driver.run_program(program, target_of(program), samples)
+    for name in ("graph.json", "npu/part_0/graph.json", "npu/part_0/reference.onnx"):
+        (tmp_path / "out.npu" / name).unlink()
+    again = load(tmp_path / "out.npu")
+    np.testing.assert_array_equal(driver.run_program(again, target_of(again), samples)["y"], wanted["y"])
+
+
+def test_a_part_is_an_artefact_of_its_own(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n y = CumSum(a, k)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    program_of(model_of(text, w=C8["w"]), tmp_path)
+    shutil.copytree(tmp_path / "out.npu" / "npu" / "part_0", tmp_path / "part")
+    part = load(tmp_path / "part")
+    assert [port.name for port in part.outputs] == ["a"] and not is_composite(part)
+
+
+def test_samples_that_onnxruntime_cannot_run_are_named(tmp_path: Path) -> None:
+    body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n y = Conv<{SAME}>(t, w)"
+    model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(1, 8), w=C8["w"])
+    with pytest.raises(DataError, match="cannot run sample"):
+        program_of(model, tmp_path)
+
+
+def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, v)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    model = model_of(text, **C8)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        program_of(model, tmp_path / name)
+    first, second = (json.loads((tmp_path / name / "out.npu" / "manifest.json").read_text()) for name in "ab")
+    assert first == second
