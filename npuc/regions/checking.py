@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from npuc import driver
+from npuc.budget import budget
 from npuc.errors import NpucError, Problem
+from npuc.escaping import shown
 from npuc.frontend.units import Network
 from npuc.ir import Graph
 from npuc.regions.compiling import may_fall_back
@@ -28,6 +30,7 @@ class Found:
     place: str
 
 
+@budget()
 def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
     """Every node that does not run on the target; of a model that nothing can run its own problems.
 
@@ -136,7 +139,7 @@ def groups(found: Sequence[Found]) -> list[dict[str, Any]]:
 def as_text(found: Sequence[Found], model: Path, target: str) -> str:
     """What the host runs, a line for each cause."""
     lines = [f"{model}: {target} runs all but {len(found)} node{'s' * (len(found) > 1)}, which the host runs"]
-    for each in groups(found):
+    for each in map(shown, groups(found)):
         names = ", ".join(f"'{name}'" for name in each["nodes"][:3])
         more = f" and {each['count'] - 3} more" if each["count"] > 3 else ""
         lines.append(f"  {each['op']} {names}{more}: {each['reason']} [{each['code']}]")

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from npuc import driver
+from npuc.budget import budget
 from npuc.errors import DataError, NpucError
 from npuc.frontend.units import Network
 from npuc.ir import Graph, TensorType
@@ -73,12 +74,13 @@ def compile_model(
             refusal = error
         else:
             return with_shares(program, imported[0]), samples
-    target.machine_values(options.machine)
-    network = surveyed(model, options, shapes)
-    if refusal is not None:
-        expect_host(network, refusal)
-    plan = Plan(network, target, options, hook, refused(network, options))
-    program, samples = _composite(plan, calibration)
+    with budget():
+        target.machine_values(options.machine)
+        network = surveyed(model, options, shapes)
+        if refusal is not None:
+            expect_host(network, refusal)
+        plan = Plan(network, target, options, hook, refused(network, options))
+        program, samples = _composite(plan, calibration)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     return replace(program, manifest={**program.manifest, "model": origin}), samples
 

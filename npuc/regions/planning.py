@@ -23,7 +23,7 @@ from npuc.text import closest
 
 ROUNDS = 64
 """How often the target may refuse."""
-FATAL = ("E101", "E102", "E103", "E104", "E108", "E109", "E203", "E305")
+FATAL = ("E101", "E102", "E103", "E104", "E108", "E109", "E110", "E203", "E305")
 """Refusals that no host can help."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
