@@ -237,15 +237,50 @@ def _pool(d: Drawing, x: str) -> str:
 def _mean(d: Drawing, x: str) -> str:
     shape = d.shapes[x]
     axis = int(d.rng.integers(len(shape)))
-    op = d.pick("ReduceMean", "ReduceMax")
-    return d.node(op, [x], (*shape[:axis], 1, *shape[axis + 1 :]), axes=[axis], keepdims=1)
+    op = d.pick("ReduceMean", "ReduceMax", "ReduceMin")
+    keep = int(d.pick(0, 1)) if len(shape) > 2 else 1
+    return d.node(op, [x], (*shape[:axis], *[1] * keep, *shape[axis + 1 :]), axes=[axis], keepdims=keep)
+
+
+def _gather(d: Drawing, x: str) -> str:
+    shape = d.shapes[x]
+    axis = int(d.rng.integers(len(shape)))
+    count = int(d.pick(1, 2, 5, 9))
+    indices = d.rng.integers(-shape[axis], shape[axis], count).astype(np.int64)
+    return d.node("Gather", [x, d.constant(indices)], (*shape[:axis], count, *shape[axis + 1 :]), axis=axis)
+
+
+def _squares(d: Drawing, x: str) -> str:
+    return d.node("Pow", [x, d.constant(np.float32(d.pick(2, 3)))], d.shapes[x])
+
+
+def _resize(d: Drawing, x: str) -> str:
+    n, c, h, w = d.shapes[x]
+    shape = (n, c, min(int(h * d.pick(1, 1.5, 2, 3)), 40), min(int(w * d.pick(0.75, 1, 2, 4)) or 1, 40))
+    mode, coordinates = d.pick("linear", "linear", "nearest", "cubic"), d.pick("half_pixel", "align_corners")
+    given = ["", "", d.constant(np.array(shape, np.int64))]
+    return d.node("Resize", [x, *given], shape, mode=mode, coordinate_transformation_mode=coordinates)
+
+
+def _instance(d: Drawing, x: str) -> str:
+    c = d.shapes[x][1:2]
+    return d.node("InstanceNormalization", [x, *(d.constant(d.floats(c, 1.0)) for _ in range(2))], d.shapes[x])
+
+
+def _attention(d: Drawing, x: str) -> str:
+    """A product of two tensors that are both computed."""
+    shape = d.shapes[x]
+    rank = len(shape)
+    perm = [*range(rank - 2), rank - 1, rank - 2]
+    other = d.node("Transpose", [x], tuple(shape[axis] for axis in perm), perm=perm)
+    return d.node("MatMul", [x, other], (*shape[:-1], shape[-2]))
 
 
 ANY: tuple[Callable[[Drawing, str], str], ...] = (
     _unary, _clip, _softmax, _binary, _binary, _binary, _div, _spread, _scalars, _batch_norm, _prelu, _slice,
-    _slice, _pad, _transpose, _reshape, _concat, _expand, _product, _mean,
+    _slice, _pad, _transpose, _reshape, _concat, _expand, _product, _mean, _gather, _squares, _attention,
 )  # fmt: skip
-IMAGES = (_conv, _conv, _pool)
+IMAGES = (_conv, _conv, _pool, _resize, _instance)
 
 
 def draw(seed: int) -> onnx.ModelProto:

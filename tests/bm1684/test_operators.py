@@ -74,6 +74,14 @@ CASES = {
     "Softmax": Case("Softmax", [(1, 130)], attrs={"axis": -1}),
     "Softmax of channels": Case("Softmax", [IMAGE], attrs={"axis": 1}),
     "Softmax of a batch": Case("Softmax", [(5, 130)]),
+    "InstanceNormalization": Case("InstanceNormalization", [WIDE], [_normal(150), _normal(150)]),
+    "ReduceMean": Case("ReduceMean", [WIDE], attrs={"axes": [1], "keepdims": 0}),
+    "ReduceSum": Case("ReduceSum", [IMAGE], [np.array([2, 3])]),
+    "ReduceMax": Case("ReduceMax", [(5, 130)], attrs={"axes": [0]}),
+    "ReduceMin": Case("ReduceMin", [(1, 3, 2, 4, 5)], attrs={"axes": [-1, 2]}),
+    "Pow": Case("Pow", [IMAGE], [np.array(3.0, np.float32)]),
+    "Gather": Case("Gather", [IMAGE], [np.array([[5, 3, 1], [0, 0, -1]])], {"axis": 1}),
+    "QuantizeLinear": Case("QuantizeLinear", [IMAGE], [np.array(0.125, np.float32), np.array(7, np.int8)]),
     "PRelu": Case("PRelu", [IMAGE], [_normal(6, 1, 1)]),
     "Add": Case("Add", [IMAGE, IMAGE]),
     "Add a number": Case("Add", [IMAGE], [np.array(1.5, np.float32)]),
@@ -162,7 +170,8 @@ def test_an_operator_gives_what_onnxruntime_gives(name: str, tmp_path: Path) -> 
 
 
 def test_every_operator_of_the_table_has_a_case() -> None:
-    made_by_passes = {"Swish", "Mish", "Gelu", "Identity"}
+    made_by_passes = {"Swish", "Mish", "Gelu", "Identity", "Rescale"}
+    made_by_passes |= {"FakeQuantize", "DequantizeLinear"}  # a model of several nodes, in test_random_graphs
     assert {case.op for case in CASES.values()} | made_by_passes >= set(OPERATORS)
 
 

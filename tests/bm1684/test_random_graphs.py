@@ -110,3 +110,47 @@ def test_a_quantised_model_computes_its_steps_in_fp32(dtype: str, zero: int) -> 
     limits = np.iinfo(dtype)
     values = np.resize(np.arange(limits.min, limits.max + 1), (65, 4)).astype(dtype)
     assert judged(model, 0, {"x": values}) == "ok"
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("size", [(7, 9), (14, 18), (5, 30), (11, 4)])
+@pytest.mark.parametrize("kind", ["half_pixel", "align_corners", "asymmetric"])
+def test_images_are_resized_to_any_size(mode: str, size: tuple[int, int], kind: str) -> None:
+    shape, result = (2, 3, 7, 9), (2, 3, *size)
+    model = _one("Resize", shape, result, mode=mode, coordinate_transformation_mode=kind)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(result, np.int64), "sizes"))
+    model.graph.node[0].input.extend(["", "", "sizes"])
+    assert judged(model, 6) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((3, 5, 7), (3, 7, 9)), ((2, 3, 5, 65), (2, 3, 65, 4)), ((1, 4, 3, 70), (4, 70, 66)), ((5, 6), (2, 6, 3))],
+)
+def test_batches_of_matrices_that_are_both_computed_are_multiplied(
+    left: tuple[int, ...], right: tuple[int, ...]
+) -> None:
+    result = np.matmul(np.empty(left), np.empty(right)).shape
+    model = _one("MatMul", left, result)
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, right))
+    model.graph.node[0].input.append("w")
+    assert judged(model, 7) == "ok"
+
+
+def test_a_product_of_more_rows_than_local_memory_holds_is_made_in_parts() -> None:
+    weights = np.random.default_rng(0).standard_normal((300, 200)).astype(np.float32) / 17
+    assert judged(_one("MatMul", (2, 900, 300), (2, 900, 200), weights), 8) == "ok"
+
+
+@pytest.mark.parametrize("shape", [(1, 70, 9, 11), (2, 5, 60, 40), (3, 4, 6), (1, 3, 2, 4, 5)])
+def test_instances_are_normalised(shape: tuple[int, ...]) -> None:
+    values = np.linspace(0.5, 2, shape[1]).astype(np.float32)
+    assert judged(_one("InstanceNormalization", shape, shape, values, values - 1), 9) == "ok"
+
+
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (0, 2, 3), (3,)])
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceMin"])
+def test_any_axes_are_reduced(op: str, axes: tuple[int, ...]) -> None:
+    shape = (3, 66, 5, 7)
+    result = tuple(n for axis, n in enumerate(shape) if axis not in axes)
+    assert judged(_one(op, shape, result, axes=axes, keepdims=0), 10) == "ok"

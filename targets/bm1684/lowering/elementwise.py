@@ -226,10 +226,3 @@ def one_operand(lo: Lowering, node: Node, recipe: Recipe, *, fresh: bool = False
     recipe(function)
     lo.emit(*function.calls, *activation(node, y))
     lo.define(node.output, y)
-
-
-def apply_in_place(lo: Lowering, tensor: Tensor, recipe: Recipe) -> tuple[Call, ...]:
-    """The calls of a function of a tensor onto itself."""
-    function = Function(lo, tensor, tensor, [])
-    recipe(function)
-    return tuple(function.calls)

@@ -201,6 +201,29 @@ def _steps(f: Function, scale: float, zero: int, dtype: str) -> None:
     f.to("sub_C", ROUNDING, of=f.y)
 
 
+POWERS = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0, 4.0)
+"""Exponents that products and roots give."""
+
+
+def power(lo: Lowering, node: Node) -> None:
+    """Pow with a constant number of POWERS."""
+    exponent = float(lo.graph.constants[node.inputs[1]].flat[0])
+
+    def recipe(f: Function) -> None:
+        if abs(exponent) == 0.5:
+            f.root("sqrt")
+        elif abs(exponent) == 1.0:
+            f.to("mul_C", 1.0)
+        else:
+            f.both("mul", f.x, f.x)
+        if exponent > 2:
+            f.both("mul", f.y, f.x if exponent == 3.0 else f.y)
+        if exponent < 0:
+            f.to("C_div", 1.0, of=f.y)
+
+    one_operand(lo, node, recipe, fresh=True)
+
+
 def quantize_linear(lo: Lowering, node: Node) -> None:
     """QuantizeLinear: the integers, as numbers of fp32."""
     scale, zero, dtype = _quantisation(lo, node, lo.graph.tensors[node.output].dtype)

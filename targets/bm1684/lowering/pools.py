@@ -14,10 +14,11 @@ from npuc.ir import Array, Node
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
-from npuc.targets.bm1684.lowering.elementwise import Function, activation, apply_in_place
-from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.elementwise import Function, activation
+from npuc.targets.bm1684.lowering.kernel import Call, Local
 from npuc.targets.bm1684.lowering.matrices import padded
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.lowering.vectors import over_vector, pooled, with_one
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
 
@@ -39,14 +40,6 @@ def pool(lo: Lowering, node: Node) -> None:
         calls.append(_times(lo, out, correction))
     lo.emit(*calls, *activation(node, out))
     lo.define(node.output, out)
-
-
-def pooled(
-    name: str, x: Tensor, out: Tensor, kernel: tuple[int, ...], pads: Padding, strides: tuple[int, ...]
-) -> Call:
-    """max_pool2d or avg_pool2d."""
-    args = (out.at, x.at, x.shape, kernel[0], kernel[1], pads, Pair(strides[0], strides[1]))
-    return Call(f"bdc_{name}_pool2d", args, (x.at.buffer,), out.at.buffer)
 
 
 def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
@@ -146,41 +139,25 @@ def prelu(lo: Lowering, node: Node) -> None:
     lo.define(node.output, y)
 
 
-def softmax(lo: Lowering, node: Node) -> None:
-    """exp(x - max) / sum, along W of a tensor that has one channel per vector."""
-    shape = lo.graph.shape(node.output)
-    axis = node.integer("axis", -1) % len(shape)
-    order = [each for each in range(len(shape)) if each != axis] + [axis]
-    K, vectors = shape[axis], prod(shape) // shape[axis]
-    C = next(c for c in range(min(vectors, 2048), 0, -1) if vectors % c == 0)
-    form = Dim4(vectors // C, C, 1, K)
-    x = lo.fetch(f"{node.output}/vectors", lo.view(node.inputs[0]).transposed(order), form)
-    lo.emit(*_softmax_calls(lo, x))
-    to = lo.destination(node.output)
-    lo.store(to.transposed(order), x)
-    lo.define_view(node.output, to)
-
-
-def _softmax_calls(lo: Lowering, x: Tensor) -> list[Call]:
-    K, none = x.shape.w, Padding(0, 0, 0, 0)
-    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(w=1), x.at.npu)
-    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
-    repeated = one.stride(lo.machine)._replace(h=0, w=0)
-
-    def with_one(name: str, tensor: Tensor) -> Call:
-        args = (x.at, tensor.at, one.at, x.shape, None, None, repeated)
-        return Call(f"bdc_{name}", args, (tensor.at.buffer, one.at.buffer), x.at.buffer)
-
-    f = Function(lo, x, e, [])
-    f.series("exp", (-80.0, None))
-    return [
-        pooled("max", x, one, (1, K), none, (1, 1)),
-        with_one("sub", x),
-        *f.calls,
-        pooled("avg", e, one, (1, K), none, (1, 1)),
-        *apply_in_place(lo, one, lambda f: f.to("mul_C", float(K))),
-        with_one("div", e),
-    ]
+def instance_norm(lo: Lowering, node: Node) -> None:
+    """(x - mean) / sqrt(variance + epsilon) of every channel of an image, times its scale, plus its bias."""
+    scale, bias = (lo.graph.constants[name] for name in node.inputs[1:3])
+    x = lo.local(node.inputs[0])
+    y = lo.output(node.output, x.shape, x.at.npu)
+    f = Function(lo, x, y, [])
+    one = lo.new(f"{node.output}/of_channels", x.shape._replace(h=1, w=1), x.at.npu)
+    squares = f.temporary()
+    g = Function(lo, one, one, [])
+    lo.emit(over_vector("avg", x, one), with_one(lo, "sub", y, x, one))
+    f.both("mul", y, y, out=squares)
+    g.to("add_C", node.number("epsilon", 1e-5))
+    deviation = lo.new(f"{node.output}/deviations", one.shape, x.at.npu)
+    g.root("sqrt", out=deviation)
+    lo.emit(*f.calls, over_vector("avg", squares, one), *g.calls, with_one(lo, "div", y, y, deviation))
+    factors, offsets = per_channel(lo, np.stack([scale.reshape(-1), bias.reshape(-1)]), x.at.npu)
+    args = (y.at, y.at, factors, offsets, x.shape, None, None)
+    lo.emit(Call("bdc_scale_bias", args, (y.at.buffer, factors.buffer), y.at.buffer), *activation(node, y))
+    lo.define(node.output, y)
 
 
 def lrn(lo: Lowering, node: Node) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation
 from npuc.targets.bm1684.lowering.kernel import Call, Local
 from npuc.targets.bm1684.lowering.matrices import padded
-from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
-from npuc.targets.bm1684.machine.matrix_width import best_width
+from npuc.targets.bm1684.machine.matrix_width import CHANNELS_MOST, best_width
 
 PIECE_BYTES = 32 * 1024
 """Of the right matrix in each NPU: small enough to be prefetched step by step."""
@@ -29,20 +30,63 @@ def gemm(lo: Lowering, node: Node) -> None:
 
 
 def matmul(lo: Lowering, node: Node) -> None:
-    """The product of two matrices, of which the right one may be computed at run time."""
-    left, right = (lo.graph.shape(name) for name in node.inputs)
-    if len(right) != 2 or len(left) < 2 or any(extent != 1 for extent in left[:-2]):
-        raise lo.refusal(f"the shapes are {list(left)} and {list(right)}")
+    """The product of matrices, or of batches of them, of which the right one may be computed at run time."""
+    right = lo.graph.shape(node.inputs[1])
     constant = lo.graph.constant(node.inputs[1])
-    if constant is not None:
-        _constant_product(lo, node, constant, None)
-        return
-    N = right[1]
-    W = best_width(right[0], N, lo.machine).W
-    x, y = _left(lo, node.inputs[0]), lo.local(node.inputs[1], W)
-    out = lo.output(node.output, _shape(left[-2], N, W))
-    lo.emit(_call(_Product(left[-2], right[0], N, x.shape.w, W), out, x.at, y.at, None, add=False))
-    _finish(lo, node, out)
+    if constant is not None and max(right[:-2], default=1) == 1:
+        _constant_product(lo, node, constant.reshape(right[-2:]), None)
+    elif len(right) == 2 and len(lo.graph.shape(node.inputs[0])) == 2:
+        N = right[1]
+        W = best_width(right[0], N, lo.machine).W
+        x, y = _left(lo, node.inputs[0]), lo.local(node.inputs[1], W)
+        rows = lo.graph.shape(node.inputs[0])[0]
+        out = lo.output(node.output, _shape(rows, N, W))
+        lo.emit(_call(_Product(rows, right[0], N, x.shape.w, W), out, x.at, y.at, None, add=False))
+        _finish(lo, node, out)
+    else:
+        _batched(lo, node)
+
+
+def _batched(lo: Lowering, node: Node) -> None:
+    """One product after another, from system memory and back; batches are repeated where they have one matrix."""
+    result, (left, right) = lo.graph.shape(node.output), (lo.graph.shape(name) for name in node.inputs)
+    M, K, N = left[-2], right[-2], right[-1]
+    batch = result[:-2]
+    count = prod(batch)
+    views = [
+        _of_batch(lo, lo.view(name).repeated((*batch, *shape[-2:])), count)
+        for name, shape in zip(node.inputs, (left, right), strict=True)
+    ]
+    to, W = lo.destination(node.output), best_width(K, N, lo.machine).W
+    target = to.reshaped((count, M, N))
+    assert target is not None
+    for index in range(count):
+        a, b, c = (_matrix_of(each, index) for each in (*views, target))
+        x = lo.fetch(f"{node.output}/left", a, _shape(M, K, ceil_div(K, lo.machine.npus)))
+        y = lo.fetch(f"{node.output}/right", b, _shape(K, N, W))
+        out = lo.new(f"{node.output}/product", _shape(M, N, W))
+        product = _call(_Product(M, K, N, x.shape.w, W), out, x.at, y.at, None, add=False)
+        lo.emit(product, *activation(node, out))
+        lo.store(c, out)
+    lo.define_view(node.output, to)
+
+
+def _of_batch(lo: Lowering, view: View, count: int) -> View:
+    """A batch as (count, rows, columns), every axis in one dimension."""
+    shape = (count, *view.shape[-2:])
+    found = view.reshaped(shape)
+    if found is None or any(len(merged(axis)) > 1 for axis in found.axes):
+        found = lo.continuous(view).reshaped(shape)
+    assert found is not None
+    return found
+
+
+def _matrix_of(view: View, index: int) -> View:
+    part = view.sliced(0, index, 1)
+    assert part is not None
+    found = part.reshaped(view.shape[1:])
+    assert found is not None
+    return found
 
 
 def _bias(lo: Lowering, node: Node) -> Array | None:
@@ -67,11 +111,40 @@ class _Product:
 
 
 def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None) -> None:
-    K, N = right.shape
-    rows = lo.graph.shape(node.output)[-2] if len(lo.graph.shape(node.output)) > 1 else 1
+    """A product with a constant; what does not fit whole goes some rows after others through system memory."""
+    (K, N), rows = right.shape, prod(lo.graph.shape(node.output)[:-1])
     W = best_width(K, N, lo.machine).W
-    x = _left(lo, node.inputs[0])
-    out = lo.output(node.output, _shape(rows, N, W))
+    one = _shape(1, K, _left_width(lo, K)), _shape(1, N, W)
+    row_bytes = sum(Tensor(shape, Local("")).bytes(lo.machine) for shape in one)
+    most = max(1, lo.machine.local_bytes * 5 // 8 // row_bytes)
+    if rows <= most:
+        x = _left(lo, node.inputs[0])
+        out = lo.output(node.output, _shape(rows, N, W))
+        _multiply(lo, node, (x, out), right, bias, W)
+        _finish(lo, node, out)
+        return
+    source, to = _rows(lo, lo.view(node.inputs[0])), lo.destination(node.output)
+    if len(merged(source.axes[0])) > 1 or len(merged(source.axes[1])) > 1:
+        source = lo.continuous(source)
+    target = to.reshaped((rows, N))
+    assert target is not None
+    for first in range(0, rows, most):
+        count = min(most, rows - first)
+        part, place = source.sliced(0, first, count), target.sliced(0, first, count)
+        assert part is not None and place is not None
+        x = lo.fetch(f"{node.output}/left", part, one[0]._replace(n=count))
+        out = lo.new(f"{node.output}/product", one[1]._replace(n=count))
+        _multiply(lo, node, (x, out), right, bias, W)
+        lo.store(place, out)
+    lo.define_view(node.output, to)
+
+
+def _multiply(
+    lo: Lowering, node: Node, operands: tuple[Tensor, Tensor], right: Array, bias: Array | None, W: int
+) -> None:
+    """Calls that multiply all rows of a left matrix, in pieces of the right one where that has to be."""
+    (x, out), (K, N) = operands, right.shape
+    rows = x.shape.n
     p = _Product(rows, K, N, x.shape.w, W)
     row_bytes = ceil_div(ceil_div(N, W), lo.machine.npus) * ceil_div(W, 32) * 128
     room = lo.room(x, out) // row_bytes - 1
@@ -85,7 +158,6 @@ def _constant_product(lo: Lowering, node: Node, right: Array, bias: Array | None
         piece = replace(p, K=behind - first, left_width=min(p.left_width, behind - first))
         calls = [_call(piece, b, _columns(a, first, lo), at, bias_at, add=first > 0) for a, b in pairs]
         lo.emit(*calls, *(activation(node, out) if behind == K else ()))
-    _finish(lo, node, out)
 
 
 def _columns(left: Tensor, first: int, lo: Lowering) -> Local:
@@ -117,11 +189,25 @@ def _image(lo: Lowering, right: Array, bias: Array | None, W: int) -> tuple[Loca
 
 def _left(lo: Lowering, name: str) -> Tensor:
     """The left operand in local memory, as (rows, C, 1, W)."""
-    x, shape = lo.local(name), lo.graph.shape(name)
+    shape = lo.graph.shape(name)
     if len(shape) < 3:
-        return x
-    width = max(w for w in range(1, 129) if shape[-1] % w == 0)
-    return lo.fetch(f"{name}/matrix", lo.view(name), Dim4(shape[-2], shape[-1] // width, 1, width))
+        return lo.local(name)
+    form = _shape(prod(shape[:-1]), shape[-1], _left_width(lo, shape[-1]))
+    return lo.fetch(f"{name}/matrix", _rows(lo, lo.view(name)), form)
+
+
+def _left_width(lo: Lowering, K: int) -> int:
+    """W of a left matrix with K columns that is brought for a product."""
+    width = max(w for w in range(1, 129) if K % w == 0)
+    return width if K // width <= CHANNELS_MOST else ceil_div(K, lo.machine.npus)
+
+
+def _rows(lo: Lowering, view: View) -> View:
+    """All matrices of a batch below each other."""
+    shape = (prod(view.shape[:-1]), view.shape[-1])
+    found = view.reshaped(shape) or lo.continuous(view).reshaped(shape)
+    assert found is not None
+    return found
 
 
 def _shape(rows: int, N: int, W: int) -> Dim4:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
 
-from npuc.ir import Node
+from npuc.ir import Array, Node
+from npuc.ops.resize import interpolation, scales_of
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
-from npuc.targets.bm1684.lowering.kernel import Call
+from npuc.targets.bm1684.lowering.kernel import Call, Local
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
@@ -137,6 +139,30 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
     lo.define_view(name, _sliced(lo, lo.view(source), axis, start, count, step))
 
 
+def gather(lo: Lowering, node: Node) -> None:
+    """Gather by constants: a copy for every run of elements that follow each other at one distance."""
+    axis, view = node.integer("axis") % len(lo.graph.shape(node.inputs[0])), lo.view(node.inputs[0])
+    indices = lo.graph.constants[node.inputs[1]].reshape(-1) % view.shape[axis]
+    to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
+    for first, count, start, step in runs(indices.tolist()):
+        lo.emit(*moves.copies(_sliced(lo, to, axis, first, count), _sliced(lo, view, axis, start, count, step)))
+    found = to.reshaped(lo.graph.shape(node.output))
+    assert found is not None
+    lo.define_view(node.output, found)
+
+
+def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Where indices grow evenly, or stay: place of the first, how many, the first, the difference."""
+    at = 0
+    while at < len(indices):
+        step = indices[at + 1] - indices[at] if at + 1 < len(indices) else 1
+        count = 1
+        while step >= 0 and at + count < len(indices) and indices[at + count] == indices[at] + count * step:
+            count += 1
+        yield at, count, indices[at], max(step, 0)
+        at += count
+
+
 def pad(lo: Lowering, node: Node) -> None:
     """Pad: around rows and columns of images a filled tensor with the image in it, else through system memory."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
@@ -206,7 +232,97 @@ def _around(at: int, count: int) -> int:
 
 
 def resize(lo: Lowering, node: Node) -> None:
-    """Resize to a multiple by the nearest element: a copy for every position in a block of equal ones."""
+    """Resize of rows and columns: copies where it repeats elements, else sums of rows, then of columns."""
+    shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
+    if whole_repeats(shape, result, node):
+        _repeat(lo, node)
+        return
+    x, factors = lo.local(node.inputs[0]), scales_of(node)
+    middle = Dim4(result[0], result[1], result[2], shape[3])
+    rows = x if middle == x.shape and factors[2] == 1 else lo.new(f"{node.output}/rows", middle, x.at.npu)
+    if rows != x:
+        _interpolate(lo, rows, x, 2, interpolation(node, shape[2], result[2], factors[2]))
+    if result[3] == shape[3] and factors[3] == 1:
+        lo.define(node.output, rows)
+        return
+    y = lo.output(node.output, Dim4(*result), x.at.npu)
+    _interpolate(lo, y, rows, 3, interpolation(node, shape[3], result[3], factors[3]))
+    lo.define(node.output, y)
+
+
+def _interpolate(lo: Lowering, to: Tensor, x: Tensor, axis: int, taps: tuple[Array, Array]) -> None:
+    """Weighted sums along rows (2) or columns (3): taps are indices and weights (taps, size)."""
+    indices, weights = taps
+    calls: list[Call] = []
+    for first, count, step in _progressions(indices, weights):
+        for tap in range(len(indices)):
+            start = int(indices[tap, first])
+            reach = int(indices[tap, first + step]) - start if count > 1 else 1
+            weight = float(weights[tap, first])
+            if tap == 0 or weight != 0:
+                made = _tap(lo, (to, first, step), (x, start, reach), axis, count)
+                calls.append(_weighted(made, weight, to, x, first=tap == 0))
+    lo.emit(*calls)
+
+
+Cut = tuple[Tensor, int, int]
+"""A tensor, the first row (or column) and the distance to the next."""
+
+
+def _tap(lo: Lowering, to: Cut, x: Cut, axis: int, count: int) -> tuple[Local, Local, Dim4, Dim4, Dim4]:
+    """Places, shape and strides of some rows or columns on both sides."""
+
+    def side(cut: Cut) -> tuple[Local, Dim4]:
+        tensor, start, step = cut
+        stride = tensor.stride(lo.machine)
+        along = stride[axis]
+        changed = stride._replace(h=along * step) if axis == 2 else stride._replace(w=along * step)
+        return tensor.at.shifted(ELEMENT * start * along), changed
+
+    shape = to[0].shape._replace(h=count) if axis == 2 else to[0].shape._replace(w=count)
+    (a, a_stride), (b, b_stride) = side(to), side(x)
+    return a, b, shape, a_stride, b_stride
+
+
+def _weighted(
+    made: tuple[Local, Local, Dim4, Dim4, Dim4], weight: float, to: Tensor, x: Tensor, *, first: bool
+) -> Call:
+    a, b, shape, a_stride, b_stride = made
+    if first and weight == 1:
+        return Call("bdc_32bit_cpy", (a, b, shape, a_stride, b_stride), (x.at.buffer,), to.at.buffer)
+    args = (a, b, weight, shape, a_stride, b_stride)
+    name, reads = ("mul_C", (x.at.buffer,)) if first else ("mac_C", (x.at.buffer, to.at.buffer))
+    return Call(f"bdc_{name}", args, reads, to.at.buffer)
+
+
+def _progressions(indices: Array, weights: Array) -> Iterator[tuple[int, int, int]]:
+    """Results that are made alike: the first, how many, their distance, each result once."""
+    size = indices.shape[1]
+    left = list(range(size))
+    while left:
+        first = left[0]
+        best = max(
+            (_alike(indices, weights, first, step, set(left)) for step in range(1, 9)), key=lambda each: each[1]
+        )
+        yield best
+        taken = {best[0] + at * best[2] for at in range(best[1])}
+        left = [each for each in left if each not in taken]
+
+
+def _alike(indices: Array, weights: Array, first: int, step: int, left: set[int]) -> tuple[int, int, int]:
+    size, count = indices.shape[1], 1
+    reach = indices[:, first + step] - indices[:, first] if first + step < size else None
+    while reach is not None and reach.min() > 0 and (reach == reach[0]).all():
+        at = first + count * step
+        even = at < size and at in left and (weights[:, at] == weights[:, first]).all()
+        if not even or (indices[:, at] != indices[:, first] + count * reach).any():
+            break
+        count += 1
+    return first, count, step
+
+
+def _repeat(lo: Lowering, node: Node) -> None:
+    """Every element again: a copy for every position in a block of equal ones."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, Dim4(*result), x.at.npu)
@@ -226,6 +342,12 @@ def resize(lo: Lowering, node: Node) -> None:
         )
     )
     lo.define(node.output, y)
+
+
+def whole_repeats(shape: Sequence[int], result: Sequence[int], node: Node) -> bool:
+    """Whether every element is repeated, in blocks of one size."""
+    whole = all(b % a == 0 for a, b in zip(shape, result, strict=True))
+    return node.text("mode", "nearest") == "nearest" and whole and repeats(node)
 
 
 def repeats(node: Node) -> bool:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from npuc.ir import Graph, Node
-from npuc.targets.bm1684.lowering import convolutions, elementwise, functions, pools, products, rearrangements
+from npuc.targets.bm1684.lowering import (
+    convolutions,
+    elementwise,
+    functions,
+    pools,
+    products,
+    rearrangements,
+    vectors,
+)
 from npuc.targets.bm1684.lowering.context import Lowering, Rule
 from npuc.targets.bm1684.lowering.functions import RECIPES
 from npuc.targets.bm1684.lowering.lowered import Lowered
@@ -41,6 +49,8 @@ def fused_producer(graph: Graph, node: Node) -> Node | None:
     return producer if fits and len(graph.shape(node.output)) == 4 else None
 
 
+REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
+
 RULES: Mapping[str, Rule] = {
     "Conv": convolutions.conv,
     "ConvTranspose": convolutions.conv_transpose,
@@ -49,7 +59,11 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), pools.pool),
     "BatchNormalization": pools.batch_norm,
     "LRN": pools.lrn,
-    "Softmax": pools.softmax,
+    "InstanceNormalization": pools.instance_norm,
+    "Softmax": vectors.softmax,
+    **dict.fromkeys(REDUCTIONS, vectors.reduction),
+    "Pow": functions.power,
+    "Gather": rearrangements.gather,
     "PRelu": pools.prelu,
     **dict.fromkeys(elementwise.BINARY, elementwise.binary),
     "Add": add,

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
+from npuc.ops.resize import scales_of
 from npuc.ops.rules import given
 from npuc.ops.windows import window_of
 from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
-from npuc.targets.bm1684.lowering.functions import RECIPES
-from npuc.targets.bm1684.lowering.rearrangements import repeats
+from npuc.targets.bm1684.lowering.functions import POWERS, RECIPES
+from npuc.targets.bm1684.lowering.rearrangements import runs
+from npuc.targets.bm1684.lowering.vectors import rows_of
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
 
 MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
+MOST_COPIES, MOST_ROWS = 4096, 65_535
 
 
 def constant_weights(graph: Graph, node: Node) -> str | None:
@@ -68,9 +72,12 @@ def not_dilated(_graph: Graph, node: Node) -> str | None:
 
 
 def matrices(graph: Graph, node: Node) -> str | None:
-    """The right factor is a matrix, the left one too or a batch of one."""
+    """The factors are matrices, or batches of at most 4,096 matrices; the right one has at most 65,535 rows."""
     left, right = (graph.shape(name) for name in node.inputs[:2])
-    fits = len(right) == 2 and len(left) >= 2 and all(extent == 1 for extent in left[:-2])
+    result = graph.shape(node.output)
+    fits = min(len(left), len(right)) >= 2 and right[-2] <= MOST_ROWS and 0 < prod(result[:-1]) <= MOST_ROWS
+    constant = node.inputs[1] in graph.constants and max(right[:-2], default=1) == 1
+    fits = fits and (constant or prod(result[:-2]) <= MOST_COPIES)
     return None if fits else f"the shapes are {list(left)} and {list(right)}"
 
 
@@ -86,13 +93,14 @@ def bias_per_column(graph: Graph, node: Node) -> str | None:
 def floats(graph: Graph, node: Node) -> str | None:
     """The tensors are float32; what only moves elements has integers of 8 bits, too."""
     allowed = ("float32", "int8", "uint8") if node.op in OF_INTEGERS else ("float32",)
-    wrong = [graph.tensors[name].dtype for name in (*node.inputs, *node.outputs) if name]
+    data = node.inputs[:1] if node.op == "Gather" else node.inputs
+    wrong = [graph.tensors[name].dtype for name in (*data, *node.outputs) if name]
     wrong = [dtype for dtype in wrong if dtype not in allowed]
     return f"the element type is {wrong[0]}" if wrong else None
 
 
 MOVES = (
-    "Concat", "Split", "Slice", "Pad", "Reshape", "Identity", "Expand", "Transpose", "DepthToSpace",
+    "Concat", "Split", "Slice", "Gather", "Pad", "Reshape", "Identity", "Expand", "Transpose", "DepthToSpace",
     "SpaceToDepth",
 )  # fmt: skip
 OF_INTEGERS = (*MOVES, "MaxPool", "QuantizeLinear", "DequantizeLinear")
@@ -118,15 +126,44 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
     return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 
-def whole_repeats(graph: Graph, node: Node) -> str | None:
-    """Mode nearest, to a whole multiple of rows and columns, every element repeated."""
+def rows_and_columns(graph: Graph, node: Node) -> str | None:
+    """Rows and columns of images are resized, or elements of all axes repeated."""
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
-    whole = len(shape) == 4 and shape[:2] == result[:2]
-    whole = whole and all(b % a == 0 for a, b in zip(shape, result, strict=True))
-    mode = node.text("mode", "nearest")
-    return (
-        None if mode == "nearest" and whole and repeats(node) else f"mode {mode}, {list(shape)} to {list(result)}"
-    )
+    fits = len(shape) == 4 and shape[:2] == result[:2] and scales_of(node)[:2] == (1.0, 1.0)
+    return None if fits else f"{list(shape)} to {list(result)}"
+
+
+def short_vectors(graph: Graph, node: Node) -> str | None:
+    """Vectors have at most 2,047 elements, or as many as rows and columns of at most 2,047."""
+    shape = graph.shape(node.inputs[0])
+    axes = node.integers("axes") if node.op.startswith("Reduce") else (node.integer("axis", -1),)
+    length = prod(shape[axis] for axis in axes)
+    return None if rows_of(length) else f"vectors have {length} elements"
+
+
+def small_images(graph: Graph, node: Node) -> str | None:
+    """Images have at most 2,047 rows and columns, of any number of dimensions."""
+    shape = graph.shape(node.inputs[0])
+    fits = len(shape) > 2 and max(prod(shape[2:-1]), shape[-1]) <= MOST_EXTENT and shape[1] <= MOST_CHANNELS
+    return None if fits else f"the shape is {list(shape)}"
+
+
+def known_exponent(graph: Graph, node: Node) -> str | None:
+    """The exponent is a constant: -2, -1, -0.5, 0.5, 1, 2, 3 or 4."""
+    exponent = graph.constants.get(node.inputs[1])
+    if exponent is None or exponent.size != 1 or graph.shape(node.inputs[0]) != graph.shape(node.output):
+        return f"'{node.inputs[1]}' is no constant number"
+    return None if float(exponent.flat[0]) in POWERS else f"the exponent is {float(exponent.flat[0])}"
+
+
+def constant_indices(graph: Graph, node: Node) -> str | None:
+    """The indices are constants that need at most 4,096 copies."""
+    indices = graph.constants.get(node.inputs[1])
+    if indices is None:
+        return f"'{node.inputs[1]}' is computed at run time"
+    extent = graph.shape(node.inputs[0])[node.integer("axis")]
+    count = sum(1 for _ in runs((indices.reshape(-1) % max(extent, 1)).tolist()))
+    return None if 0 < count <= MOST_COPIES else f"{count} copies"
 
 
 def known_power(_graph: Graph, node: Node) -> str | None:
@@ -164,7 +201,14 @@ OPERATORS: Mapping[str, Row] = {
     "GlobalAveragePool": Row("avg_pool2d", (images, within_extents)),
     "BatchNormalization": Row("scale_bias, or folded into a convolution", (constant_parameters,)),
     "LRN": Row("mul, conv2d, sqrt, div", (images, known_power)),
-    "Softmax": Row("max_pool2d, sub, exp, avg_pool2d, div", ()),
+    "InstanceNormalization": Row(
+        "avg_pool2d, sub, mul, sqrt, div, scale_bias", (constant_parameters, small_images)
+    ),
+    "Softmax": Row("max_pool2d, sub, exp, avg_pool2d, div", (short_vectors,)),
+    **{op: Row("avg_pool2d, mul_C", (short_vectors,)) for op in ("ReduceMean", "ReduceSum")},
+    **{op: Row("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
+    "Pow": Row("mul, sqrt, C_div", (known_exponent,)),
+    "Gather": Row("GDMA", (constant_indices,)),
     "PRelu": Row("relu, min_C, scale, add", (slope_per_channel,)),
     **{op: Row(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
     "Add": Row("add, add_C, conv2d (result_add)", ()),
@@ -177,7 +221,7 @@ OPERATORS: Mapping[str, Row] = {
     "Split": Row("nothing along channels; GDMA", ()),
     "Slice": Row("nothing along channels; GDMA", ()),
     "Pad": Row("32bit_set_C, 32bit_cpy; GDMA", ()),
-    "Resize": Row("32bit_cpy", (whole_repeats,)),
+    "Resize": Row("32bit_cpy; mul_C, mac_C", (rows_and_columns,)),
     "Reshape": Row("nothing, or GDMA", ()),
     **{op: Row("nothing", ()) for op in ("Identity", "Rescale")},
     **{op: Row("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},

@@ -1,0 +1,146 @@
+"""What is computed along axes: a vector per channel, as many at a time as local memory and the interface take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+from npuc.ir import Node
+from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.elementwise import Function
+from npuc.targets.bm1684.lowering.extents import MOST
+from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+
+MOVES = 8
+"""Calls that may bring vectors to their places."""
+TOGETHER = 6
+"""Tensors of vectors that a function needs at a time, the one that is being fetched included."""
+
+
+def rows_of(length: int) -> tuple[int, int] | None:
+    """Rows and columns as which a window covers a vector; None where none is small enough."""
+    fits = (w for w in range(min(MOST.w, length), 0, -1) if length % w == 0 and length // w <= MOST.h)
+    found = next(fits, None)
+    return None if found is None else (length // found, found)
+
+
+def pooled(
+    name: str, x: Tensor, out: Tensor, kernel: tuple[int, ...], pads: Padding, strides: tuple[int, ...]
+) -> Call:
+    """max_pool2d or avg_pool2d."""
+    args = (out.at, x.at, x.shape, kernel[0], kernel[1], pads, Pair(strides[0], strides[1]))
+    return Call(f"bdc_{name}_pool2d", args, (x.at.buffer,), out.at.buffer)
+
+
+def over_vector(name: str, x: Tensor, out: Tensor) -> Call:
+    """The largest or the average element of every vector."""
+    return pooled(name, x, out, (x.shape.h, x.shape.w), Padding(0, 0, 0, 0), (1, 1))
+
+
+def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
+    """A function of every element of a vector and one number of it."""
+    repeated = one.stride(lo.machine)._replace(h=0, w=0)
+    args = (out.at, x.at, one.at, x.shape, None, None, repeated)
+    return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
+
+
+def softmax(lo: Lowering, node: Node) -> None:
+    """exp(x - max) / sum."""
+    axis = node.integer("axis", -1) % len(lo.graph.shape(node.output))
+    _each(lo, node, (axis,), _softmax, keep=True)
+
+
+def reduction(lo: Lowering, node: Node) -> None:
+    """ReduceMean, ReduceSum, ReduceMax and ReduceMin."""
+    rank = len(lo.graph.shape(node.inputs[0]))
+    axes = tuple(sorted({axis % rank for axis in node.integers("axes")}))
+    _each(lo, node, axes, _reduced, keep=False)
+
+
+def _softmax(lo: Lowering, x: Tensor) -> Tensor:
+    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
+    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
+    lo.emit(over_vector("max", x, one), with_one(lo, "sub", x, x, one))
+    f = Function(lo, x, e, [])
+    f.series("exp", (-80.0, None))
+    g = Function(lo, one, one, [])
+    total = over_vector("avg", e, one)
+    g.to("mul_C", float(x.shape.h * x.shape.w))
+    lo.emit(*f.calls, total, *g.calls, with_one(lo, "div", x, e, one))
+    return x
+
+
+def _reduced(lo: Lowering, x: Tensor) -> Tensor:
+    op, one = lo.node.op, lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(h=1, w=1), x.at.npu)
+    before, behind = Function(lo, x, x, []), Function(lo, one, one, [])
+    if op == "ReduceMin":
+        before.to("neg")
+        behind.to("neg")
+    if op == "ReduceSum":
+        behind.to("mul_C", float(x.shape.h * x.shape.w))
+    name = "max" if op in ("ReduceMax", "ReduceMin") else "avg"
+    lo.emit(*before.calls, over_vector(name, x, one), *behind.calls)
+    return one
+
+
+def _each(
+    lo: Lowering, node: Node, axes: Sequence[int], compute: Callable[[Lowering, Tensor], Tensor], *, keep: bool
+) -> None:
+    """compute on vectors along axes, some block rows of them at a time; keep: its result has as many elements."""
+    shape = lo.graph.shape(node.inputs[0])
+    order = [axis for axis in range(len(shape)) if axis not in axes] + list(axes)
+    length = prod(shape[axis] for axis in axes)
+    form, count = rows_of(length), prod(shape) // length
+    if form is None:
+        raise lo.refusal(f"vectors of {length} elements, which no window of {MOST.h} x {MOST.w} covers")
+    cuts = list(_cuts(lo, count, length))
+    source = _flat(lo, lo.view(node.inputs[0]).transposed(order), (count, length), whole=len(cuts) == 1)
+    to, found = _destination(lo, node, order, Dim4(1, count, *form), len(cuts)) if keep else _of_vectors(lo, node)
+    for first, behind in cuts:
+        part, target = (each if len(cuts) == 1 else each.sliced(0, first, behind - first) for each in (source, to))
+        assert part is not None and target is not None
+        x = lo.fetch(f"{node.output}/vectors", part, Dim4(1, behind - first, *form))
+        lo.store(target, compute(lo, x))
+    lo.define_view(node.output, found)
+
+
+def _flat(lo: Lowering, view: View, shape: tuple[int, int], *, whole: bool) -> View:
+    """The view as vectors; where parts of it are wanted, in one dimension each way."""
+    flat = view.reshaped(shape)
+    if flat is None or not (whole or len(merged(flat.axes[0])) == 1):
+        flat = lo.continuous(view).reshaped(shape)
+    assert flat is not None
+    return flat
+
+
+def _of_vectors(lo: Lowering, node: Node) -> tuple[View, View]:
+    """Where a number of every vector goes."""
+    view = lo.destination(node.output)
+    flat = view.reshaped((prod(view.shape), 1))
+    assert flat is not None
+    return flat, view
+
+
+def _destination(lo: Lowering, node: Node, order: Sequence[int], form: Dim4, cuts: int) -> tuple[View, View]:
+    """Where vectors go: to their place in the result if a few moves bring them there, else side by side."""
+    view = lo.destination(node.output)
+    direct = view.transposed(order).reshaped(form)
+    tensor = Tensor(form, Local(""))
+    if cuts == 1 and direct is not None and len(moves.stores(direct, tensor, lo.machine)) <= MOVES:
+        return direct, view
+    shape = lo.graph.shape(node.output)
+    rows = lo.scratch_view((form.c, form.h * form.w))
+    ordered = rows.reshaped([shape[axis] for axis in order])
+    assert ordered is not None
+    return rows, ordered.transposed([order.index(axis) for axis in range(len(shape))])
+
+
+def _cuts(lo: Lowering, count: int, length: int) -> Iterator[tuple[int, int]]:
+    """Vectors [first, behind) that are together in local memory."""
+    npus, size = lo.machine.npus, ELEMENT * ceil_div(length, 32) * 32
+    rows = max(1, min(MOST.c // npus, lo.machine.local_bytes // (TOGETHER * size)))
+    for first in range(0, count, rows * npus):
+        yield first, min(count, first + rows * npus)
