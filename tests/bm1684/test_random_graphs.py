@@ -130,7 +130,7 @@ def test_images_are_resized_to_any_size(mode: str, size: tuple[int, int], kind: 
 def test_batches_of_matrices_that_are_both_computed_are_multiplied(
     left: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    result = np.matmul(np.empty(left), np.empty(right)).shape
+    result = np.matmul(np.zeros(left), np.zeros(right)).shape
     model = _one("MatMul", left, result)
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, right))
     model.graph.node[0].input.append("w")
