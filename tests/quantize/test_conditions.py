@@ -164,6 +164,42 @@ def test_steps_that_follow_other_steps_are_rounded_to(tmp_path: Path) -> None:
         assert report["outputs"][0]["sqnr_db"] is None or report["outputs"][0]["sqnr_db"] > 25
 
 
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
+def test_steps_between_layers_that_follow_other_steps_are_rounded_to(target: str, tmp_path: Path) -> None:
+    """Half of the values that steps of 0.02 tell apart are one in steps of 0.5."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y",
+        node("Conv", "x w", "a", pads=(0, 0, 0, 0)),
+        node("FakeQuantize", "a", "b", scale=0.02, zero_point=0, dtype="int8"),
+        node("FakeQuantize", "b", "c", scale=0.5, zero_point=0, dtype="int8"),
+        node("Conv", "c v", "d", pads=(0, 0, 0, 0)),
+        node("FakeQuantize", "d", "y", scale=0.02, zero_point=0, dtype="int8"),
+        w=0.7 * np.eye(4, dtype=np.float32)[..., None, None],
+        v=np.eye(4, dtype=np.float32)[::-1, :, None, None].copy(),
+    )
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["max_abs_error"] < 0.1
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small", "nvdla-full"])
+def test_steps_that_one_reader_rounds_to_do_not_limit_what_another_reads(target: str, tmp_path: Path) -> None:
+    """Steps of 0.005 reach 0.64; Relu reads all of the values, up to about 3."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y z",
+        node("QuantizeLinear", "x s zero", "q"),
+        node("DequantizeLinear", "q s zero", "z"),
+        node("Relu", "x", "y"),
+        s=0.005,
+        zero=np.int8(3),
+    )
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert next(each for each in report["outputs"] if each["name"] == "y")["sqnr_db"] > 25
+
+
 def test_a_result_is_no_finer_than_8_bit_weights_allow() -> None:
     """Its values lie close together although its weights are large: they cancel."""
     w = np.array([[100, -100.001]], np.float32)[..., None, None]

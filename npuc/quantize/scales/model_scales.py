@@ -53,8 +53,8 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
 
     equal: tensors that share their steps whatever they are. What is said of a tensor where it is read comes
     before what is said where it is made; of several the first in the graph holds, and the others take a
-    conversion (a FakeQuantize between different steps). A limit at 0 or a negative of what has steps needs no
-    others.
+    conversion (a FakeQuantize between different steps). Where something reads the tensor as it is, what another
+    reader rounds to says nothing of it. A limit at 0 or a negative of what has steps needs no others.
     """
     class_of = components(tensors, equal)
     found: dict[str, Steps] = {}
@@ -67,9 +67,15 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
         if steps is not None and node.output in class_of:
             found.setdefault(class_of[node.output], steps)
     for node, steps in said:
-        if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
+        if node.op != "DequantizeLinear" and node.inputs[0] in class_of and _only_rounded(graph, node.inputs[0]):
             found.setdefault(class_of[node.inputs[0]], steps)
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
+
+
+def _only_rounded(graph: Graph, tensor: str) -> bool:
+    """Whether all that reads a tensor rounds it: given steps need not reach the values that others read."""
+    rounding = ("FakeQuantize", "QuantizeLinear")
+    return tensor not in graph.outputs and all(each.op in rounding for each in graph.readers[tensor])
 
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:
