@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--seed N] [--json]
 
-The tasks beside the checkout, else the digits that npuc brings; models without a task get made-up inputs, standard
+The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs, standard
 normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static, QDQ, per
 channel, int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the
 first output.
@@ -58,7 +58,7 @@ class Row:
 
 
 def tasks(folder: Path, seed: int) -> Iterator[tuple[str, Path, Path, Path]]:
-    """Name, model, calibration data and test data; folder: where made-up data are written."""
+    """Name, model, calibration data and test data; folder: where synthetic data are written."""
     found = [(name, SHARED / "models" / f"{model}.onnx") for name, model in MODELS.items()]
     for name, model in found:
         task = SHARED / "tasks" / name
@@ -177,7 +177,7 @@ def _by_onnxruntime(model: Path, calibration: Path) -> bytes:
 @click.command()
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
 @click.option("--task", "wanted", multiple=True, help="Only these.")
-@click.option("--seed", default=0, show_default=True, help="Of made-up inputs.")
+@click.option("--seed", default=0, show_default=True, help="Of synthetic inputs.")
 @click.option("--json", "in_json", is_flag=True)
 def main(level: str, wanted: tuple[str, ...], seed: int, in_json: bool) -> None:
     """Print the table of all tasks and targets found."""

@@ -35,7 +35,7 @@ print(json.dumps({"kib": peak, "seconds": time.process_time()}))
 
 
 def write(path: Path, shape: tuple[int, ...], count: int, *, compressed: bool) -> None:
-    """Made-up images of float64 in 0..1, few of which are different, sample by sample."""
+    """Synthetic images of float64 in 0..1, few of which are different, sample by sample."""
     random = np.random.default_rng(0)
     some = [np.round(random.uniform(0, 1, shape), 2).tobytes() for _ in range(8)]
     kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED

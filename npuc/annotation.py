@@ -55,7 +55,7 @@ def rows(data: bytes, held: Iterable[Held]) -> list[dict[str, Any]]:
 
 
 def view(name: str, size: int, found: Sequence[Mapping[str, Any]], form: str) -> str:
-    """The rows as text, JSON or CSV; in text what a row holds is said where it begins."""
+    """The rows as text, JSON or CSV; as text each row names what begins there."""
     if form == "json":
         return as_json({"status": "ok", "image": name, "bytes": size, "rows": list(found)})
     if form == "csv":

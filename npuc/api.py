@@ -136,7 +136,7 @@ def verify(
 ) -> dict[str, Any]:
     """What `npuc verify --json` prints: the program against onnxruntime, output by output and layer by layer.
 
-    Without inputs: made-up samples of every kind, on which the accuracy of integers is not judged. Raises
+    Without inputs: synthetic samples of every kind, on which the accuracy of integers is not judged. Raises
     ArtefactError (E501) if the program is another model's.
     """
     from npuc.verification.checking import verify as verified

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--resources",
     type=Choice(("generic", "ice40", "ecp5")),
     multiple=True,
-    help="Estimate with Yosys what it takes of such a chip; takes minutes.",
+    help="Estimate with Yosys the resources on this chip family; takes minutes.",
 )
 @modified_option
 @json_option

@@ -83,8 +83,8 @@ def sweep(
 ) -> int:
     """Sweep machine parameters. MODEL is compiled for every machine of a grid; the best trade-offs are marked.
 
-    A point is on the Pareto front of a cost if no other has fewer cycles at no higher cost. A machine that refuses
-    the model, or that cannot be, is a point with its problems.
+    A point is on the Pareto front of a cost if no other has fewer cycles at no higher cost. A machine that
+    is not valid, or refuses the model, is listed with its problems.
 
     \b
     Examples:

@@ -215,7 +215,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}" if tolerance.judges else "every bit"
     )
     lines += _bisected(report["bisect"]) if "bisect" in report else []
-    judged = "verified" if tolerance.judges else "verified; made-up data do not tell how accurate it is"
+    judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Samples from .npz files, and made-up ones where there are none.
+"""Samples from .npz files, and synthetic ones where there are none.
 
 Keys are input names; a single input may be called `x`. Axis 0 is samples; labels are `y` unless an input has that
 name; other keys are ignored; float16, float64 and integers are cast to the input's type.
@@ -115,19 +115,19 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
 
 
 def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
-    """Raises ModelError (E110) for made-up samples that are too large together."""
+    """Raises ModelError (E110) for synthetic samples that are too large together."""
     size = sum(each.size for each in inputs.values()) * count
-    expect_room(size * np.dtype(np.float64).itemsize, f"{count} made-up samples")
+    expect_room(size * np.dtype(np.float64).itemsize, f"{count} synthetic samples")
 
 
 KINDS = ("ramp", "noise", "positive", "extreme")
-"""What made-up samples look like, one after the other."""
+"""What synthetic samples look like, one after the other."""
 EXTREME = 3.0
 """Of float inputs: as far as normal values usually reach."""
 
 
 def varied(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 1) -> Samples:
-    """Made-up samples of every kind in rotation, from a fixed seed: what noise around zero alone would not show.
+    """Synthetic samples of every kind in rotation, from a fixed seed: what noise around zero alone would not show.
 
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
     one extreme everywhere, the highest and the lowest in turn. Integers of 8 bits have all their range.

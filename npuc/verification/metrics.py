@@ -81,7 +81,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, precision: str, *, synthetic: bool = False) -> Tolerance:
-        """The usual one of a precision; made-up data tell nothing of the accuracy of integers."""
+        """The usual one of a precision; synthetic data tell nothing of the accuracy of integers."""
         if precision in FLOATING:
             return cls(60.0, 0.9999)
         return cls(-np.inf, -1.0) if synthetic else cls()

@@ -39,7 +39,7 @@ def test_what_leaves_the_range_is_named_with_its_layer_and_how_far_it_reaches(tm
     assert [each["tensor"] for each in found] == ["b", "y"]
     first = found[0]
     assert first["code"] == "W301" and first["op"] == "Conv" and first["node"] == "a"
-    assert "made-up samples" in first["reason"] and "65504" in first["limit"] and first["remedy"]
+    assert "synthetic samples" in first["reason"] and "65504" in first["limit"] and first["remedy"]
     assert float(first["reason"].split("+/-")[1].split()[0]) > 65504
 
 

@@ -225,7 +225,7 @@ ROOT = """<ir_version: 8, opset_import: ["": 17]> g (float[1,4,3,3] x) => (float
 def test_samples_on_which_the_model_gives_no_numbers_prove_nothing(
     tmp_path: Path, wanted: tuple[str, int]
 ) -> None:
-    """The chip refuses the roots of negative numbers: of eight made-up samples two are positive, one is high."""
+    """The chip refuses the roots of negative numbers: of eight synthetic samples two are positive, one is high."""
     onnx.save(parser.parse_model(ROOT), tmp_path / "m.onnx")
     assert _proved("bm1684", tmp_path / "m.onnx", proof=wanted[0]) == {
         "samples": wanted[1],

@@ -49,7 +49,7 @@ def mixed(
     """The best network with these samples, a few layers of it on the host if that is worth it.
 
     drawn: the integer network of the float graph without these nodes, best: the same improved. layers: how its
-    convolutions are read. Nothing is chosen by fewer than FEWEST_SAMPLES samples, or by made-up ones.
+    convolutions are read. Nothing is chosen by fewer than FEWEST_SAMPLES samples, or by synthetic ones.
     """
     nowhere: Host = frozenset()
     array, plain = best(nowhere), drawn(nowhere)

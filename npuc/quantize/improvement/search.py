@@ -113,7 +113,7 @@ def best_network(
     """The best integer network of a float graph within the level, and what was tried.
 
     method: of calibration, instead of the level's. known: the spreads of the graph's tensors, if they have been
-    found before. Made-up samples only give scales: nothing is learned from them.
+    found before. Synthetic samples only give scales: nothing is learned from them.
     """
     maker = _Maker(recipe, samples)
     plain = maker.drawn(graph, method or level.method, known=known)

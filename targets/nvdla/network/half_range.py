@@ -23,7 +23,9 @@ def beyond_range(
 
     stored: the graph that NVDLA computes; what it has not is never fp16. made_up: there was no calibration data.
     """
-    samples = "made-up samples (--calibration DATA.npz has better ones)" if made_up else "the calibration samples"
+    samples = (
+        "synthetic samples (--calibration DATA.npz has better ones)" if made_up else "the calibration samples"
+    )
     found: list[Problem] = []
     for name, each in seen.items():
         if name not in stored.tensors or each.largest == 0 or FP16_LEAST <= each.largest <= FP16_MOST:

@@ -313,7 +313,7 @@ def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
 def _window(
     graph: Graph, name: str, whole: View, at: tuple[int, int, int], lanes: Mapping[str, Lanes], step: int = 1
 ) -> View:
-    """A tensor in another one, of whose lines it has every so manieth."""
+    """A tensor in another one, that has every n-th of its lines."""
     channel, row, column = at
     _, height, width = map_shape(graph.shape(name))
     surface = whole.lanes[channel] // whole.buffer.atom_elements

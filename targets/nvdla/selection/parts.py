@@ -99,7 +99,7 @@ class Part:
     lanes: int
 
     def source(self, x: Placed, tile: RowTile, step: int = 1) -> Surface:
-        """The input that the pass reads: every so manieth line."""
+        """The input that the pass reads: every n-th line."""
         surface = self.lane // x.view.buffer.atom_elements
         read = x.surface(lanes=self.lanes, first_surface=surface, row=tile.line * step, rows=tile.lines)
         return replace(read, line_stride=read.line_stride * step)
