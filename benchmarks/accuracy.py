@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--seed N] [--json]
 
-The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs, standard
-normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static, QDQ, per
-channel, int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the
+The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs,
+standard normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static,
+QDQ, per channel, int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the
 first output.
 """
 
