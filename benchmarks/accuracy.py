@@ -4,8 +4,8 @@
 
 The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs,
 standard normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static,
-QDQ, per channel, int8 activations and weights, symmetric, min-max, on the same calibration samples. Errors are those of the
-first output.
+QDQ, per channel, int8 activations and weights, symmetric, min-max, on the same calibration samples.
+Errors are those of the first output.
 """
 
 from __future__ import annotations
