@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -81,13 +82,19 @@ def _sequence(kinds: tuple[Any, ...], value: list[Any], where: str) -> tuple[Any
 
 
 def _record(kind: Any, value: dict[str, Any], where: str) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     known: tuple[Field[Any], ...] = fields(kind)
     for each in known:
         if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
             raise _WrongValue(f"{where} lacks '{each.name}'", None)
     present = (each.name for each in known if each.name in value)
     return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields: manifests have the same few thousands of times."""
+    return get_type_hints(kind)
 
 
 def _wrong(where: str, value: Any, kind: Any) -> _WrongValue:

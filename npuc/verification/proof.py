@@ -7,6 +7,7 @@ passes with the model, both under onnxruntime. What fails here is a defect of np
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from npuc.driver import Compilation, Shapes, batch_of, compilation, input_types
 from npuc.errors import Mismatch, ModelError, NpucError, Problem
 from npuc.ir import Array
 from npuc.pipeline import Hook
-from npuc.program import Program, as_loaded
+from npuc.program import Program
 from npuc.storage.data import Samples, varied
 from npuc.target import FLOATING, Options, Runner, Target, quickest
 from npuc.verification.bits import Bits
@@ -75,7 +76,7 @@ class _Prover:
     """A program beside its references. few_runs: one sample is enough."""
 
     def __init__(self, found: Compilation, model: Path, target: Target, *, few_runs: bool) -> None:
-        self.program, self.graph, self.one = as_loaded(found.program), found.graph, few_runs
+        self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
         self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
         try:
@@ -187,6 +188,11 @@ class _LayerProof:
         if wrong is not None:
             said = "the chip model computes other values than onnxruntime, by more than rounding"
             raise _defect(said, next(iter(wrong.nodes), None), wrong.op, wrong.tensor)
+
+
+def _as_read(program: Program) -> Program:
+    """The program with its manifest as it will be read from the artefact."""
+    return replace(program, manifest=json.loads(json.dumps(program.manifest)))
 
 
 def _trapped(error: NpucError) -> NpucError:

@@ -9,7 +9,8 @@ in double. Source: easynpu, PE; rounding and saturation as in the author's RTL.
 
 from __future__ import annotations
 
-from functools import cached_property, reduce
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -154,11 +155,13 @@ class Convolution:
         self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
         if self.bound >= ACCUMULATOR:
             raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
+        self.sessions: dict[tuple[str, bool], Any] = {}
+        """By what makes them, and whether they are for few runs."""
 
     def __call__(self, x: Array) -> Array:
         """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
         if self.exact:
-            raised: Array = self._requantising.run(None, {"x": self._contiguous(x)})[0]
+            raised: Array = self._prepared(len(x), self._requantising).run(None, {"x": self._contiguous(x)})[0]
             return (raised if self.relu else np.bitwise_xor(raised, 128, out=raised)).view(np.int8)
         return self.quantised(self.accumulate(x, None))
 
@@ -179,7 +182,7 @@ class Convolution:
             raise ArtefactError("E503", "a bias where psums are kept", limit="0: the first word's bias is in them")
         total = np.zeros((len(x), layer.Ho, layer.Wo, layer.Co), np.int64)
         total += self.bias if psums is None else psums
-        for part in self._parts if 0 not in reached(layer) else ():
+        for part in self._prepared(len(x), self._parts) if 0 not in reached(layer) else ():
             total = total + part.run(None, {"x": x})[0].astype(np.int64)
         if np.abs(total).max(initial=0) >= ACCUMULATOR:
             raise ArtefactError("E503", "a psum leaves 32 bits", limit="below 2^31")
@@ -194,18 +197,23 @@ class Convolution:
         height, width = reached(self.layer)
         return np.ascontiguousarray(x[:, :height, :width])
 
-    @cached_property
-    def _requantising(self) -> Any:
+    def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
+        """What runs the word: opened fast for the first sample if it is alone, as it may be the only one."""
+        few_runs = samples == 1 and not self.sessions
+        key = make.__name__, few_runs
+        if key not in self.sessions:
+            self.sessions[key] = make(few_runs)
+        return self.sessions[key]
+
+    def _requantising(self, few_runs: bool) -> Any:
         power = np.ldexp(np.float32(1), self.scale.astype(np.int32))
         half = np.where(self.scale < 0, np.float32(0.5), np.float32(0))
         w = self.w.astype(np.float32) * power[:, None, None, None]
         raised, highest = (0, 127) if self.relu else (RAISED, 255)
-        return convolution(
-            self.layer, w, self.bias.astype(np.float32) * power + half + np.float32(raised), highest
-        )
+        bias = self.bias.astype(np.float32) * power + half + np.float32(raised)
+        return convolution(self.layer, w, bias, highest, few_runs=few_runs)
 
-    @cached_property
-    def _parts(self) -> list[Any]:
+    def _parts(self, few_runs: bool) -> list[Any]:
         """Float32 convolutions over so few taps each that every sum is exact."""
         bound = 128 * np.abs(self.w.astype(np.int64)).reshape(len(self.w), -1)
         taps = np.arange(bound.shape[1])
@@ -213,4 +221,5 @@ class Convolution:
         while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
             parts += 1
         masks = [(taps % parts == part).reshape(1, *self.w.shape[1:]) for part in range(parts)]
-        return [convolution(self.layer, (self.w * mask).astype(np.float32), None, None) for mask in masks]
+        weights = ((self.w * mask).astype(np.float32) for mask in masks)
+        return [convolution(self.layer, each, None, None, few_runs=few_runs) for each in weights]

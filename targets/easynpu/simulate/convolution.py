@@ -33,7 +33,7 @@ def reached(layer: Layer) -> tuple[int, int]:
     return max(layer.Hi + min(bottom, 0), 0), max(layer.Wi + min(right, 0), 0)
 
 
-def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None) -> Any:
+def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None, *, few_runs: bool = False) -> Any:
     """A session with x (N, Hi, Wi, Ci) int8, the rows and columns that windows reach, and y (N, Ho, Wo, Co).
 
     w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated at 0 and highest and rounded down,
@@ -57,7 +57,7 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None)
         planes: Step = ("Transpose", (), {"perm": [0, 3, 1, 2]})
         steps = [planes, to_float, ("Conv", given, _window(layer)), *saturation]
         steps.append(("Transpose", (), {"perm": [0, 2, 3, 1]}))
-    return _session(layer, steps, constants, TensorProto.UINT8 if saturation else TensorProto.FLOAT)
+    return _session(layer, steps, constants, TensorProto.UINT8 if saturation else TensorProto.FLOAT, few_runs)
 
 
 def _is_product(layer: Layer) -> bool:
@@ -76,7 +76,9 @@ def _window(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _session(layer: Layer, steps: Sequence[Step], constants: Mapping[str, Any], element: int) -> Any:
+def _session(
+    layer: Layer, steps: Sequence[Step], constants: Mapping[str, Any], element: int, few_runs: bool
+) -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     names = ["x", *(f"t{position}" for position in range(1, len(steps))), "y"]
@@ -92,4 +94,5 @@ def _session(layer: Layer, steps: Sequence[Step], constants: Mapping[str, Any], 
         [helper.make_tensor_value_info("y", element, ["N", layer.Ho, layer.Wo, layer.Co])],
         [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()],
     )
-    return session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return session(model, few_runs=few_runs)
