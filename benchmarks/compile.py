@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from networks import Network, networks
+from networks import Network, light, networks
 from outcome import conclude
 
 YARDSTICK = """
@@ -28,6 +28,10 @@ session.run(None, {each.name: numpy.zeros(each.shape, "f4") for each in session.
 HELP_LIMIT = 0.15
 COMPILE_LIMITS = {"ResNet-8": 1.0, "MobileNetV1-0.25": 1.2}
 MB_LIMIT = 200.0
+PROVED = "MobileNetV1-0.25"
+"""Of the networks the one whose proof has a limit, beside the onnx package's light ResNet-50."""
+PROOF_LIMIT = 0.15
+"""What the proof of a compile may take of it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,34 @@ def rows(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
         yield Row("npuc verify", network.name, seconds, megabytes, seconds / yardstick[0])
 
 
+def proofs(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
+    """What a compile takes without its proof, and what the proof takes."""
+    mobilenet = next(each for each in found if each.name == PROVED)
+    resnet = str(light("resnet50", Path(folder)))
+    large = ("--target", "easynpu", "--machine", "large")
+    for name, model, options in (
+        (PROVED, mobilenet.model, ("--target", "easynpu", "--calibration", mobilenet.samples)),
+        ("light ResNet-50", resnet, large),
+        ("light ResNet-50", resnet, ("--target", "nvdla-full")),
+    ):
+        command = (
+            sys.executable,
+            "-m",
+            "npuc",
+            "compile",
+            model,
+            *options,
+            "-o",
+            str(Path(folder) / "proved.npu"),
+        )
+        (without, peak), (seconds, megabytes) = (
+            cost([*command, "--proof", each], repeat) for each in ("off", "one")
+        )
+        where = f"{name}, {' '.join(options[1:4:2])}" if name != PROVED else name
+        yield Row("npuc compile --proof off", where, without, peak)
+        yield Row("its proof", where, seconds - without, megabytes, cpu_limit=PROOF_LIMIT * without)
+
+
 @click.command()
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each command.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
@@ -94,7 +126,7 @@ def main(repeat: int, json_wanted: bool, check: bool) -> None:
     """Measure npuc's commands as whole processes."""
     with TemporaryDirectory() as folder:
         found = networks(folder)
-        measured = list(rows(found, repeat, folder))
+        measured = [*rows(found, repeat, folder), *proofs(found, repeat, folder)]
     header = ("command", "network", "CPU s", "peak MB", "of onnxruntime's", "limit s", "limit MB")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)
 

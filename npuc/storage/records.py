@@ -47,7 +47,7 @@ class _WrongValue(Exception):
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = _parts(kind)
     if kind is Any:
         return tuple(value) if isinstance(value, list) else value
     if origin in (Union, UnionType):
@@ -89,6 +89,11 @@ def _record(kind: Any, value: dict[str, Any], where: str) -> Any:
             raise _WrongValue(f"{where} lacks '{each.name}'", None)
     present = (each.name for each in known if each.name in value)
     return kind(**{name: _value(hints[name], value[name], f"{where}.{name}") for name in present})
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
 
 
 @cache
