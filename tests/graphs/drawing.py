@@ -221,8 +221,12 @@ def _steady(node: Node, inputs: Sequence[Array]) -> bool:
         return _away(x, STEPS[node.op])
     if node.op == "FakeQuantize":
         return _away(x / node.number("scale"), 0.5)
+    if node.op == "DequantizeLinear":
+        return bool((inputs[1] > 0).all())
     if node.op == "QuantizeLinear":
         scale = inputs[1]
+        if not (scale > 0).all():
+            return False
         axis = node.integer("axis", 1)
         column = (
             scale.reshape(())

@@ -129,3 +129,17 @@ def test_a_clip_has_an_upper_limit_above_zero_and_above_the_lower_one(
 ) -> None:
     graph = network((1, 4, 5, 5), "y", node("Clip", "x", "y", min=low, max=high))
     assert bool(support.positive_upper_limit(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize("op", ["Min", "Max"])
+def test_a_tensor_with_a_zero_point_is_compared_with_itself(op: str, tmp_path: Path) -> None:
+    graph = network(
+        (1, 3, 4, 4),
+        "y",
+        node("FakeQuantize", "x", "a", scale=0.03, zero_point=-29, dtype="int8"),
+        node("MaxPool", "a", "b", kernel_shape=(2, 2)),
+        node(op, "b b", "y"),
+    )
+    report = verified(graph, Case("nvdla-small", "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 20

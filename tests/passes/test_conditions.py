@@ -200,8 +200,8 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
             w=(5, 3),
         ),
     ),
-    "a maximum with a negative multiple": (
-        recognise_activations, network((2, 3), "y", node("Mul", "x c", "a"), node("Max", "x a", "y"), c=-0.5)
+    "a maximum with twice the tensor": (
+        recognise_activations, network((2, 3), "y", node("Mul", "x c", "a"), node("Max", "x a", "y"), c=2.0)
     ),
     "a gate with an offset": (
         recognise_activations,
@@ -238,13 +238,13 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
             one=1.0,
         ),
     ),
-    "a hard swish from 1": (
+    "a hard swish from 4": (
         recognise_activations,
         network(
             (2, 3),
             "y",
             node("Add", "x three", "a"),
-            node("Clip", "a", "b", min=1.0, max=6.0),
+            node("Clip", "a", "b", min=4.0, max=6.0),
             node("Mul", "x b", "c"),
             node("Div", "c six", "y"),
             three=3.0,

@@ -130,6 +130,8 @@ class Elementwise(Builder):
         if steps == self.steps(tensor):
             return tensor
         copy = f"{tensor}/for/{node.output}"
+        if copy in self.scales:  # both operands are this tensor
+            return copy
         self.scales[copy], self.zeros[copy] = steps.scale, steps.zero
         form = self._brought(Form(), self.scales[tensor] / steps.scale).centred(self.zeros[tensor])
         form.converter = form.converted(steps.zero)
