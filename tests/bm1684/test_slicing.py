@@ -117,3 +117,59 @@ def test_strides_and_uneven_padding_keep_their_meaning(stride: int, pads: tuple[
 def test_what_no_slice_makes_fit_stays_whole() -> None:
     graph = _convolution(31, 1, (1, 1, 1, 1))
     assert slicing.fit(graph, Machine(local_bytes=1024)) is graph
+
+
+TRANSPOSED = {
+    "doubling": {"kernel_shape": [2, 2], "strides": [2, 2]},
+    "overlapping": {"kernel_shape": [4, 4], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    "uneven": {"kernel_shape": [3, 3], "strides": [2, 1], "pads": [1, 1, 2, 0], "output_padding": [1, 0]},
+    "dense": {"kernel_shape": [5, 3], "strides": [1, 1], "pads": [2, 1, 0, 1]},
+}
+RESIZED = {
+    "nearest": {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    "linear": {"mode": "linear", "coordinate_transformation_mode": "half_pixel"},
+    "asymmetric": {"mode": "linear", "coordinate_transformation_mode": "asymmetric"},
+}
+
+
+def _decoder(node: onnx.NodeProto, constants: list[onnx.TensorProto], images: int) -> onnx.ModelProto:
+    """A Relu, the node, and a convolution behind it."""
+    w = np.random.default_rng(3).standard_normal((8, 8, 3, 3)).astype(np.float32) / 8
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["r"], "relu"),
+        node,
+        onnx.helper.make_node("Conv", ["u", "w"], ["y"], "conv", pads=[1, 1, 1, 1]),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "decoder",
+        [onnx.helper.make_tensor_value_info("x", 1, (images, 8, 24, 20))],
+        [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(w, "w"), *constants],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("name", [*TRANSPOSED, *RESIZED])
+def test_decoders_are_computed_in_slices(name: str, images: int, tmp_path: Path) -> None:
+    need_compiler()
+    if name in TRANSPOSED:
+        weights = np.random.default_rng(2).standard_normal((8, 8, *TRANSPOSED[name]["kernel_shape"])) / 8
+        node = onnx.helper.make_node("ConvTranspose", ["r", "t"], ["u"], "up", **TRANSPOSED[name])
+        constants = [onnx.numpy_helper.from_array(weights.astype(np.float32), "t")]
+    else:
+        node = onnx.helper.make_node("Resize", ["r", "", "s"], ["u"], "up", **RESIZED[name])
+        constants = [onnx.numpy_helper.from_array(np.float32([1, 1, 2, 2]), "s")]
+    path, machine = tmp_path / "model.onnx", tmp_path / "small.toml"
+    onnx.save(_decoder(node, constants, images), path)
+    machine.write_text("local_bytes = 8192\n")
+    graph = driver.optimised(path, BM1684, {}, Options(precision="fp32"), None)
+    sliced = slicing.fit(graph, Machine(local_bytes=8192))
+    sliced.check()
+    assert sum(each.op == node.op_type for each in sliced.nodes) > 1
+    program, _ = driver.compile_model(path, BM1684, Options(machine=str(machine)), {})
+    x = np.random.default_rng(1).standard_normal((images, 8, 24, 20)).astype(np.float32) + 0.5
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    found = BM1684.runner(program)({"x": x[np.newaxis]})["y"][0]
+    np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=0, atol=2e-5)

@@ -7,12 +7,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 from npuc.ir import Graph, Node, TensorType
+from npuc.ops.resize import scales_of
 from npuc.ops.windows import Window, window_of
+from npuc.targets.bm1684.lowering.rearrangements import repeats
+from npuc.targets.bm1684.machine.local_memory import ceil_div
 
 IMAGES, ROWS = 0, 2
 """The axes of slices."""
 POOLS = ("MaxPool", "AveragePool")
 WINDOWS = ("Conv", *POOLS)
+TAKING_ONE = (*WINDOWS, "ConvTranspose", "Resize")
+"""Operators that read one map; which of its rows depends on the operator."""
 
 Rows = tuple[int, int]
 """From a row (or image) to behind another one."""
@@ -26,18 +31,53 @@ def divided(height: int, slices: int) -> list[Rows]:
 
 def window_at(graph: Graph, node: Node) -> Window:
     """The window of a convolution or pool."""
-    kernel = graph.shape(node.inputs[1])[2:] if node.op == "Conv" else node.integers("kernel_shape")
+    kernel = graph.shape(node.inputs[1])[2:] if "Conv" in node.op else node.integers("kernel_shape")
     return window_of(node, kernel)
 
 
 def operand_rows(graph: Graph, node: Node, rows: Rows, axis: int) -> Rows:
     """The rows (or images) of the operands that those of the result depend on; no window lies in padding alone."""
-    if node.op not in WINDOWS or axis == IMAGES:
+    if node.op not in TAKING_ONE or axis == IMAGES:
         return rows
-    window, height = window_at(graph, node), graph.shape(node.inputs[0])[2]
+    height = graph.shape(node.inputs[0])[2]
+    if node.op == "Resize":
+        return _enlarged_rows(graph, node, rows)
+    window = window_at(graph, node)
+    if node.op == "ConvTranspose":
+        first = ceil_div(rows[0] + window.begins[0] - window.reach[0] + 1, window.strides[0])
+        behind = (rows[1] - 1 + window.begins[0]) // window.strides[0] + 1
+        return max(first, 0), min(behind, height)
     first = rows[0] * window.strides[0] - window.begins[0]
     behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
     return max(first, 0), min(behind, height)
+
+
+def factor(graph: Graph, node: Node) -> int:
+    """By how many a Resize multiplies the rows."""
+    return graph.shape(node.output)[2] // graph.shape(node.inputs[0])[2]
+
+
+def _enlarged_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
+    """The rows of which a Resize by a whole factor makes these, with neighbours where it computes means."""
+    times, halo = factor(graph, node), 0 if node.text("mode", "nearest") == "nearest" else 1
+    first, behind = rows[0] // times - halo, (rows[1] - 1) // times + 1 + halo
+    return max(first, 0), min(behind, graph.shape(node.inputs[0])[2])
+
+
+def is_sliceable(graph: Graph, node: Node) -> bool:
+    """Whether slices of a ConvTranspose or Resize are nodes of the same operator."""
+    if node.op == "ConvTranspose":
+        window = window_at(graph, node)
+        more = node.integers("output_padding", (0, 0))
+        return window.reach[0] >= window.strides[0] and more[0] <= window.ends[0] and window.begins[0] >= 0
+    shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
+    mode, kind = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
+    whole = shape[:2] == result[:2] and result[2] % shape[2] == 0 and scales_of(node)[2] == result[2] // shape[2]
+    if mode == "nearest":
+        return whole and repeats(node)
+    times = result[2] // shape[2]
+    exact = times & (times - 1) == 0  # positions of a slice are those of the whole, to the bit
+    return whole and mode == "linear" and exact and kind in ("half_pixel", "asymmetric")
 
 
 def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis: int) -> dict[str, Rows]:
@@ -53,16 +93,16 @@ def needed(graph: Graph, nodes: tuple[Node, ...], result: str, rows: Rows, axis:
 
 def operands(graph: Graph, node: Node) -> list[str]:
     """The maps that a node reads, each once."""
-    names = node.inputs[:1] if node.op in WINDOWS else node.inputs
+    names = node.inputs[:1] if node.op in TAKING_ONE else node.inputs
     return [name for name in dict.fromkeys(names) if name and name not in graph.constants]
 
 
 def shape_of(graph: Graph, name: str, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
     """The shape of a slice of a tensor."""
-    return _resized(graph.shape(name), part[name], axis)
+    return _with_extent(graph.shape(name), part[name], axis)
 
 
-def _resized(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ...]:
+def _with_extent(shape: tuple[int, ...], rows: Rows, axis: int) -> tuple[int, ...]:
     return (*shape[:axis], rows[1] - rows[0], *shape[axis + 1 :])
 
 
@@ -105,8 +145,29 @@ def _slice_of(
         output = result if node is nodes[-1] else f"{result}/{node.output}"
         inputs = tuple(renamed.get(name, name) for name in node.inputs)
         made = replace(node, inputs=inputs, outputs=(output,), name=output)
+        if node.op == "Resize":
+            yield from _resized(graph, made, node, part[node.output], axis)
+            continue
         made = _padded(graph, made, node, part[node.output]) if axis == ROWS else made
         yield made, {output: TensorType(shape_of(graph, node.output, part, axis))}
+
+
+def _resized(
+    graph: Graph, made: Node, node: Node, rows: Rows, axis: int
+) -> Iterator[tuple[Node, dict[str, TensorType]]]:
+    """A Resize of the rows that it needs, and what is wanted of its result."""
+    low, high = operand_rows(graph, node, rows, axis)
+    times = factor(graph, node) if axis == ROWS else 1
+    whole = _with_extent(graph.shape(node.output), (low * times, high * times), axis)
+    wanted = (rows[0] - low * times, rows[1] - low * times)
+    if wanted == (0, (high - low) * times):
+        yield made.with_attrs(sizes=whole), {made.output: TensorType(whole)}
+        return
+    name = f"{made.output}/whole"
+    yield replace(made, outputs=(name,), name=name).with_attrs(sizes=whole), {name: TensorType(whole)}
+    attrs = {"axes": (axis,), "starts": wanted[:1], "ends": wanted[1:], "steps": (1,)}
+    cut = Node("Slice", (name,), made.outputs, attrs, made.output)
+    yield cut, {made.output: TensorType(_with_extent(whole, wanted, axis))}
 
 
 def _cut(
@@ -114,11 +175,13 @@ def _cut(
 ) -> tuple[Node, dict[str, TensorType]]:
     attrs = {"axes": (axis,), "starts": rows[:1], "ends": rows[1:], "steps": (1,)}
     made = Node("Slice", (source,), (output,), attrs, output)
-    return made, {output: TensorType(_resized(graph.shape(name), rows, axis))}
+    return made, {output: TensorType(_with_extent(graph.shape(name), rows, axis))}
 
 
 def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     """A window over a slice has padding only where the whole map has it."""
+    if node.op == "ConvTranspose":
+        return _transposed(graph, made, node, rows)
     if node.op not in WINDOWS:
         return made
     window, height = window_at(graph, node), graph.shape(node.inputs[0])[2]
@@ -126,6 +189,16 @@ def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     behind = (rows[1] - 1) * window.strides[0] - window.begins[0] + window.reach[0]
     pads = (max(-first, 0), window.begins[1], max(behind - height, 0), _right(graph, node, window))
     return made.with_attrs(pads=pads, **({"ceil_mode": 0} if node.op in POOLS else {}))
+
+
+def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
+    """A ConvTranspose of some rows, with pads that leave the rows that are wanted."""
+    window, (low, high) = window_at(graph, node), operand_rows(graph, node, rows, ROWS)
+    stride, more = window.strides[0], node.integers("output_padding", (0, 0))
+    begin = rows[0] + window.begins[0] - low * stride
+    end = (high - low - 1) * stride + window.reach[0] - begin - (rows[1] - rows[0])
+    pads = (begin, window.begins[1], max(end, 0), window.ends[1])
+    return made.with_attrs(pads=pads, output_padding=(max(-end, 0), more[1]))
 
 
 def _right(graph: Graph, node: Node, window: Window) -> int:

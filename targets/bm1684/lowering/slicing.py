@@ -22,6 +22,8 @@ from npuc.targets.bm1684.lowering.slices import (
     WINDOWS,
     Rows,
     divided,
+    factor,
+    is_sliceable,
     needed,
     operands,
     shape_of,
@@ -168,6 +170,8 @@ def _sliceable(graph: Graph, node: Node) -> bool:
         ragged = node.op == "AveragePool" and window.ceil_mode
         inside = max(window.begins[0], window.ends[0]) < window.reach[0]  # else a slice may be of padding alone
         return len(graph.shape(node.inputs[0])) == 4 and inside and not ragged
+    if node.op in ("ConvTranspose", "Resize"):
+        return len(graph.shape(node.inputs[0])) == 4 and is_sliceable(graph, node)
     if node.op == "Concat":
         return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
     return node.op in ROW_BY_ROW and all(_whole_or_rows(graph, node, name) for name in node.inputs if name)
@@ -184,7 +188,18 @@ def _whole_or_rows(graph: Graph, node: Node, name: str) -> bool:
 def _fits_whole(graph: Graph, node: Node, machine: Machine) -> bool:
     names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name and name not in graph.constants)
     sizes = (_bytes(graph.shape(name), machine) for name in names if len(graph.shape(name)) == 4)
-    return sum(sizes) <= SHARE * machine.local_bytes
+    return sum(sizes) + _between(graph, node, graph.shape(node.inputs[0]), machine) <= SHARE * machine.local_bytes
+
+
+def _between(graph: Graph, node: Node, shape: tuple[int, ...], machine: Machine) -> int:
+    """Bytes of what a node computes on the way from an operand of this shape: zeros between its pixels, rows."""
+    if node.op == "Resize":
+        return _bytes((*shape[:2], shape[2] * factor(graph, node), shape[3]), machine)
+    if node.op != "ConvTranspose":
+        return 0
+    strides = window_at(graph, node).strides
+    spread = [(extent - 1) * stride + 1 for extent, stride in zip(shape[2:], strides, strict=True)]
+    return _bytes((*shape[:2], *spread), machine)
 
 
 def _results(graph: Graph, nodes: tuple[Node, ...]) -> list[str]:
@@ -218,9 +233,15 @@ def _peak(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machi
     for at, node in enumerate(nodes):
         for name in (*operands(graph, node), node.output):
             live[name] = _bytes(shape_of(graph, name, part, axis), machine)
-        peak = max(peak, sum(live.values()))
+        peak = max(peak, sum(live.values()) + _between(graph, node, _first(graph, node, part, axis), machine))
         live = {name: size for name, size in live.items() if last[name] > at}
     return peak
+
+
+def _first(graph: Graph, node: Node, part: Mapping[str, Rows], axis: int) -> tuple[int, ...]:
+    """The shape of the slice of a node's first computed operand."""
+    names = operands(graph, node)
+    return shape_of(graph, names[0], part, axis) if names else ()
 
 
 def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], machine: Machine, axis: int) -> float:
@@ -232,12 +253,12 @@ def _price(graph: Graph, nodes: tuple[Node, ...], part: Mapping[str, Rows], mach
 
 def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
     groups = timing.groups(out, 0, machine)
-    if node.op not in WINDOWS:
+    if node.op not in (*WINDOWS, "ConvTranspose"):
         return 2 * groups
     window = window_at(graph, node)
     (kernel_h, kernel_w), stride_w = window.kernel, window.strides[1]
-    if node.op == "Conv" and node.integer("group", 1) == 1:
-        channels = graph.shape(node.inputs[0])[1]
+    if "Conv" in node.op and node.integer("group", 1) == 1:
+        channels, stride_w = graph.shape(node.inputs[0])[1], stride_w if node.op == "Conv" else 1
         return timing.conv2d(groups, channels, kernel_h, kernel_w, stride_w, len(node.inputs) > 2, machine)
     return timing.depthwise2d(groups, kernel_h, kernel_w, stride_w, machine)
 
