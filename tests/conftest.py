@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,21 @@ from npuc.ir import Array
 from npuc.reference import has_integer_products, integers_are_exact, session
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
+
+
+TESTS = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests fast or slow as tiers.json has them; benchmarks/tiers.py writes it."""
+    tiers = json.loads((TESTS / "tiers.json").read_text(encoding="utf-8"))
+    fast, slow = set(tiers["fast"]), set(tiers["slow"])
+    for item in items:
+        file = item.path.relative_to(TESTS).as_posix()
+        if f"{file}::{item.name.partition('[')[0]}" in slow:
+            item.add_marker("slow")
+        elif file in fast:
+            item.add_marker("fast")
 
 
 @pytest.fixture(scope="session")
