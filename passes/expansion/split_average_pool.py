@@ -20,6 +20,8 @@ class Limits:
     extent: int = 64
     """Of the window along one axis."""
     stride: int = 15
+    last_positions: int | None = None
+    """Of the window that averages blocks, where it may have more than others; None: no more."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def _blocks(row: Axis, column: Axis) -> list[tuple[Stage, Stage]]:
         (high, wide)
         for high, wide in product(row.pieces, column.pieces)
         if high * wide <= most
-        and (row.kernel // high) * (column.kernel // wide) <= most
+        and (row.kernel // high) * (column.kernel // wide) <= (row.limits.last_positions or most)
         and max(row.kernel // high, column.kernel // wide) <= row.limits.extent
     ]
     if not divisions:

@@ -40,8 +40,8 @@ from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
 
-AVERAGES = Averages(positions=64, extent=32, stride=8)
-"""What PDP averages at once, or one convolution."""
+AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
+"""What PDP averages at once, or one convolution; an average of blocks may be such a convolution."""
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (

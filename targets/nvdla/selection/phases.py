@@ -40,13 +40,14 @@ def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
 
 
 def _on_device(graph: Graph) -> set[int]:
-    """Nodes that NVDLA computes, and movement of their results that needs no copy."""
+    """Nodes that NVDLA computes, and movement of their results that needs no copy, with nothing but maps."""
     found: set[int] = set()
     held: set[str] = set()
     for node in graph.nodes:
         ours = node.op != "Interleave" or node.integer("on_device")
         computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
-        if computed or (is_view(graph, node) and any(name in held for name in node.inputs)):
+        moves = is_view(graph, node) and not any(name in graph.constants for name in node.inputs)
+        if computed or (moves and any(name in held for name in node.inputs)):
             found.add(id(node))
             held.update(node.outputs)
     return found
