@@ -1,0 +1,49 @@
+"""Random networks on NVDLA: every layer of every program beside plain arithmetic, on data that is not only noise.
+
+    python benchmarks/plain_arithmetic.py [--networks N] [--seed S]
+
+A line for each network whose program leaves another element than numpy computes from the description; exit status 1
+if there is one. tests/nvdla/test_plain_arithmetic.py does the same with a few.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from npuc.errors import NpucError
+from tests.nvdla.against_plain import CONFIGURATIONS, compared
+from tests.nvdla.random_networks import Network
+
+
+@click.command()
+@click.option("--networks", default=2000, show_default=True, help="How many.")
+@click.option("--seed", default=20_000, show_default=True, help="Of the first one.")
+def main(networks: int, seed: int) -> None:
+    """Compiles, runs and compares."""
+    layers, refused, wrong = 0, 0, 0
+    with TemporaryDirectory() as folder:
+        for number in range(seed, seed + networks):
+            name, precision = CONFIGURATIONS[number % len(CONFIGURATIONS)]
+            try:
+                count, differing = compared(Network(number).model(), Path(folder), name, precision)
+            except NpucError:
+                refused += 1
+                continue
+            layers += count
+            if differing:
+                wrong += 1
+                click.echo(f"seed {number} on {name} in {precision}: {', '.join(differing)}")
+    click.echo(
+        f"{networks} networks, {refused} refused; {layers} layers of samples compared; {wrong} networks differ"
+    )
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
