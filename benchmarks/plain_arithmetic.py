@@ -2,8 +2,8 @@
 
     python benchmarks/plain_arithmetic.py [--networks N] [--seed S]
 
-A line for each network whose program leaves another element than numpy computes from the description; exit status 1
-if there is one. tests/nvdla/test_plain_arithmetic.py does the same with a few.
+A line for each network whose program leaves another element than numpy computes from the description; exit status
+1 if there is one. tests/nvdla/test_plain_arithmetic.py does the same with a few.
 """
 
 from __future__ import annotations
