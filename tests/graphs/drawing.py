@@ -221,6 +221,9 @@ def _steady(node: Node, inputs: Sequence[Array]) -> bool:
         return _away(x, STEPS[node.op])
     if node.op == "FakeQuantize":
         return _away(x / node.number("scale"), 0.5)
+    if node.op == "Resize":
+        pairs = zip(x.shape, node.numbers("scales"), node.integers("sizes"), strict=True)
+        return all(int(np.floor(np.float32(n) * np.float32(s))) == m for n, s, m in pairs)
     if node.op == "DequantizeLinear":
         return bool((inputs[1] > 0).all())
     if node.op == "QuantizeLinear":
