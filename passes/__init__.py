@@ -12,6 +12,7 @@
    layout; the latter lifts the new batch normalisations too.
 4. Fusion. `fold_batch_norm` before `merge_pads`: what stands between a Pad and a Conv without padding can still
    be folded exactly. `fuse_activation` after both: the activation must be the next reader of the folded result.
+   `split_before_moves` then takes the parts of the last tensors apart, whatever moved or joined them.
    `mark_residual_add` last: it describes the operators that are left.
 """
 
@@ -21,6 +22,7 @@ from npuc.passes.cleanup.merge_duplicates import merge_duplicates
 from npuc.passes.cleanup.merge_pads import merge_pads
 from npuc.passes.cleanup.remove_dead_code import remove_dead_code
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.cleanup.split_before_moves import split_before_moves
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.fusion.fuse_activation import fuse_activation
 from npuc.passes.fusion.mark_residual_add import mark_residual_add
@@ -47,6 +49,7 @@ FLOAT_PASSES: tuple[Pass, ...] = (
     fold_batch_norm,
     merge_pads,
     fuse_activation,
+    split_before_moves,
     mark_residual_add,
 )
 
