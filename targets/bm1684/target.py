@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import Options, Origin
 from npuc.targets.bm1684.export import kernel as exported_kernel
-from npuc.targets.bm1684.export import launcher
+from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import rules, slicing
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.lowered import Lowered
@@ -124,17 +125,18 @@ class Bm1684:
         form: str,  # noqa: ARG002
         player: str | None = None,  # noqa: ARG002
     ) -> dict[str, bytes]:
-        """The device C, the host launcher, the weights and a map of what goes where."""
-        contents = Contents.of(program.manifest)
+        """The device C, the host launcher, the weights, a map of what goes where, and how to build it all."""
+        name = sdk.network_name(program.manifest)
+        contents = replace(Contents.of(program.manifest), kernel=name)
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
         cycles = read(int, summary.get("cycles"), "report.cycles")
+        code = exported_kernel.device_code(table_of(program), contents, layers_of(program), cycles)
         return {
-            "kernel.c": exported_kernel.device_code(
-                table_of(program), contents, layers_of(program), cycles
-            ).encode(),
-            "launch.cpp": launcher.host_code(contents).encode(),
+            f"{name}_ok_device_kernel.c": code.encode(),
+            f"{name}_launch.cpp": launcher.host_code(contents).encode(),
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
+            **sdk.build_files(name),
         }
 
     def machine_values(self, name: str | None) -> dict[str, Any]:

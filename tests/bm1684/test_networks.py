@@ -103,10 +103,36 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
     artefact, folder = tmp_path / "a.npu", tmp_path / "exported"
     _json("compile", _path("unet_small", tmp_path), "--target", "bm1684", "-o", artefact)
     _json("export", artefact, "--format", "okkernel", "-o", folder)
-    assert {each.name for each in folder.iterdir()} == {"kernel.c", "launch.cpp", "weights.bin", "map.json"}
+    kernel, launch = "npuc_unet_small_ok_device_kernel.c", "npuc_unet_small_launch.cpp"
+    build = {"Makefile", "CMakeLists.txt"}
+    assert {each.name for each in folder.iterdir()} == {kernel, launch, "weights.bin", "map.json", *build}
     include = ["-I", str(compilation.MODEL)]
-    flags = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
-    subprocess.run([compilation.compiler(), *flags, *include, str(folder / "kernel.c")], check=True)
+    for standard in ("-std=c99", "-std=c11"):
+        flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror", "-fsyntax-only"]
+        subprocess.run([compilation.compiler(), *flags, *include, str(folder / kernel)], check=True)
+
+
+def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
+    program, _ = driver.compile_model(_path(name, tmp_path), BM1684, Options(), {})
+    for file, data in BM1684.exported(as_loaded(program), "okkernel").items():
+        (folder / file).write_bytes(data)
+    return folder
+
+
+def test_two_networks_fit_into_one_firmware(tmp_path: Path) -> None:
+    """Objects have the name that the linker script puts into DDR, and no symbol in common."""
+    need_compiler()
+    made = []
+    for name in ("digits", "residual_awkward"):
+        folder = tmp_path / name
+        folder.mkdir()
+        _exported(name, tmp_path, folder)
+        include, cross = f"OKKERNEL={compilation.MODEL}", "CROSS="
+        subprocess.run(["make", "-C", str(folder), "kernel", cross, include], check=True, capture_output=True)
+        made += [str(each) for each in folder.glob("*ok_device_*.o")]
+    assert len(made) == 2
+    together = ["-r", "-nostdlib", "-o", str(tmp_path / "firmware.o"), *made]
+    subprocess.run([compilation.compiler(), *together], check=True)
 
 
 BMLIB = """\
@@ -128,8 +154,8 @@ bm_status_t bm_memcpy_d2s(bm_handle_t, void *, bm_device_mem_t);
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 def test_the_launcher_compiles_without_a_warning(tmp_path: Path) -> None:
-    program, _ = driver.compile_model(_path("digits", tmp_path), BM1684, Options(), {})
-    (tmp_path / "launch.cpp").write_bytes(BM1684.exported(as_loaded(program), "okkernel")["launch.cpp"])
-    (tmp_path / "bmlib_runtime.h").write_text(BMLIB)
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(tmp_path)]
-    subprocess.run(["g++", *flags, str(tmp_path / "launch.cpp")], check=True)
+    folder = _exported("digits", tmp_path, tmp_path)
+    (folder / "bmlib_runtime.h").write_text(BMLIB)
+    for standard in ("-std=c++11", "-std=c++17"):
+        flags = [standard, "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I", str(folder)]
+        subprocess.run(["g++", *flags, str(folder / "npuc_digits_launch.cpp")], check=True)

@@ -86,8 +86,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return as_loaded(driver.compile_model(folder / "model.onnx", BM1684, Options(), {})[0])
 
 
+def _code(program: Program) -> bytes:
+    (code,) = (data for name, data in BM1684.exported(program, "okkernel").items() if name.endswith("_kernel.c"))
+    return code
+
+
 def _exported_calls(program: Program, folder: Path) -> list[str]:
-    (folder / "kernel.c").write_bytes(BM1684.exported(program, "okkernel")["kernel.c"])
+    (folder / "kernel.c").write_bytes(_code(program))
     command = [compilation.compiler(), "-std=c11", "-I", str(compilation.MODEL), "-o", "made"]
     subprocess.run([*command, _recorder(folder), "kernel.c"], cwd=folder, check=True)
     return subprocess.run([folder / "made"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -247,7 +252,25 @@ def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> N
         each.name += name
     onnx.save(model, tmp_path / "model.onnx")
     program = as_loaded(driver.compile_model(tmp_path / "model.onnx", BM1684, Options(), {})[0])
-    (tmp_path / "kernel.c").write_bytes(BM1684.exported(program, "okkernel")["kernel.c"])
+    (tmp_path / "kernel.c").write_bytes(_code(program))
     for standard in ("-std=c99", "-std=c11"):
         flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]
         subprocess.run([compilation.compiler(), standard, *flags, str(tmp_path / "kernel.c")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("ResNet-50 (v2).onnx", "npuc_resnet_50_v2"),
+        ("int.onnx", "npuc_int"),
+        ("7.onnx", "npuc_7"),
+        ("é.onnx", "npuc_network"),
+        ("a/../b;c.onnx", "npuc_b_c"),
+        (f"{'x' * 300}.onnx", f"npuc_{'x' * 35}"),
+    ],
+)
+def test_functions_and_files_are_called_as_the_model(file: str, name: str, small: Program) -> None:
+    named = replace(small, manifest={**small.manifest, "model": {"name": file}})
+    files = BM1684.exported(named, "okkernel")
+    assert {f"{name}_ok_device_kernel.c", f"{name}_launch.cpp"} <= set(files)
+    assert f"OKKERNEL_FUNC_REGISTER({name})".encode() in files[f"{name}_ok_device_kernel.c"]

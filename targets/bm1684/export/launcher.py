@@ -46,6 +46,7 @@ struct Region {{
 const Region REGIONS[] = {{
 {regions}
 }};
+const std::size_t COUNT = sizeof REGIONS / sizeof *REGIONS;
 
 std::vector<char> contents(const char *path, std::size_t bytes)
 {{
@@ -63,10 +64,10 @@ int main(int count, char **values)
     expect(count == {values} + 1, "usage: launch WEIGHTS.bin {usage}; the number of arguments");
     bm_handle_t handle;
     expect(bm_dev_request(&handle, 0) == BM_SUCCESS, "opening the device");
-    std::vector<bm_device_mem_t> memory(std::size(REGIONS));
+    std::vector<bm_device_mem_t> memory(COUNT);
     std::vector<unsigned long long> args;
     int next = 1;
-    for (std::size_t i = 0; i < std::size(REGIONS); i++) {{
+    for (std::size_t i = 0; i < COUNT; i++) {{
         const Region &region = REGIONS[i];
         const std::size_t bytes = region.bytes > 0 ? region.bytes : 1;
         expect(bm_malloc_device_byte(handle, &memory[i], bytes) == BM_SUCCESS, region.name);
@@ -78,7 +79,7 @@ int main(int count, char **values)
     }}
     const unsigned int size = static_cast<unsigned int>(args.size() * sizeof(args[0]));
     expect(okkernel_launch_sync(handle, "{kernel}", args.data(), size) == BM_SUCCESS, "the kernel");
-    for (std::size_t i = 0; i < std::size(REGIONS); i++) {{
+    for (std::size_t i = 0; i < COUNT; i++) {{
         const Region &region = REGIONS[i];
         if (region.is_written) {{
             std::vector<char> data(region.bytes);

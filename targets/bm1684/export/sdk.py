@@ -1,0 +1,68 @@
+"""The files that build an exported network with the SDK: named as its rules want them, a make and a CMake file.
+
+The firmware's linker script puts objects named *ok_device_*.o into DDR; a large kernel in another one overflows the
+memory for instructions. Files and functions begin with the network's name, so that several fit into one firmware.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from npuc.targets.bm1684.program.artefact import IDENTIFIER, KERNEL
+
+MAKE = """\
+# Builds what npuc exported for the SDK of BM1684; nothing here needs to be edited.
+#
+#     make kernel CROSS=arm-none-eabi- OKKERNEL=/path/of/okk.h    the object that the firmware links
+#     make host BMLIB=/path/of/bmlib                               the program that launches it
+CROSS ?= arm-none-eabi-
+OKKERNEL ?= okkernel/include
+BMLIB ?= bmlib
+HOST_LIBS ?= -lbmlib
+
+kernel: {name}_ok_device_kernel.o
+host: {name}_launch
+
+{name}_ok_device_kernel.o: {name}_ok_device_kernel.c
+\t$(CROSS)gcc -std=c99 -Wall -Wextra -Werror -O2 -I$(OKKERNEL) -c -o $@ $<
+
+{name}_launch: {name}_launch.cpp
+\t$(CXX) -std=c++11 -Wall -Wextra -Werror -O2 -I$(BMLIB)/include -o $@ $< -L$(BMLIB)/lib $(HOST_LIBS)
+
+.PHONY: kernel host
+"""
+CMAKE = """\
+# Builds what npuc exported for the SDK of BM1684: the device's object library and the host's program.
+cmake_minimum_required(VERSION 3.10)
+project({name} C CXX)
+set(OKKERNEL okkernel/include CACHE PATH "folder of okk.h")
+set(BMLIB bmlib CACHE PATH "folder of bmlib")
+add_library({name}_kernel OBJECT {name}_ok_device_kernel.c)
+set_target_properties({name}_kernel PROPERTIES C_STANDARD 99)
+target_include_directories({name}_kernel PRIVATE ${{OKKERNEL}})
+target_compile_options({name}_kernel PRIVATE -Wall -Wextra -Werror)
+add_executable({name}_launch {name}_launch.cpp)
+set_target_properties({name}_launch PROPERTIES CXX_STANDARD 11 CXX_STANDARD_REQUIRED ON)
+target_include_directories({name}_launch PRIVATE ${{BMLIB}}/include)
+target_compile_options({name}_launch PRIVATE -Wall -Wextra -Werror)
+target_link_directories({name}_launch PRIVATE ${{BMLIB}}/lib)
+target_link_libraries({name}_launch PRIVATE bmlib)
+"""
+
+
+def network_name(manifest: Mapping[str, Any]) -> str:
+    """What files and functions of a network are called: its model's file name as an identifier of C."""
+    model = manifest.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    stem = PurePath(name).stem.lower() if isinstance(name, str) else ""
+    words = re.sub("[^a-z0-9]+", "_", stem).strip("_")
+    made = f"npuc_{words}"[:40].rstrip("_")
+    return made if words and IDENTIFIER.fullmatch(made) else KERNEL
+
+
+def build_files(name: str) -> dict[str, bytes]:
+    """The make and the CMake file."""
+    return {"Makefile": MAKE.format(name=name).encode(), "CMakeLists.txt": CMAKE.format(name=name).encode()}
