@@ -1,6 +1,6 @@
 """The files that build an exported network with the SDK: named as its rules want them, a make and a CMake file.
 
-The firmware's linker script puts objects named *ok_device_*.o into DDR; a large kernel in another one overflows the
+The firmware's linker script puts objects named *ok_device_*.o into DDR; a large kernel elsewhere overflows the
 memory for instructions. Files and functions begin with the network's name, so that several fit into one firmware.
 """
 
