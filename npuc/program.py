@@ -25,7 +25,8 @@ from npuc.storage.files import recover, replacing_folder
 from npuc.storage.records import read
 
 FORMAT = "npuc-program"
-VERSION = 1
+VERSION = 2
+"""Of the format: higher where a program of before would be read otherwise, or not at all (docs/artefact.md)."""
 MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"
@@ -252,7 +253,10 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
         raise ArtefactError("E501", f"{MANIFEST} is not of an npuc program", remedy=remedy)
     if manifest.get("version") != VERSION:
         raise ArtefactError(
-            "E501", f"the program has version {manifest.get('version')}", limit=f"version {VERSION}", remedy=remedy
+            "E501",
+            f"the program has format version {manifest.get('version')}",
+            limit=f"version {VERSION}, which this npuc writes and reads",
+            remedy=remedy,
         )
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)

@@ -13,6 +13,7 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.program import (
     EVIDENCE,
+    VERSION,
     ModifiedArtefact,
     Program,
     canonical_json,
@@ -188,8 +189,8 @@ def test_what_is_no_artefact_is_refused(saved: Path, tmp_path: Path) -> None:
         (b'{"format": ["npuc-program"]}', "E501"),
         (b'{"format": "npuc-program", "version": 99}', "E501"),
         (b'{"format": "npuc-program"}', "E501"),
-        (b'{"format": "npuc-program", "version": 1}', "E502"),
-        (b'{"format": "npuc-program", "version": 1, "seal": "\\ud800", "x": "\\ud800"}', "E502"),
+        (b'{"format": "npuc-program", "version": 2}', "E502"),
+        (b'{"format": "npuc-program", "version": 2, "seal": "\\ud800", "x": "\\ud800"}', "E502"),
     ],
 )
 def test_a_manifest_that_is_none_is_refused(saved: Path, content: bytes, code: str) -> None:
@@ -198,10 +199,10 @@ def test_a_manifest_that_is_none_is_refused(saved: Path, content: bytes, code: s
 
 
 def test_another_version_is_named(saved: Path) -> None:
-    _reseal(saved, lambda manifest: manifest.update(version=2))
+    _reseal(saved, lambda manifest: manifest.update(version=99))
     problem = _problem(lambda: load(saved))
-    assert (problem.code, problem.reason) == ("E501", "the program has version 2")
-    assert problem.limit == "version 1"
+    assert (problem.code, problem.reason) == ("E501", "the program has format version 99")
+    assert problem.limit is not None and problem.limit.startswith(f"version {VERSION},")
 
 
 @pytest.mark.parametrize("name", [*FILES, *EVIDENCE])

@@ -22,6 +22,7 @@ from npuc.frontend import load
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.reference import graph_session, present, session, with_outputs
+from npuc.verification.padding import has_automatic_padding, model_of
 
 RELATIVE, OF_LARGEST = 1e-4, 1e-5
 """What agrees outright: of each element, and of the largest of its tensor."""
@@ -43,7 +44,8 @@ class Equivalence:
     def __init__(self, model: Path, graph: Graph) -> None:
         self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
         floats = not any(node.op in QUANTISED for node in graph.nodes)
-        self.model = session(model, few_runs=floats)
+        written = model_of(model, _shapes(graph)) if has_automatic_padding(model) else model
+        self.model = session(written, few_runs=floats)
         self.rewritten = graph_session(graph, self.outputs, few_runs=True)
 
     def expected(self, feed: Mapping[str, Array]) -> Values:
@@ -64,7 +66,7 @@ class Equivalence:
     @cached_property
     def _read(self) -> Graph:
         """The graph before any pass."""
-        return load(self.path, {name: self.graph.shape(name) for name in self.graph.inputs})
+        return load(self.path, _shapes(self.graph))
 
     def _beyond(self, feed: Mapping[str, Array], wanted: Mapping[str, Array], names: Sequence[str]) -> str | None:
         """The first of these tensors that is further off than its sensitivity explains."""
@@ -74,9 +76,7 @@ class Equivalence:
 
     def _first(self, feed: Mapping[str, Array]) -> str | None:
         """The first tensor, in the graph's order, that the model has too and with other values."""
-        import onnx
-
-        model = onnx.load(str(self.path))
+        model = model_of(self.path, _shapes(self.graph))
         written = [name for node in self.graph.nodes for name in node.outputs if name in self._read.producers]
         names = list(dict.fromkeys([*present(model, written), *self.outputs]))
         try:
@@ -84,7 +84,11 @@ class Equivalence:
         except ModelError:  # a tensor inside is of a type that onnxruntime does not give
             return None
         alike = [name for name in names if wanted[name].shape == self.graph.shape(name) == self._read.shape(name)]
-        return self._beyond(feed, wanted, alike)
+        return self._beyond(feed, wanted, alike) if alike else None
+
+
+def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    return {name: graph.shape(name) for name in graph.inputs}
 
 
 def _run(model: Any, feed: Mapping[str, Array]) -> Values:

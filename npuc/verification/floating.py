@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ModelError
-from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs, without_weights
@@ -24,6 +23,7 @@ from npuc.target import Counting, Target
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.metrics import Difference, Tolerance
 from npuc.verification.outputs import Outputs, damaged
+from npuc.verification.padding import model_of
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FloatCheck:
         self.layers = self.alone.layers
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         outputs = [port.name for port in program.outputs]
-        fp32 = read_model(model)
+        fp32 = model_of(model, {port.name: port.shape for port in program.inputs})
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.names)))
         self.said = Outputs(outputs)

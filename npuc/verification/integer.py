@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ModelError
-from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import expect_exact_integers, present, session, with_outputs, without_weights
@@ -19,6 +18,7 @@ from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits, values_of
 from npuc.verification.metrics import Difference, Tolerance
 from npuc.verification.outputs import Outputs, damaged
+from npuc.verification.padding import model_of
 
 
 @dataclass
@@ -38,7 +38,7 @@ class IntegerCheck:
         self.bits = Bits(evidence, program, target)
         self.said, self.errors = Outputs(self.bits.outputs), _Errors()
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
-        fp32 = read_model(model)
+        fp32 = model_of(model, {port.name: port.shape for port in program.inputs})
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]

@@ -11,6 +11,7 @@ import pytest
 
 from npuc import driver, program
 from npuc.errors import NpucError
+from npuc.models.digits import FOLDER
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.reference import session
 from npuc.storage import data
@@ -176,3 +177,14 @@ def test_calibration_data_make_the_weights_fit_the_given_scales_better(shared: P
         logits = next(each for each in report["layers"] if each["op"] == "Reshape")
         found[level] = logits["entire"]["sqnr_db"]
     assert found["1"] > found["0"] + 1
+
+
+def test_what_npuc_quantised_compiles_without_data_to_the_weights_it_had(tmp_path: Path) -> None:
+    """Made-up samples justify no change: the integers of the QDQ model are those of the program."""
+    model, calibration = FOLDER / "digits.onnx", [FOLDER / "digits_calibration.npz"]
+    first, _ = driver.compile_model(model, EASYNPU, Options(), {}, calibration)
+    written, _ = driver.quantise_model(model, EASYNPU, Options(), {}, calibration)
+    (tmp_path / "q.onnx").write_bytes(written)
+    second, _ = driver.compile_model(tmp_path / "q.onnx", EASYNPU, Options(), {})
+    assert second.files["weight.bin"] == first.files["weight.bin"]
+    assert second.manifest["report"]["quantisation"]["steps"] == []

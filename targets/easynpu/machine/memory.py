@@ -61,7 +61,7 @@ class Place:
                 "E503",
                 f"words {first}..{last} of the {self.memory} DTCM are addressed",
                 limit=f"0..{memory.shape[1] - 1}",
-                remedy="run the program on the machine it was compiled for",
+                remedy="compile the model for this machine; if that changes nothing, report it with the model",
             )
         sample, step = memory.strides[0], memory.strides[1]
         shape = (memory.shape[0], height, width, groups, *memory.shape[2:])

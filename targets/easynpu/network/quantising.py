@@ -15,7 +15,6 @@ from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import node_spreads
-from npuc.quantize.scales.synthetic import made_up
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -39,7 +38,7 @@ def network(
 ) -> tuple[Network, tuple[Step, ...]]:
     """The integer network, and what was tried to make it better.
 
-    A model that brings its scales along keeps them; calibration data make its weights fit them better. The
+    A model that brings its scales along keeps them; real samples make its weights fit them better. The
     documented instructions have no words for the padding of maps with a zero point.
     """
     level, documented = LEVELS[options.level], options.isa == "documented"
@@ -60,8 +59,7 @@ def network(
     if documented:  # the document adds and pools at equal scales: of what is given the range remains
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
-    if samples.synthetic and given:
-        samples = made_up(graph) or samples
+    kept = samples.synthetic and not free_scales
 
     power_of_two = machine.scales == POWER_OF_TWO
     make = quantiser(best_table, power_of_two=power_of_two)
@@ -81,6 +79,8 @@ def network(
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
+        if kept:  # made-up samples do not justify a change of what the model brings
+            return drawn(host), ()
         return best_weights(drawn(host), recipe, samples, level)
 
     if not options.mixed:

@@ -1,0 +1,53 @@
+"""Models whose automatic padding onnxruntime takes otherwise than ONNX defines it, with the padding written out.
+
+onnxruntime leaves dilations out where it pads a MaxPool, and gives a ConvTranspose whose kernel is smaller than
+its stride fewer rows and columns than strides times extents. Source: ONNX, ConvTranspose and MaxPool, auto_pad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from npuc.frontend import load
+from npuc.frontend.reading import read_model
+from npuc.ir import Graph
+
+WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",)}
+
+
+def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """The parsed file, as onnxruntime shall have it. shapes: of its inputs. Raises ModelError (E101, E102)."""
+    model = read_model(path)
+    automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
+    if automatic:
+        graph = load(path, dict(shapes))
+        for node in automatic:
+            _write_out(node, graph)
+    return model
+
+
+def has_automatic_padding(path: Path) -> bool:
+    """Whether a file may name the padding of an operator instead of giving it."""
+    return b"SAME_" in path.read_bytes()
+
+
+def _is_automatic(node: onnx.NodeProto) -> bool:
+    return any(each.name == "auto_pad" and each.s.startswith(b"SAME_") for each in node.attribute)
+
+
+def _write_out(node: onnx.NodeProto, graph: Graph) -> None:
+    read = graph.producers.get(node.output[0])
+    if read is None or read.op != node.op_type:
+        return
+    kept = [
+        each for each in node.attribute if each.name not in ("auto_pad", "output_shape", *WRITTEN_OUT[read.op])
+    ]
+    written = [
+        helper.make_attribute(key, list(read.integers(key))) for key in WRITTEN_OUT[read.op] if key in read.attrs
+    ]
+    del node.attribute[:]
+    node.attribute.extend([*kept, *written])
