@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, MAX, MIN
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
@@ -27,7 +27,7 @@ def finite_constants(graph: Graph, node: Node) -> str | None:
 
 def clips_at_zero(_graph: Graph, node: Node) -> str | None:
     """A fused Clip has the lower limit 0 (ReLU6 and the like) and a positive upper limit."""
-    if node.text("activation") != "Clip":
+    if ACTIVATION(node) != "Clip":
         return None
-    low, high = node.number("min", -inf), node.number("max", inf)
+    low, high = MIN(node), MAX(node)
     return None if low == 0 and high > 0 else f"it clips to {low}..{high}"

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 def evidence(quantised: Quantised) -> dict[str, bytes]:
     """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
-    from npuc.quantize.arithmetic.onnx_forms import integer_model
+    from npuc.export_onnx import onnx_bytes
 
     graph = quantised.graph
     layers = [node for node in graph.nodes if node.output in quantised.scales]
     tensors = [name for node in layers for name in node.outputs]
-    model = integer_model(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
+    model = onnx_bytes(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
     described = {
         "tensors": {
             name: {

@@ -80,7 +80,7 @@ Refusal = Callable[[Node], Problem | None]
 
 def problems(
     graph: Graph,
-    on_array: set[int],
+    on_array: set[Node],
     host: Mapping[str, str],
     refusal: Refusal,
     *,
@@ -88,12 +88,12 @@ def problems(
 ) -> list[Problem]:
     """Every node that neither the array nor the host may run, each with its constraint.
 
-    on_array: the nodes that the array runs, by identity. host: the operators that the host may run, and why it
+    on_array: the nodes that the array runs. host: the operators that the host may run, and why it
     must. refusal: for operators that are not among them.
     """
     found: list[Problem] = []
     for node in graph.nodes:
-        if id(node) in on_array or (node.op in MOVEMENT and not strict) or node.op in CONVERSIONS:
+        if node in on_array or (node.op in MOVEMENT and not strict) or node.op in CONVERSIONS:
             continue
         wrong = [conversion_refusal(graph, node)]
         if node.op not in host:
@@ -109,14 +109,14 @@ def problems(
     return found
 
 
-def only_converts(graph: Graph, node: Node, on_array: set[int]) -> bool:
+def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:
     """Whether a node only moves data between the network's inputs or outputs and the array."""
     if node.op not in (*MOVEMENT, *BORDER):
         return False
     from networkx import ancestors, descendants
 
-    order = {id(each): position for position, each in enumerate(graph.nodes)}
+    order = {each: position for position, each in enumerate(graph.nodes)}
     view = graph.dataflow
     array = {order[each] for each in on_array}
-    at = order[id(node)]
+    at = order[node]
     return not (ancestors(view, at) & array) or not (descendants(view, at) & array)

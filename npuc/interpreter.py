@@ -8,13 +8,13 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.ir import Array, Graph, Node, type_of
-from npuc.ops import OPS
+from npuc.ops import OPS, Operators
 
 
-def evaluate(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def evaluate(node: Node, inputs: Sequence[Array], operators: Operators = OPS) -> tuple[Array, ...]:
     """The outputs of one node; infinities and NaN arise silently, as in onnxruntime."""
     with np.errstate(all="ignore"):
-        return OPS[node.op].compute(node, inputs)
+        return operators[node.op].compute(node, inputs)
 
 
 def run(graph: Graph, feeds: Mapping[str, Array], wanted: Sequence[str] | None = None) -> dict[str, Array]:
@@ -30,7 +30,7 @@ def run(graph: Graph, feeds: Mapping[str, Array], wanted: Sequence[str] | None =
     last = {tensor: index for index, node in enumerate(graph.nodes) for tensor in node.inputs}
     absent, kept = np.empty(0, np.float32), set(names)
     for index, node in enumerate(graph.nodes):
-        found = evaluate(node, [values[tensor] if tensor else absent for tensor in node.inputs])
+        found = evaluate(node, [values[tensor] if tensor else absent for tensor in node.inputs], graph.operators)
         values.update(zip(node.outputs, found, strict=True))
         for tensor in set(node.inputs):
             if tensor and last[tensor] == index and tensor not in kept:

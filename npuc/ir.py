@@ -1,14 +1,17 @@
 """The graph: frozen nodes over named tensors, in single assignment as in ONNX.
 
 Invariants, checked by `Graph.check`: nodes stand in topological order; every tensor has one producer and a
-static type; a name that occurs in the ONNX model denotes exactly that tensor, in its shape and layout (a pass
-that moves a value into another layout gives it a new name).
+static type, which is what the operator's declaration gives it; every node is what its operator allows; a name
+that occurs in the ONNX model denotes exactly that tensor, in its shape and layout (a pass that moves a value into
+another layout gives it a new name).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
@@ -17,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from npuc.errors import ModelError
+from npuc.errors import ModelError, UnsupportedOperator
 from npuc.escaping import terminal
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from npuc.ops.declaration import Op
 
 Array = NDArray[Any]
 Attr = int | float | str | tuple[int, ...] | tuple[float, ...]
@@ -43,9 +48,19 @@ class TensorType:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+ABSENT = TensorType(())
+"""What stands for the type of an optional input that a node has not."""
+
+CHECK = "NPUC_CHECK"
+"""The environment variable that says how graphs are checked."""
+
+
 @dataclass(frozen=True)
 class Node:
-    """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes behind it."""
+    """One operator. An omitted optional input is the empty string; `sources` are the ONNX nodes behind it.
+
+    A tensor has one producer, so outputs identify a node within its graph: they are what it is hashed by.
+    """
 
     op: str
     inputs: tuple[str, ...]
@@ -56,6 +71,14 @@ class Node:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attrs", MappingProxyType(dict(self.attrs)))
+
+    def __hash__(self) -> int:
+        return hash(self.outputs)
+
+    @cached_property
+    def typings(self) -> dict[tuple[TensorType, ...], tuple[TensorType, ...]]:
+        """Types of the outputs by those of the inputs, as far as they were asked for (Op.typed)."""
+        return {}
 
     @property
     def output(self) -> str:
@@ -104,7 +127,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A typed network: nodes in topological order, constants by name, a type for every tensor."""
+    """A typed network: nodes in topological order, constants by name, a type for every tensor.
+
+    operators: the declarations of the operators that its nodes may have, by name.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -112,6 +138,7 @@ class Graph:
     outputs: tuple[str, ...]
     constants: Mapping[str, Array]
     tensors: Mapping[str, TensorType]
+    operators: Mapping[str, Op]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
@@ -150,16 +177,27 @@ class Graph:
         import networkx as nx
 
         view: nx.MultiDiGraph[Any] = nx.MultiDiGraph()
-        positions = {id(node): position for position, node in enumerate(self.nodes)}
+        positions = {node.outputs: position for position, node in enumerate(self.nodes)}
         view.add_nodes_from((position, {"node": node}) for position, node in enumerate(self.nodes))
         for node in self.nodes:
             for name in filter(None, node.inputs):
                 if name in self.producers:
-                    view.add_edge(positions[id(self.producers[name])], positions[id(node)], tensor=name)
+                    view.add_edge(positions[self.producers[name].outputs], positions[node.outputs], tensor=name)
         return view
 
-    def check(self) -> None:
-        """Raises ModelError (E104) where an invariant of this module does not hold."""
+    def check(self, *, fully: bool | None = None) -> None:
+        """Raises ModelError where an invariant of this module does not hold: E104, or what declarations raise.
+
+        What was verified of a node with inputs of the same types is believed, unless fully (default: whether the
+        environment variable NPUC_CHECK is "full").
+        """
+        fully = os.environ.get(CHECK) == "full" if fully is None else fully
+        self._check_tensors()
+        for node in self.nodes:
+            self._check_node(node, fully)
+
+    def _check_tensors(self) -> None:
+        """Every tensor is written once, before it is read, and has a type."""
         known = {*self.inputs, *self.constants}
         for node in self.nodes:
             for name in filter(None, node.inputs):
@@ -179,6 +217,17 @@ class Graph:
             if self.tensors[name] != type_of(value):
                 raise ModelError("E104", f"declared {self.tensors[name]}, is {type_of(value)}", tensor=name)
 
+    def _check_node(self, node: Node, fully: bool) -> None:
+        """The operator is declared, allows the node and its constants, and gives the types of its results."""
+        row = declaration(node, self.operators)
+        types = [self.tensors[name] if name else ABSENT for name in node.inputs]
+        found = row.verified(node, types) if fully else row.typed(node, types)
+        row.expect_values(node, self.constants)
+        for name, each in zip(node.outputs, found, strict=True):
+            if name and self.tensors[name] != each:
+                reason = f"declared {self.tensors[name]}, the operator gives {each}"
+                raise ModelError("E104", reason, node=node.name, op=node.op, tensor=name)
+
     def __str__(self) -> str:
         """One line a node, for --dump-after."""
 
@@ -190,6 +239,15 @@ class Graph:
             attrs = ", ".join(f"{key}={value}" for key, value in sorted(node.attrs.items()))
             lines.append(f"  {tensors(node.outputs)} = {node.op}({', '.join(node.inputs)}) {{{attrs}}}")
         return "\n".join(map(terminal, lines))
+
+
+def declaration(node: Node, operators: Mapping[str, Op]) -> Op:
+    """The declaration of a node's operator. Raises UnsupportedOperator (E201) if it has none."""
+    if node.op not in operators:
+        near = get_close_matches(node.op, operators, 1)
+        remedy = f"did you mean {near[0]}?" if near else None
+        raise UnsupportedOperator("E201", "the operator is not known", node=node.name, op=node.op, remedy=remedy)
+    return operators[node.op]
 
 
 def type_of(value: Array) -> TensorType:

@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP, KERNEL_SHAPE
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, selects
 from npuc.text import count, short
 
@@ -124,26 +125,26 @@ def _groups(gone: Sequence[Node], made: Sequence[Node]) -> list[tuple[list[Node]
             key = leader[key]
         return key
 
-    keys = {id(node): [*(f"node {name}" for name in node.sources), *node.outputs] for node in (*gone, *made)}
+    keys = {node: [*(f"node {name}" for name in node.sources), *node.outputs] for node in (*gone, *made)}
     for links in keys.values():
         for other in links[1:]:
             leader[find(other)] = find(links[0])
     found: dict[str, tuple[list[Node], list[Node]]] = {}
     for side, nodes in enumerate((gone, made)):
         for node in nodes:
-            found.setdefault(find(keys[id(node)][0]), ([], []))[side].append(node)
+            found.setdefault(find(keys[node][0]), ([], []))[side].append(node)
     return list(found.values())
 
 
 def _described(graph: Graph, node: Node) -> str:
     """An operator with its activation and its window."""
-    activation = node.text("activation")
-    kernel = node.integers("kernel_shape")
+    activation = ACTIVATION(node)
+    kernel = KERNEL_SHAPE(node)
     if node.op in ("Conv", "ConvTranspose"):
         kernel = graph.shape(node.inputs[1])[2:]
     elif node.op.startswith("Global"):
         kernel = graph.shape(node.inputs[0])[2:]
-    group = node.integer("group", 1)
+    group = GROUP(node)
     depthwise = node.op == "Conv" and 1 < group == graph.shape(node.inputs[0])[1]
     return (
         ("depthwise " if depthwise else "")

@@ -90,11 +90,9 @@ def ordered(graph: onnx.GraphProto, to: Builder, known: AbstractSet[str]) -> lis
     known: the tensors that no node writes.
     """
     named = [(to.node_name(node.name or f"{node.op_type}_{at}"), node) for at, node in enumerate(graph.node)]
-    plain = [
-        Node(node.op_type, tuple(captured(node)), tuple(node.output), {"at": at}, name)
-        for at, (name, node) in enumerate(named)
-    ]
-    return [named[node.integer("at")] for node in topological(plain, known)]
+    plain = [Node(node.op_type, tuple(captured(node)), tuple(node.output), name=name) for name, node in named]
+    by_name = dict(named)
+    return [(node.name, by_name[node.name]) for node in topological(plain, known)]
 
 
 class _Damage:

@@ -13,7 +13,10 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.ir import Array, Node
+from npuc.ops.attributes import COORDINATES, CUBIC_COEFF_A, RESIZE_MODE, Attribute
 from npuc.ops.resize import source_positions, taps_at
+
+ANTIALIAS = Attribute[bool]("antialias", "flag", "the kernel is stretched where it shrinks", False)
 
 
 def emit_products(
@@ -46,7 +49,7 @@ def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float
 
     node: a Resize with ONNX's own attributes.
     """
-    kind = node.text("coordinate_transformation_mode", "half_pixel")
+    kind = COORDINATES(node)
     inside = np.ones(size, bool)
     match kind:
         case "half_pixel_symmetric":
@@ -59,7 +62,7 @@ def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float
         case _:
             position = source_positions(node, extent, size, scale)
     position = np.asarray(position, np.float32)
-    if node.integer("antialias") and scale < 1:
+    if ANTIALIAS(node) and scale < 1:
         index, weight = _antialiased(node, position, scale)
     else:
         index, weight = taps_at(node, position, extent)
@@ -71,12 +74,12 @@ def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float
 
 def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Array]:
     """The kernel stretched by 1 / scale, and its weights brought to the sum 1."""
-    cubic = node.text("mode") == "cubic"
+    cubic = RESIZE_MODE(node) == "cubic"
     reach = ceil((2 if cubic else 1) / scale)
     index = np.floor(position)[None].astype(np.int64) + np.arange(-reach, reach + 2)[:, None]
     distance = np.abs(index - position) * scale
     if cubic:
-        a = node.number("cubic_coeff_a", -0.75)
+        a = CUBIC_COEFF_A(node)
         near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
         far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
         weight = np.where(distance <= 1, near, np.where(distance < 2, far, 0))

@@ -1,37 +1,21 @@
-"""The operators of the IR: one row each, with its shape rule and its meaning in numpy.
+"""The operators of the IR: one declaration each, with legal forms, types, meaning in numpy and in ONNX.
 
 `OPS` is the table; the rows stand in the modules of this package, grouped as in the ONNX operator list.
+`ops.declaration` says what a row holds and what derives from it, `ops.attributes` has the attributes.
 """
 
-from npuc.ops import (
-    activation,
-    convolution,
-    elementwise,
-    linear,
-    movement,
-    normalisation,
-    pooling,
-    quantisation,
-    reduction,
-    resize,
-)
-from npuc.ops.table import OPS, Op, bad_node, build, infer, rebuild
+from npuc.ops.declaration import Op, Parameter, bad_node, given
+from npuc.ops.table import OPS, Operators, build, infer, rebuild, with_operators
 
 __all__ = [
     "OPS",
     "Op",
-    "activation",
+    "Operators",
+    "Parameter",
     "bad_node",
     "build",
-    "convolution",
-    "elementwise",
+    "given",
     "infer",
-    "linear",
-    "movement",
-    "normalisation",
-    "pooling",
-    "quantisation",
     "rebuild",
-    "reduction",
-    "resize",
+    "with_operators",
 ]

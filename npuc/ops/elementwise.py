@@ -8,39 +8,34 @@ import numpy as np
 
 from npuc.ir import Array, Node, TensorType
 from npuc.ops.activation import activate
-from npuc.ops.rules import NUMBERS, broadcast, expect_types, same_type
-from npuc.ops.table import Op, register
+from npuc.ops.attributes import FUSED, FUSED_INPUT
+from npuc.ops.declaration import FLOAT, NUMBERS, Op, Parameter, broadcast
 
 
 def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_types(node, types, NUMBERS)
-    x, y = types
-    return (TensorType(broadcast(node, x.shape, y.shape), same_type(node, types)),)
+    a, b = types
+    return (TensorType(broadcast(node, a.shape, b.shape), a.dtype),)
 
 
-def _pow_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """The exponent may be an integer, the base may not."""
-    x, y = types
-    expect_types(node, types, NUMBERS if x.dtype == "float32" else ("float32",))
-    return (TensorType(broadcast(node, x.shape, y.shape), x.dtype),)
-
-
-def _divide(x: Array, y: Array) -> Array:
+def _divide(a: Array, b: Array) -> Array:
     """The quotient; of integers it is cut towards zero, as in C."""
-    if np.issubdtype(x.dtype, np.floating):
-        return x / y
-    return np.trunc(x / y)
+    if np.issubdtype(a.dtype, np.floating):
+        return a / b
+    return np.trunc(a / b)
 
 
 def _binary(name: str, summary: str, function: Callable[[Array, Array], Array]) -> Op:
     def compute(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        x, y = inputs
-        return (activate(node, np.asarray(function(x, y), x.dtype)),)
+        a, b = inputs
+        return (activate(node, np.asarray(function(a, b), a.dtype)),)
 
-    return Op(name, summary, _pow_types if name == "Pow" else _types, compute)
+    power = name == "Pow"  # whose exponent may be an integer; the base may not
+    inputs = Parameter("a", FLOAT if power else NUMBERS), Parameter("b", NUMBERS, like="" if power else "a")
+    attributes = (*FUSED, FUSED_INPUT) if name == "Add" else FUSED
+    return Op(name, summary, inputs, (Parameter("y", like="a"),), compute, attributes, infer=_types)
 
 
-register(
+OPERATORS = (
     _binary("Add", "The sum.", np.add),
     _binary("Sub", "The difference.", np.subtract),
     _binary("Mul", "The product.", np.multiply),

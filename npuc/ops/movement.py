@@ -3,59 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import expect_axes, expect_rank, same_type
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.attributes import (
+    AXES,
+    AXIS,
+    BLOCK_MODE,
+    BLOCKSIZE,
+    ENDS,
+    ON_DEVICE,
+    PAD_MODE,
+    PERM,
+    SHAPE,
+    SIDES,
+    SPLIT,
+    STARTS,
+    STEPS,
+    TO,
+    VALUE,
+    WHOLE,
+)
+from npuc.ops.declaration import ANY, Op, Parameter, bad_node
 
-PAD_MODES = ("constant", "reflect", "edge", "wrap")
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
 
 
-def _concat_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    dtype, axis, first = same_type(node, types), node.integer("axis"), types[0].shape
-    expect_axes(node, (axis,), len(first))
-    for name, each in zip(node.inputs, types, strict=True):
-        if len(each.shape) != len(first) or any(
-            a != b for at, (a, b) in enumerate(zip(each.shape, first, strict=True)) if at != axis
-        ):
-            reason = f"shapes {list(first)} and {list(each.shape)} differ beside axis {axis}"
-            raise bad_node(node, reason, tensor=name)
-    joined = sum(each.shape[axis] for each in types)
-    return (TensorType((*first[:axis], joined, *first[axis + 1 :]), dtype),)
+def _alike_beside_the_axis(node: Node, types: Sequence[TensorType]) -> bool:
+    """All extents beside the axis are the same."""
+    axis, first = AXIS(node), types[0].shape
+    others = {(len(each.shape), each.shape[:axis], each.shape[axis + 1 :]) for each in types}
+    return others == {(len(first), first[:axis], first[axis + 1 :])}
+
+
+def _joined(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    axis, first = AXIS(node), types[0]
+    extent = sum(each.shape[axis] for each in types)
+    return (TensorType((*first.shape[:axis], extent, *first.shape[axis + 1 :]), first.dtype),)
+
+
+def _concat(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (np.concatenate(inputs, axis=AXIS(node)),)
+
+
+def _sizes_add_up(node: Node, types: Sequence[TensorType]) -> bool:
+    """There is one size per output, and their sum is the axis."""
+    sizes = SPLIT(node)
+    return len(sizes) == len(node.outputs) and sum(sizes) == types[0].shape[AXIS(node)]
 
 
 def _split_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, axis, sizes = types[0], node.integer("axis"), node.integers("split")
-    expect_axes(node, (axis,), len(x.shape))
-    if len(sizes) != len(node.outputs) or sum(sizes) != x.shape[axis] or min(sizes) < 0:
-        reason = f"sizes {list(sizes)} for {len(node.outputs)} outputs of {x.shape[axis]} elements"
-        raise bad_node(node, reason, tensor=node.inputs[0], limit="one size per output, the sum is the axis")
-    return tuple(TensorType((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype) for size in sizes)
+    x, axis = types[0], AXIS(node)
+    return tuple(TensorType((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype) for size in SPLIT(node))
 
 
 def _split(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    bounds = np.cumsum(node.integers("split"))[:-1]
-    return tuple(np.split(inputs[0], bounds, axis=node.integer("axis")))
+    return tuple(np.split(inputs[0], np.cumsum(SPLIT(node))[:-1], axis=AXIS(node)))
+
+
+def _split_onnx(node: Node, emit: Emitter) -> None:
+    emit.node("Split", [node.inputs[0], emit.integers("split", SPLIT(node))], node.outputs, axis=AXIS(node))
 
 
 def slice_index(node: Node) -> dict[int, slice]:
     """The python slice of each axis that a Slice cuts; an end below 0 stands for "past the first element"."""
-    parts = (node.integers(key) for key in ("axes", "starts", "ends", "steps"))
-    return {
-        axis: slice(start, None if end < 0 else end, step) for axis, start, end, step in zip(*parts, strict=True)
-    }
+    parts = zip(AXES(node), STARTS(node), ENDS(node), STEPS(node), strict=True)
+    return {axis: slice(start, None if end < 0 else end, step) for axis, start, end, step in parts}
+
+
+def _cuts_are_whole(node: Node, _types: Sequence[TensorType]) -> bool:
+    """Each axis has a start, an end and a step other than 0; only a negative one ends before the first element."""
+    ends, steps = ENDS(node), STEPS(node)
+    alike = len(AXES(node)) == len(STARTS(node)) == len(ends) == len(steps)
+    return alike and all(step and (end >= 0 or step < 0) for end, step in zip(ends, steps, strict=True))
 
 
 def _slice_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x = types[0]
-    expect_axes(node, node.integers("axes"), len(x.shape))
-    if 0 in node.integers("steps"):
-        raise bad_node(node, "a step is 0")
-    cuts = slice_index(node)
-    whole = slice(None)
+    x, cuts, whole = types[0], slice_index(node), slice(None)
     shape = tuple(len(range(n)[cuts.get(axis, whole)]) for axis, n in enumerate(x.shape))
     return (TensorType(shape, x.dtype),)
 
@@ -65,82 +94,120 @@ def _slice(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (inputs[0][tuple(cuts.get(axis, whole) for axis in range(inputs[0].ndim))],)
 
 
+def _slice_onnx(node: Node, emit: Emitter) -> None:
+    """An end below 0 means "past the first element"; ONNX would count it from the back."""
+    shape, axes = emit.graph.shape(node.inputs[0]), AXES(node)
+    ends = [end if end >= 0 else -shape[axis] - 1 for axis, end in zip(axes, ENDS(node), strict=True)]
+    parts = {"starts": STARTS(node), "ends": ends, "axes": axes, "steps": STEPS(node)}
+    inputs = [emit.integers(stem, values) for stem, values in parts.items()]
+    emit.node("Slice", [node.inputs[0], *inputs], node.outputs)
+
+
+def _sides(node: Node, shape: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Of each axis: extent, and elements before and behind it."""
+    pads = SIDES(node)
+    return list(zip(shape, pads[: len(shape)], pads[len(shape) :], strict=True))
+
+
+def _padding_has_a_source(node: Node, types: Sequence[TensorType]) -> bool:
+    """What is cut off is there; fewer elements are reflected than there are; other modes repeat at least one."""
+    mode = PAD_MODE(node)
+    for extent, begin, end in _sides(node, types[0].shape):
+        left = extent + min(begin, 0) + min(end, 0)
+        if extent + begin + end < 0 or (mode != "constant" and left < 1):
+            return False
+        if mode == "reflect" and max(begin, end) >= left:
+            return False
+    return True
+
+
 def _pad_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, pads = types[0], node.integers("pads")
-    rank, mode = len(x.shape), node.text("mode", "constant")
-    if len(pads) != 2 * rank:
-        raise bad_node(node, f"{len(pads)} pads for {rank} dimensions", limit=f"{2 * rank} values")
-    if mode not in PAD_MODES:
-        raise bad_node(node, f"mode is {mode!r}", limit=", ".join(PAD_MODES))
-    shape = tuple(n + b + e for n, b, e in zip(x.shape, pads[:rank], pads[rank:], strict=True))
-    if any(extent < 0 for extent in shape):
-        raise bad_node(node, f"the pads leave a shape of {list(shape)}")
-    for n, b, e in zip(x.shape, pads[:rank], pads[rank:], strict=True):
-        left = n + min(b, 0) + min(e, 0)
-        if (mode == "reflect" and max(b, e) >= max(left, 1)) or (mode != "constant" and left < 1):
-            raise bad_node(node, f"{mode} padding of {max(b, e)} for {left} elements", tensor=node.inputs[0])
-    return (TensorType(shape, x.dtype),)
+    (x,) = types
+    return (TensorType(tuple(map(sum, _sides(node, x.shape))), x.dtype),)
 
 
 def _pad(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     """Negative pads cut first, then the positive ones are filled."""
     (x,) = inputs
-    pads, mode = node.integers("pads"), node.text("mode", "constant")
-    pairs = list(zip(pads[: x.ndim], pads[x.ndim :], strict=True))
-    x = x[tuple(slice(max(-b, 0), n + min(e, 0)) for n, (b, e) in zip(x.shape, pairs, strict=True))]
-    widths = [(max(b, 0), max(e, 0)) for b, e in pairs]
+    mode, sides = PAD_MODE(node), _sides(node, x.shape)
+    x = x[tuple(slice(max(-begin, 0), extent + min(end, 0)) for extent, begin, end in sides)]
+    widths = [(max(begin, 0), max(end, 0)) for _, begin, end in sides]
     if mode == "constant":
-        return (np.pad(x, widths, constant_values=node.number("value")),)
+        return (np.pad(x, widths, constant_values=VALUE(node)),)
     if mode == "reflect":
         return (np.pad(x, widths, mode="reflect"),)
     return (np.pad(x, widths, mode="edge" if mode == "edge" else "wrap"),)
 
 
-def _reshape_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, shape = types[0], node.integers("shape")
-    if prod(shape) != x.size or any(extent < 0 for extent in shape):
-        reason = f"shape {list(x.shape)} has {x.size} elements, {list(shape)} has {prod(shape)}"
-        raise bad_node(node, reason, tensor=node.inputs[0])
-    return (TensorType(shape, x.dtype),)
+def _pad_onnx(node: Node, emit: Emitter) -> None:
+    x, mode = node.inputs[0], PAD_MODE(node)
+    if mode == "wrap":
+        _pad_by_wrapping(node, emit)
+        return
+    inputs = [x, emit.integers("pads", SIDES(node))]
+    if mode == "constant":
+        inputs.append(emit.constant(np.array(VALUE(node), np.dtype(emit.graph.tensors[x].dtype)), "value"))
+    emit.node("Pad", inputs, node.outputs, mode=mode)
+
+
+def _pad_by_wrapping(node: Node, emit: Emitter) -> None:
+    """One Gather per padded axis, as opset 17 has no such mode."""
+    name = node.inputs[0]
+    for axis, (extent, begin, end) in enumerate(_sides(node, emit.graph.shape(name))):
+        if begin or end:
+            low, high = max(-begin, 0), extent + min(end, 0)
+            index = low + (np.arange(-begin, extent + end, dtype=np.int64) - low) % (high - low)
+            padded = emit.fresh(f"axis{axis}")
+            emit.node("Gather", [name, emit.constant(index, "indices")], [padded], axis=axis)
+            name = padded
+    emit.node("Identity", [name], node.outputs)
+
+
+def _same_elements(node: Node, types: Sequence[TensorType]) -> bool:
+    """The new shape has as many elements as the old one."""
+    return prod(SHAPE(node)) == types[0].size
+
+
+def _shape_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    return (TensorType(SHAPE(node), types[0].dtype),)
+
+
+def _reshape(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    return (inputs[0].reshape(SHAPE(node)),)
+
+
+def _shape_onnx(node: Node, emit: Emitter) -> None:
+    zeros = {"allowzero": 1} if node.op == "Reshape" and 0 in SHAPE(node) else {}
+    emit.node(node.op, [node.inputs[0], emit.integers("shape", SHAPE(node))], node.outputs, **zeros)
 
 
 def _transpose_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, perm = types[0], node.integers("perm")
-    if sorted(perm) != list(range(len(x.shape))):
-        reason = f"perm {list(perm)} for an input of shape {list(x.shape)}"
-        raise bad_node(node, reason, tensor=node.inputs[0], limit="a permutation of all axes")
-    return (TensorType(tuple(x.shape[axis] for axis in perm), x.dtype),)
+    (x,) = types
+    return (TensorType(tuple(x.shape[axis] for axis in PERM(node)), x.dtype),)
 
 
 def _transpose(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return (inputs[0].transpose(node.integers("perm")),)
+    return (inputs[0].transpose(PERM(node)),)
 
 
-def _expand_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, shape = types[0], node.integers("shape")
-    aligned = (*(1 for _ in shape[len(x.shape) :]), *x.shape)
-    if len(aligned) != len(shape) or any(n not in (1, m) for n, m in zip(aligned, shape, strict=True)):
-        reason = f"shape {list(x.shape)} does not broadcast to {list(shape)}"
-        raise bad_node(node, reason, tensor=node.inputs[0])
-    return (TensorType(shape, x.dtype),)
+def _repeats(node: Node, types: Sequence[TensorType]) -> bool:
+    """The input broadcasts to the shape."""
+    x, shape = types[0].shape, SHAPE(node)
+    aligned = (*(1 for _ in shape[len(x) :]), *x)
+    return len(aligned) == len(shape) and all(n in (1, m) for n, m in zip(aligned, shape, strict=True))
 
 
 def _expand(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return (np.broadcast_to(inputs[0], node.integers("shape")),)
+    return (np.broadcast_to(inputs[0], SHAPE(node)),)
 
 
 def _gather_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, indices = types
-    axis = node.integer("axis")
-    expect_axes(node, (axis,), len(x.shape))
-    if indices.dtype not in ("int32", "int64"):
-        raise bad_node(node, f"indices of type {indices.dtype}", tensor=node.inputs[1], limit="int32, int64")
+    (x, indices), axis = types, AXIS(node)
     return (TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
 
 
 def _gather(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    x, indices = inputs
-    axis = node.integer("axis")
+    (x, indices), axis = inputs, AXIS(node)
     extent = x.shape[axis]
     if indices.size and not -extent <= indices.min() <= indices.max() < extent:
         reason = f"an index lies outside the {extent} elements of axis {axis}"
@@ -148,33 +215,12 @@ def _gather(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.asarray(np.take(x, indices, axis=axis)),)
 
 
-CAST_TYPES = ("float32", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool")
-
-
 def _cast_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    to = node.text("to")
-    if to not in CAST_TYPES:
-        raise bad_node(node, f"cast to {to}", limit=", ".join(CAST_TYPES))
-    return (TensorType(types[0].shape, to),)
+    return (TensorType(types[0].shape, TO(node)),)
 
 
 def _cast(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return (inputs[0].astype(node.text("to")),)
-
-
-def _blocks_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, block = types[0], node.integer("blocksize")
-    expect_rank(node, x, 4, 4)
-    n, c, h, w = x.shape
-    if node.op == "SpaceToDepth":
-        if block < 1 or h % block or w % block:
-            raise bad_node(node, f"blocksize {block} does not divide {h} x {w}", tensor=node.inputs[0])
-        return (TensorType((n, c * block * block, h // block, w // block), x.dtype),)
-    if block < 1 or c % (block * block):
-        raise bad_node(node, f"blocksize {block} squared does not divide {c} channels", tensor=node.inputs[0])
-    if node.text("mode", "DCR") not in ("DCR", "CRD"):
-        raise bad_node(node, f"mode is {node.text('mode')!r}", limit="DCR, CRD")
-    return (TensorType((n, c // (block * block), h * block, w * block), x.dtype),)
+    return (inputs[0].astype(TO(node)),)
 
 
 def interleaved_extents(extent: int, count: int) -> list[int]:
@@ -186,19 +232,14 @@ def interleaved_extents(extent: int, count: int) -> list[int]:
     return [-(-(extent - number) // count) for number in range(count)]
 
 
-def _interleave_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    dtype, axis, first = same_type(node, types), node.integer("axis"), types[0].shape
-    expect_axes(node, (axis,), len(first))
-    extent = sum(each.shape[axis] for each in types)
-    for name, each, wanted in zip(node.inputs, types, interleaved_extents(extent, len(types)), strict=True):
-        if each.shape != (*first[:axis], wanted, *first[axis + 1 :]):
-            reason = f"shapes {list(first)} and {list(each.shape)} do not take turns along axis {axis}"
-            raise bad_node(node, reason, tensor=name)
-    return (TensorType((*first[:axis], extent, *first[axis + 1 :]), dtype),)
+def _take_turns(node: Node, types: Sequence[TensorType]) -> bool:
+    """Along the axis, an input has as many elements as the one before it, or one less from one input on."""
+    extents = [each.shape[AXIS(node)] for each in types]
+    return extents == interleaved_extents(sum(extents), len(extents))
 
 
 def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    axis = node.integer("axis")
+    axis = AXIS(node)
     joined = np.concatenate([np.moveaxis(each, axis, 0) for each in inputs])
     result = np.empty_like(joined)
     for number, each in enumerate(inputs):
@@ -206,65 +247,149 @@ def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.moveaxis(result, 0, axis),)
 
 
+def _interleave_onnx(node: Node, emit: Emitter) -> None:
+    """The inputs one after the other, of which Gather then takes the elements in turns."""
+    axis, joined = AXIS(node), emit.fresh("joined")
+    extents = np.cumsum([0, *(emit.graph.shape(name)[axis] for name in node.inputs)])
+    indices = np.zeros(extents[-1], np.int64)
+    for number, (first, end) in enumerate(pairwise(extents.tolist())):
+        indices[number :: len(node.inputs)] = range(first, end)
+    emit.node("Concat", node.inputs, [joined], axis=axis)
+    emit.node("Gather", [joined, emit.constant(indices, "turns")], node.outputs, axis=axis)
+
+
 def _space_to_depth(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
-    block, (n, c, h, w) = node.integer("blocksize"), x.shape
+    block, (n, c, h, w) = BLOCKSIZE(node), x.shape
     y = x.reshape(n, c, h // block, block, w // block, block).transpose(0, 3, 5, 1, 2, 4)
     return (y.reshape(n, c * block * block, h // block, w // block),)
 
 
 def _depth_to_space(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
-    block, (n, c, h, w) = node.integer("blocksize"), x.shape
+    block, (n, c, h, w) = BLOCKSIZE(node), x.shape
     out = c // (block * block)
-    if node.text("mode", "DCR") == "DCR":
+    if BLOCK_MODE(node) == "DCR":
         y = x.reshape(n, block, block, out, h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
         y = x.reshape(n, out, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
     return (y.reshape(n, out, h * block, w * block),)
 
 
-register(
+def _blocks_onnx(node: Node, emit: Emitter) -> None:
+    """onnxruntime has none for signed integers."""
+    emit.through_float(node, "int8", "int16")
+
+
+X, Y = Parameter("x", ANY), Parameter("y", like="x")
+INPUTS = Parameter("inputs", ANY, variadic=True)
+DEEP, WIDE = "N blocksize*blocksize*C H W", "N C blocksize*H blocksize*W"
+
+OPERATORS = (
     Op(
         "Concat",
         "The inputs one after the other along an axis.",
-        _concat_types,
-        lambda node, inputs: (np.concatenate(inputs, axis=node.integer("axis")),),
+        (INPUTS,),
+        (Parameter("y", like="inputs"),),
+        _concat,
+        (AXIS,),
+        (_alike_beside_the_axis,),
+        _joined,
     ),
-    Op("Split", "Pieces of the given sizes along an axis.", _split_types, _split),
-    Op("Slice", "Every step-th element between start and end of some axes.", _slice_types, _slice),
-    Op("Pad", "Constant, reflected, repeated or wrapped elements around the tensor.", _pad_types, _pad),
+    Op(
+        "Split",
+        "Pieces of the given sizes along an axis.",
+        (X,),
+        (Parameter("outputs", like="x", variadic=True),),
+        _split,
+        (AXIS, SPLIT),
+        (_sizes_add_up,),
+        _split_types,
+        _split_onnx,
+    ),
+    Op(
+        "Slice",
+        "Every step-th element between start and end of some axes.",
+        (X,),
+        (Y,),
+        _slice,
+        (AXES, STARTS, ENDS, STEPS),
+        (_cuts_are_whole,),
+        _slice_types,
+        _slice_onnx,
+    ),
+    Op(
+        "Pad",
+        "Constant, reflected, repeated or wrapped elements around the tensor.",
+        (X,),
+        (Y,),
+        _pad,
+        (SIDES, PAD_MODE, VALUE),
+        (_padding_has_a_source,),
+        _pad_types,
+        _pad_onnx,
+    ),
     Op(
         "Reshape",
         "The same elements in another shape (also Flatten, Squeeze, Unsqueeze).",
-        _reshape_types,
-        lambda node, inputs: (inputs[0].reshape(node.integers("shape")),),
+        (X,),
+        (Y,),
+        _reshape,
+        (SHAPE,),
+        (_same_elements,),
+        _shape_types,
+        _shape_onnx,
     ),
-    Op(
-        "Transpose",
-        "The axes in another order.",
-        _transpose_types,
-        _transpose,
-    ),
+    Op("Transpose", "The axes in another order.", (X,), (Y,), _transpose, (PERM,), infer=_transpose_types),
     Op(
         "Expand",
         "The tensor broadcast to a shape.",
-        _expand_types,
+        (X,),
+        (Y,),
         _expand,
+        (SHAPE,),
+        (_repeats,),
+        _shape_types,
+        _shape_onnx,
     ),
-    Op("Gather", "The slices of an axis that an index tensor names.", _gather_types, _gather),
     Op(
-        "Cast",
-        "The elements in another type.",
-        _cast_types,
-        _cast,
+        "Gather",
+        "The slices of an axis that an index tensor names.",
+        (X, Parameter("indices", ("int32", "int64"))),
+        (Y,),
+        _gather,
+        (AXIS,),
+        infer=_gather_types,
     ),
+    Op("Cast", "The elements in another type.", (X,), (Y,), _cast, (TO, WHOLE), infer=_cast_types),
     Op(
         "Interleave",
-        "The inputs in turns along an axis, a slice of each after the other; made by passes, not in ONNX.",
-        _interleave_types,
+        "The inputs in turns along an axis, a slice of each after the other.",
+        (INPUTS,),
+        (Parameter("y", like="inputs"),),
         _interleave,
+        (AXIS, ON_DEVICE),
+        (_alike_beside_the_axis, _take_turns),
+        _joined,
+        _interleave_onnx,
+        origin="passes",
     ),
-    Op("SpaceToDepth", "Blocks of pixels moved into channels.", _blocks_types, _space_to_depth),
-    Op("DepthToSpace", "Channels moved into blocks of pixels.", _blocks_types, _depth_to_space),
+    Op(
+        "SpaceToDepth",
+        "Blocks of pixels moved into channels.",
+        (Parameter("x", ANY, WIDE),),
+        (Parameter("y", ANY, DEEP, "x"),),
+        _space_to_depth,
+        (BLOCKSIZE,),
+        to_onnx=_blocks_onnx,
+    ),
+    Op(
+        "DepthToSpace",
+        "Channels moved into blocks of pixels.",
+        (Parameter("x", ANY, DEEP),),
+        (Parameter("y", ANY, WIDE, "x"),),
+        _depth_to_space,
+        (BLOCKSIZE, BLOCK_MODE),
+        to_onnx=_blocks_onnx,
+    ),
 )

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import along, expect_float, expect_rank
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.attributes import CEIL_MODE, COUNT_INCLUDE_PAD, DILATIONS, PADS, STRIDES, WINDOW
+from npuc.ops.declaration import FLOAT, NUMBERS, Op, Parameter, along
 from npuc.ops.windows import Window, window_of
+
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
+
+
+def _little_padding(node: Node, _types: Sequence[TensorType]) -> bool:
+    """The padding is smaller than the window."""
+    window = window_of(node, WINDOW(node))
+    return all(max(b, e) < r for b, e, r in zip(window.begins, window.ends, window.reach, strict=True))
 
 
 def _pool_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x = types[0]
-    expect_rank(node, x, 3)
-    window = window_of(node, node.integers("kernel_shape"))
-    if len(window.kernel) != len(x.shape) - 2:
-        reason = f"kernel_shape {list(window.kernel)} for an input of shape {list(x.shape)}"
-        raise bad_node(node, reason, limit=f"{len(x.shape) - 2} values")
-    for begin, end, reach in zip(window.begins, window.ends, window.reach, strict=True):
-        if max(begin, end) >= reach:
-            reason = f"padding of {max(begin, end)} for a window that spans {reach}"
-            raise bad_node(node, reason, limit="padding smaller than the window")
-    return (TensorType((*x.shape[:2], *window.extents(node, x.shape[2:])), x.dtype),)
+    (x,) = types
+    return (TensorType((*x.shape[:2], *window_of(node, WINDOW(node)).extents(node, x.shape[2:])), x.dtype),)
 
 
-def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_float(node, types)
-    return _pool_types(node, types)
-
-
-def _global_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_float(node, types)
-    x = types[0]
-    expect_rank(node, x, 3)
-    return (TensorType((*x.shape[:2], *(1 for _ in x.shape[2:]))),)
+def _global_types(_node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    x = types[0].shape
+    return (TensorType((*x[:2], *(1 for _ in x[2:]))),)
 
 
 def _max_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, WINDOW(node))
     extents = window.extents(node, x.shape[2:])
     lowest = -np.inf if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min
     padded = window.padded(x, lowest, extents)
@@ -59,11 +53,11 @@ def _counted(window: Window, axis: int, extent: int, count: int, include_pad: bo
 
 def _average_pool(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, WINDOW(node))
     extents = window.extents(node, x.shape[2:])
     padded = window.padded(x, 0, extents)
     y = sum((padded[(..., *index)] for index in window.taps(extents)), start=np.float32(0))
-    include_pad = bool(node.integer("count_include_pad"))
+    include_pad = COUNT_INCLUDE_PAD(node)
     for axis, count in enumerate(extents):
         counted = _counted(window, axis, x.shape[2 + axis], count, include_pad)
         y = y / along(counted, 2 + axis, x.ndim)
@@ -80,9 +74,47 @@ def _global_max(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
-register(
-    Op("MaxPool", "The largest element under a window; padding never wins.", _pool_types, _max_pool),
-    Op("AveragePool", "The mean under a window, with or without its padding.", _average_types, _average_pool),
-    Op("GlobalAveragePool", "The mean of each channel.", _global_types, _global_average),
-    Op("GlobalMaxPool", "The largest element of each channel.", _global_types, _global_max),
+def _max_pool_onnx(node: Node, emit: Emitter) -> None:
+    """onnxruntime has none for int16."""
+    emit.through_float(node, "int16")
+
+
+def _average_pool_onnx(node: Node, emit: Emitter) -> None:
+    """Dilations are only known since opset 19."""
+    emit.plain(node, () if max(DILATIONS(node), default=1) > 1 else (DILATIONS.name,))
+
+
+WINDOWED = (WINDOW, STRIDES, PADS, DILATIONS, CEIL_MODE)
+Y = Parameter("y", like="x")
+
+
+def _x(dtypes: tuple[str, ...] = FLOAT) -> tuple[Parameter, ...]:
+    return (Parameter("x", dtypes, "N C L *S"),)
+
+
+OPERATORS = (
+    Op(
+        "MaxPool",
+        "The largest element under a window; padding never wins.",
+        _x(NUMBERS),
+        (Y,),
+        _max_pool,
+        WINDOWED,
+        (_little_padding,),
+        _pool_types,
+        _max_pool_onnx,
+    ),
+    Op(
+        "AveragePool",
+        "The mean under a window, with or without its padding.",
+        _x(),
+        (Y,),
+        _average_pool,
+        (*WINDOWED, COUNT_INCLUDE_PAD),
+        (_little_padding,),
+        _pool_types,
+        _average_pool_onnx,
+    ),
+    Op("GlobalAveragePool", "The mean of each channel.", _x(), (Y,), _global_average, infer=_global_types),
+    Op("GlobalMaxPool", "The largest element of each channel.", _x(), (Y,), _global_max, infer=_global_types),
 )

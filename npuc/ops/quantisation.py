@@ -3,65 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npuc.errors import ModelError
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import along, expect_axes, expect_float, given
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.attributes import DTYPE, SCALE, STEPS_AXIS, ZERO_POINT
+from npuc.ops.declaration import Op, Parameter, along, given
+
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32")
 
 
-def _checked(node: Node, types: Sequence[TensorType]) -> None:
-    """Scale and zero point are scalars (shape () or (1,)) or vectors along the axis, of the same shape."""
-    x, scale = types[0].shape, types[1]
-    if scale.dtype != "float32":
-        raise ModelError("E107", f"the scale is {scale.dtype}", node=node.name, op=node.op, tensor=node.inputs[1])
-    if scale.size != 1:
-        axis = node.integer("axis", 1)
-        expect_axes(node, (axis,), len(x))
-        if scale.shape != (x[axis],):
-            reason = f"scale of shape {list(scale.shape)} along axis {axis} of {list(x)}"
-            raise bad_node(node, reason, tensor=node.inputs[1], limit=f"[] or [{x[axis]}]")
-    if given(node, 2) and types[2].size != scale.size:
-        reason = f"zero point of shape {list(types[2].shape)}, scale of shape {list(scale.shape)}"
-        raise bad_node(node, reason, tensor=node.inputs[2])
-
-
-def _integer(node: Node, dtype: str, tensor: str, allowed: Sequence[str]) -> str:
-    if dtype not in allowed:
-        raise ModelError(
-            "E107",
-            f"the element type is {dtype}",
-            node=node.name,
-            op=node.op,
-            tensor=tensor,
-            limit=", ".join(allowed),
-        )
-    return dtype
+def _steps_of_the_axis(node: Node, types: Sequence[TensorType]) -> bool:
+    """There is one scale, or one per element of the axis, and as many zero points."""
+    x, scale, axis = types[0].shape, types[1], STEPS_AXIS(node)
+    one_or_all = scale.size == 1 or (axis < len(x) and scale.shape == (x[axis],))
+    return one_or_all and (not given(node, 2) or types[2].size == scale.size)
 
 
 def _quantize_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _checked(node, types)
-    _integer(node, types[0].dtype, node.inputs[0], ("float32", "int32"))
-    dtype = _integer(node, types[2].dtype, node.inputs[2], INTEGERS[:4]) if given(node, 2) else "uint8"
-    return (TensorType(types[0].shape, dtype),)
-
-
-def _dequantize_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _checked(node, types)
-    dtype = _integer(node, types[0].dtype, node.inputs[0], INTEGERS)
-    if given(node, 2) and types[2].dtype != dtype:
-        reason = f"the zero point is {types[2].dtype}, the input {dtype}"
-        raise bad_node(node, reason, tensor=node.inputs[2])
-    return (TensorType(types[0].shape),)
+    return (TensorType(types[0].shape, types[2].dtype if given(node, 2) else "uint8"),)
 
 
 def _aligned(node: Node, values: Array, rank: int) -> Array:
     """Scale or zero point shaped to broadcast with the input."""
-    return values.reshape(()) if values.size == 1 else along(values, node.integer("axis", 1), rank)
+    return values.reshape(()) if values.size == 1 else along(values, STEPS_AXIS(node), rank)
 
 
 def _quantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
@@ -80,27 +49,64 @@ def _dequantize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (steps.astype(np.float32) * scale,)
 
 
-def _fake_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_float(node, types)
-    return (types[0],)
-
-
 def _fake(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    scale, zero = np.float32(node.number("scale")), node.integer("zero_point")
-    limits = np.iinfo(node.text("dtype"))
-    steps = np.clip(np.rint(inputs[0] / scale) + np.float32(zero), limits.min, limits.max)
-    return ((steps - np.float32(zero)) * scale,)
+    scale, zero, limits = np.float32(SCALE(node)), np.float32(ZERO_POINT(node)), np.iinfo(DTYPE(node))
+    steps = np.clip(np.rint(inputs[0] / scale) + zero, limits.min, limits.max)
+    return ((steps - zero) * scale,)
 
 
-def _same(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    return (inputs[0],)
+def _fake_onnx(node: Node, emit: Emitter) -> None:
+    scale = emit.constant(np.float32(SCALE(node)), "scale")
+    zero = emit.constant(np.array(ZERO_POINT(node), DTYPE(node)), "zero")
+    steps = emit.fresh("steps")
+    emit.node("QuantizeLinear", [node.inputs[0], scale, zero], [steps])
+    emit.node("DequantizeLinear", [steps, scale, zero], node.outputs)
 
 
-register(
+def _rescale_onnx(node: Node, emit: Emitter) -> None:
+    emit.node("Identity", node.inputs, node.outputs)
+
+
+X, Y = Parameter("x", shape="*X"), Parameter("y", shape="*X")
+STEP = Parameter("scale", low=0)
+
+OPERATORS = (
     Op(
-        "FakeQuantize", "x rounded to the steps of an integer type: quantised and dequantised.", _fake_types, _fake
+        "FakeQuantize",
+        "x rounded to the steps of an integer type: quantised and dequantised.",
+        (X,),
+        (Y,),
+        _fake,
+        (SCALE, ZERO_POINT, DTYPE),
+        to_onnx=_fake_onnx,
+        origin="passes",
     ),
-    Op("Rescale", "x; the integer network gives it another scale here.", _fake_types, _same),
-    Op("QuantizeLinear", "x / scale + zero point, rounded and saturated.", _quantize_types, _quantize),
-    Op("DequantizeLinear", "(x - zero point) * scale.", _dequantize_types, _dequantize),
+    Op(
+        "Rescale",
+        "x; the integer network gives it another scale here.",
+        (X,),
+        (Y,),
+        lambda _, inputs: (inputs[0],),
+        to_onnx=_rescale_onnx,
+        origin="passes",
+    ),
+    Op(
+        "QuantizeLinear",
+        "x / scale + zero point, rounded and saturated.",
+        (Parameter("x", ("float32", "int32")), STEP, Parameter("zero_point", INTEGERS[:4], optional=True)),
+        (Parameter("y", INTEGERS[:4]),),
+        _quantize,
+        (STEPS_AXIS,),
+        (_steps_of_the_axis,),
+        _quantize_types,
+    ),
+    Op(
+        "DequantizeLinear",
+        "(x - zero point) * scale.",
+        (Parameter("x", INTEGERS, "*X"), STEP, Parameter("zero_point", INTEGERS, like="x", optional=True)),
+        (Y,),
+        _dequantize,
+        (STEPS_AXIS,),
+        (_steps_of_the_axis,),
+    ),
 )

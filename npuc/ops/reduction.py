@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import expect_axes, expect_float, like_float_input
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SELECT_LAST_INDEX
+from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement
+
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
 
 
 def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple[int, ...]:
@@ -17,62 +21,79 @@ def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple
     return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
 
 
+def _has_elements(_node: Node, types: Sequence[TensorType]) -> bool:
+    """There is at least one element."""
+    return types[0].size > 0
+
+
 def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    x, axes = types[0], node.integers("axes")
-    expect_axes(node, axes, len(x.shape))
-    if node.op != "ReduceSum" and x.size == 0:
-        raise bad_node(node, f"no elements in shape {list(x.shape)}", tensor=node.inputs[0])
-    return (TensorType(_reduced(x.shape, axes, bool(node.integer("keepdims", 1))), x.dtype),)
+    (x,) = types
+    return (TensorType(_reduced(x.shape, AXES(node), KEEPDIMS(node)), x.dtype),)
 
 
-def _reduce(name: str, summary: str, function: Callable[..., Array]) -> Op:
+def _reduce_onnx(node: Node, emit: Emitter) -> None:
+    """The axes are an input of ReduceSum since opset 13, of the others since opset 18."""
+    if node.op == "ReduceSum" or emit.opset >= 18:
+        axes = emit.integers("axes", AXES(node))
+        emit.node(node.op, [node.inputs[0], axes], node.outputs, keepdims=int(KEEPDIMS(node)))
+    else:
+        emit.node(node.op, node.inputs, node.outputs, axes=AXES(node), keepdims=int(KEEPDIMS(node)))
+
+
+def _reduce(name: str, summary: str, function: Callable[..., Array], *requires: Requirement) -> Op:
     def compute(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        axes, keep = node.integers("axes"), bool(node.integer("keepdims", 1))
-        return (np.asarray(function(inputs[0], axis=axes, keepdims=keep), inputs[0].dtype),)
+        return (np.asarray(function(inputs[0], axis=AXES(node), keepdims=KEEPDIMS(node)), inputs[0].dtype),)
 
-    return Op(name, summary, _reduce_types, compute)
-
-
-def _softmax_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_axes(node, (node.integer("axis"),), len(types[0].shape))
-    return like_float_input(node, types)
+    x, y = Parameter("x", NUMBERS), Parameter("y", like="x")
+    return Op(name, summary, (x,), (y,), compute, (AXES, KEEPDIMS), requires, _reduce_types, _reduce_onnx)
 
 
 def _softmax(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    axis = node.integer("axis")
+    axis = AXIS(node)
     powers = np.exp(inputs[0] - inputs[0].max(axis=axis, keepdims=True))
     return (powers / powers.sum(axis=axis, keepdims=True),)
 
 
 def _log_softmax(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    axis = node.integer("axis")
+    axis = AXIS(node)
     shifted = inputs[0] - inputs[0].max(axis=axis, keepdims=True)
     return (shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True)),)
 
 
+def _axis_has_elements(node: Node, types: Sequence[TensorType]) -> bool:
+    """The axis is not empty."""
+    return types[0].shape[AXIS(node)] > 0
+
+
 def _arg_max_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    expect_float(node, types)
-    x, axis = types[0], node.integer("axis")
-    expect_axes(node, (axis,), len(x.shape))
-    if x.shape[axis] == 0:
-        raise bad_node(node, f"axis {axis} is empty", tensor=node.inputs[0])
-    return (TensorType(_reduced(x.shape, (axis,), bool(node.integer("keepdims", 1))), "int64"),)
+    return (TensorType(_reduced(types[0].shape, (AXIS(node),), KEEPDIMS(node)), "int64"),)
 
 
 def _arg_max(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     (x,) = inputs
-    axis, keep = node.integer("axis"), bool(node.integer("keepdims", 1))
-    if node.integer("select_last_index"):
+    axis, keep = AXIS(node), KEEPDIMS(node)
+    if SELECT_LAST_INDEX(node):
         return (x.shape[axis] - 1 - np.argmax(np.flip(x, axis), axis=axis, keepdims=keep),)
     return (np.asarray(np.argmax(x, axis=axis, keepdims=keep)),)
 
 
-register(
-    _reduce("ReduceMean", "The mean over some axes.", np.mean),
+X, Y = Parameter("x", shape="*X"), Parameter("y", shape="*X")
+
+OPERATORS = (
+    _reduce("ReduceMean", "The mean over some axes.", np.mean, _has_elements),
     _reduce("ReduceSum", "The sum over some axes.", np.sum),
-    _reduce("ReduceMax", "The largest element over some axes.", np.max),
-    _reduce("ReduceMin", "The smallest element over some axes.", np.min),
-    Op("Softmax", "Exponentials along one axis, scaled to the sum 1.", _softmax_types, _softmax),
-    Op("LogSoftmax", "The logarithm of Softmax.", _softmax_types, _log_softmax),
-    Op("ArgMax", "The index of the largest element along an axis.", _arg_max_types, _arg_max),
+    _reduce("ReduceMax", "The largest element over some axes.", np.max, _has_elements),
+    _reduce("ReduceMin", "The smallest element over some axes.", np.min, _has_elements),
+    Op("Softmax", "Exponentials along one axis, scaled to the sum 1.", (X,), (Y,), _softmax, (AXIS,)),
+    Op("LogSoftmax", "The logarithm of Softmax.", (X,), (Y,), _log_softmax, (AXIS,)),
+    Op(
+        "ArgMax",
+        "The index of the largest element along an axis.",
+        (X,),
+        (Parameter("y", ("int64",)),),
+        _arg_max,
+        (AXIS, KEEPDIMS, SELECT_LAST_INDEX),
+        (_axis_has_elements,),
+        _arg_max_types,
+    ),
 )

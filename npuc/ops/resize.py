@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from npuc.ir import Array, Node, TensorType
-from npuc.ops.rules import along, expect_types
-from npuc.ops.table import Op, bad_node, register
+from npuc.ops.attributes import (
+    COORDINATES,
+    CUBIC_COEFF_A,
+    EXCLUDE_OUTSIDE,
+    NEAREST_MODE,
+    RESIZE_MODE,
+    SCALES,
+    SIZES,
+)
+from npuc.ops.declaration import Op, Parameter, along
 
-MODES = ("nearest", "linear", "cubic")
-COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
-NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
 
 
-def scales_of(node: Node) -> tuple[float, ...]:
-    """The factors per axis, output over input."""
-    value = node.attrs["scales"]
-    if not isinstance(value, tuple):
-        raise TypeError(f"{node.op}.scales is {value!r}, not a tuple")
-    return tuple(float(each) for each in value)
+def _interpolable(node: Node, types: Sequence[TensorType]) -> bool:
+    """Integers are only resized by taking the nearest element; scales are positive."""
+    return (types[0].dtype == "float32" or RESIZE_MODE(node) == "nearest") and min(SCALES(node)) > 0
 
 
 def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    nearest = node.text("mode", "nearest") == "nearest"
-    expect_types(node, types, ("float32", "int8", "uint8") if nearest else ("float32",))
-    x, sizes, scales = types[0], node.integers("sizes"), scales_of(node)
-    for key, default, allowed in (
-        ("mode", "nearest", MODES),
-        ("coordinate_transformation_mode", "half_pixel", COORDINATES),
-        ("nearest_mode", "round_prefer_floor", NEAREST),
-    ):
-        if node.text(key, default) not in allowed:
-            raise bad_node(node, f"{key} is {node.text(key)!r}", limit=", ".join(allowed))
-    if len(sizes) != len(x.shape) or len(scales) != len(x.shape):
-        reason = f"{len(sizes)} sizes and {len(scales)} scales for {len(x.shape)} dimensions"
-        raise bad_node(node, reason, tensor=node.inputs[0])
-    if min(sizes) < 1 or min(scales) <= 0:
-        raise bad_node(node, f"sizes {list(sizes)}, scales {list(scales)}", limit="positive")
-    return (TensorType(sizes, x.dtype),)
+    return (TensorType(SIZES(node), types[0].dtype),)
 
 
 def source_positions(node: Node, extent: int, size: int, scale: float) -> Array:
     """Where each output element of one axis lies in the input, in elements (float32, as onnxruntime)."""
     at, factor, half = np.arange(size, dtype=np.float32), np.float32(scale), np.float32(0.5)
-    kind = node.text("coordinate_transformation_mode", "half_pixel")
+    kind = COORDINATES(node)
     if kind == "asymmetric":
         return at / factor
     if kind == "align_corners":
@@ -57,7 +47,7 @@ def source_positions(node: Node, extent: int, size: int, scale: float) -> Array:
 
 def _nearest(node: Node, position: Array) -> tuple[Array, Array]:
     """One tap with weight 1."""
-    rounding = node.text("nearest_mode", "round_prefer_floor")
+    rounding = NEAREST_MODE(node)
     if rounding == "round_prefer_floor":
         index = np.ceil(position - np.float32(0.5))
     elif rounding == "round_prefer_ceil":
@@ -80,14 +70,14 @@ def _cubic(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
 
     Taps outside the input repeat its edge; with exclude_outside they are left out and the rest scaled.
     """
-    a = node.number("cubic_coeff_a", -0.75)
+    a = CUBIC_COEFF_A(node)
     low = np.floor(position)
     index = (low + np.arange(-1, 3)[:, None]).astype(np.int64)
     d = np.abs(position - index)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     weight = np.where(d <= 1, near, far)
-    if node.integer("exclude_outside"):
+    if EXCLUDE_OUTSIDE(node):
         weight = np.where((index >= 0) & (index < extent), weight, 0)
         weight = weight / weight.sum(axis=0)
     return index, weight.astype(np.float32)
@@ -100,7 +90,7 @@ def interpolation(node: Node, extent: int, size: int, scale: float) -> tuple[Arr
 
 def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
     """Input indices and weights (taps, size) of what lies at these positions of an axis, in the node's mode."""
-    mode = node.text("mode", "nearest")
+    mode = RESIZE_MODE(node)
     if mode == "nearest":
         index, weight = _nearest(node, position)
     elif mode == "linear":
@@ -112,7 +102,7 @@ def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
 
 def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     y = inputs[0]
-    for axis, (size, scale) in enumerate(zip(node.integers("sizes"), scales_of(node), strict=True)):
+    for axis, (size, scale) in enumerate(zip(SIZES(node), SCALES(node), strict=True)):
         if size == y.shape[axis] and scale == 1:
             continue
         indices, weights = interpolation(node, y.shape[axis], size, scale)
@@ -123,4 +113,27 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.asarray(y, inputs[0].dtype),)
 
 
-register(Op("Resize", "Nearest, linear or cubic interpolation to a fixed size.", _types, _resize))
+def _resize_onnx(node: Node, emit: Emitter) -> None:
+    """By scales where they give the same size as in ONNX, floor(extent * scale); otherwise by sizes."""
+    shape, sizes = emit.graph.shape(node.inputs[0]), SIZES(node)
+    scales = np.array(SCALES(node), np.float32)
+    if tuple(np.floor(np.array(shape, np.float32) * scales).astype(int)) == sizes:
+        inputs = [node.inputs[0], "", emit.constant(scales, "scales")]
+    else:
+        inputs = [node.inputs[0], "", "", emit.integers("sizes", sizes)]
+    emit.node("Resize", inputs, node.outputs, **emit.attributes(node))
+
+
+OPERATORS = (
+    Op(
+        "Resize",
+        "Nearest, linear or cubic interpolation to a fixed size.",
+        (Parameter("x", ("float32", "int8", "uint8")),),
+        (Parameter("y", like="x"),),
+        _resize,
+        (SIZES, SCALES, RESIZE_MODE, COORDINATES, NEAREST_MODE, CUBIC_COEFF_A, EXCLUDE_OUTSIDE),
+        (_interpolable,),
+        _types,
+        _resize_onnx,
+    ),
+)

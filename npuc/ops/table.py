@@ -1,55 +1,68 @@
-"""The operator table and how a typed graph is made from it.
+"""The table of operators, and how a typed graph is made from them.
 
-A graph is made (and remade by passes) with `build`, which orders the nodes, drops what no output needs, and
-gives every tensor its type by the shape rules.
+A graph is made (and remade by passes) with `build`, which orders the nodes, drops what no output needs, and gives
+every tensor its type by the operators' declarations. A package that has operators of its own declares them as
+`Op`s and gives its graphs the table that `with_operators` makes: nothing registers itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from npuc.errors import ModelError, UnsupportedOperator
-from npuc.ir import Array, Graph, Node, TensorType, topological, type_of
+from npuc.ir import ABSENT, Array, Graph, Node, TensorType, declaration, topological, type_of
+from npuc.ops import (
+    activation,
+    convolution,
+    elementwise,
+    integer,
+    linear,
+    movement,
+    normalisation,
+    pooling,
+    quantisation,
+    reduction,
+    resize,
+)
+from npuc.ops.declaration import Op
 
-ShapeRule = Callable[[Node, Sequence[TensorType]], tuple[TensorType, ...]]
-Meaning = Callable[[Node, Sequence[Array]], tuple[Array, ...]]
+Operators = Mapping[str, Op]
 
 
-@dataclass(frozen=True)
-class Op:
-    """A row of the table. An omitted optional input reaches the rules as a type () / an empty array."""
-
-    name: str
-    summary: str
-    infer: ShapeRule
-    compute: Meaning
-
-
-OPS: dict[str, Op] = {}
-
-
-def register(*rows: Op) -> None:
-    """Adds rows to the table; a name stands once."""
+def with_operators(operators: Operators, *rows: Op) -> Operators:
+    """The table with more rows. Raises KeyError for a name that stands twice."""
+    table = dict(operators)
     for row in rows:
-        if row.name in OPS:
+        if row.name in table:
             raise KeyError(f"operator {row.name} is declared twice")
-        OPS[row.name] = row
+        table[row.name] = row
+    return MappingProxyType(table)
 
 
-def bad_node(node: Node, reason: str, *, tensor: str | None = None, limit: str | None = None) -> ModelError:
-    """The error (E105) of a shape rule: the node's inputs contradict its operator."""
-    return ModelError("E105", reason, node=node.name, op=node.op, tensor=tensor, limit=limit)
+OPS: Operators = with_operators(
+    {},
+    *activation.OPERATORS,
+    *elementwise.OPERATORS,
+    *convolution.OPERATORS,
+    *linear.OPERATORS,
+    *pooling.OPERATORS,
+    *normalisation.OPERATORS,
+    *reduction.OPERATORS,
+    *movement.OPERATORS,
+    *resize.OPERATORS,
+    *quantisation.OPERATORS,
+    *integer.OPERATORS,
+)
+"""The operators of every graph; targets have more."""
 
 
-def infer(node: Node, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """The types of a node's outputs by its operator's shape rule.
+def infer(node: Node, types: Sequence[TensorType], operators: Operators = OPS) -> tuple[TensorType, ...]:
+    """The types of a node's outputs; those of inputs that it has not are ABSENT.
 
-    Raises UnsupportedOperator (E201) for an operator without a row, ModelError (E105) from the rule.
+    Raises UnsupportedOperator (E201) for an operator that is not declared, ModelError (E105, E107) for a node that
+    contradicts the declaration.
     """
-    if node.op not in OPS:
-        raise UnsupportedOperator("E201", "the operator is not known", node=node.name, op=node.op)
-    return OPS[node.op].infer(node, inputs)
+    return declaration(node, operators).typed(node, types)
 
 
 def build(
@@ -58,10 +71,11 @@ def build(
     inputs: Mapping[str, TensorType],
     outputs: Sequence[str],
     constants: Mapping[str, Array],
+    operators: Operators = OPS,
 ) -> Graph:
     """A typed graph of these nodes, ordered, without what no output needs, and checked.
 
-    Raises ModelError (E104) for a cycle or an unwritten tensor, and what the shape rules raise.
+    Raises ModelError (E104) for a cycle or an unwritten tensor, and what `infer` raises.
     """
     ordered = topological(nodes, {*inputs, *constants})
     needed = set(outputs)
@@ -72,12 +86,11 @@ def build(
             alive.append(node)
     kept = {key: value for key, value in constants.items() if key in needed}
     types = {**inputs, **{key: type_of(value) for key, value in kept.items()}}
-    absent = TensorType(())
     for node in reversed(alive):
-        found = infer(node, [types[key] if key else absent for key in node.inputs])
+        found = infer(node, [types[key] if key else ABSENT for key in node.inputs], operators)
         types.update(zip(node.outputs, found, strict=True))
     types.pop("", None)
-    graph = Graph(name, tuple(reversed(alive)), tuple(inputs), tuple(outputs), kept, types)
+    graph = Graph(name, tuple(reversed(alive)), tuple(inputs), tuple(outputs), kept, types, operators)
     graph.check()
     return graph
 
@@ -85,4 +98,5 @@ def build(
 def rebuild(graph: Graph, nodes: Iterable[Node], new_constants: Mapping[str, Array] | None = None) -> Graph:
     """The graph with other nodes (and more constants): what a pass returns."""
     inputs = {key: graph.tensors[key] for key in graph.inputs}
-    return build(graph.name, nodes, inputs, graph.outputs, {**graph.constants, **(new_constants or {})})
+    constants = {**graph.constants, **(new_constants or {})}
+    return build(graph.name, nodes, inputs, graph.outputs, constants, graph.operators)

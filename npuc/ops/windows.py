@@ -9,12 +9,10 @@ from itertools import product
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.ops.table import bad_node
+from npuc.ops.attributes import CEIL_MODE, DILATIONS, LARGEST, PADS, STRIDES
+from npuc.ops.declaration import bad_node
 
 Index = tuple[slice, ...]
-
-LARGEST = 2**16
-"""The largest kernel, stride, dilation or padding, in elements: more is a damaged model."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +76,11 @@ class Window:
 def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
     """The window that a node's strides, pads and dilations describe; absent ones are 1, 0 and 1.
 
-    Raises E105 for a wrong number of values and for values outside their range.
+    Raises E105 for a kernel without any extent, or a damaged one.
     """
+    if kernel and not 1 <= min(kernel) <= max(kernel) <= LARGEST:
+        raise bad_node(node, f"the kernel is {list(kernel)}", limit=f"1..{LARGEST}")
     rank = len(kernel)
-    ones = (1,) * rank
-    strides, dilations = node.integers("strides", ones), node.integers("dilations", ones)
-    pads = node.integers("pads", (0,) * (2 * rank))
-    for what, values, count, least in (
-        ("kernel_shape", kernel, rank, 1),
-        ("strides", strides, rank, 1),
-        ("dilations", dilations, rank, 1),
-        ("pads", pads, 2 * rank, 0),
-    ):
-        if len(values) != count or (values and not least <= min(values) <= max(values) <= LARGEST):
-            limit = f"{count} values, {least}..{LARGEST}"
-            raise bad_node(node, f"{what} is {list(values)}", limit=limit)
-    return Window(kernel, strides, pads[:rank], pads[rank:], dilations, bool(node.integer("ceil_mode")))
+    ones, pads = (1,) * rank, PADS(node) or (0,) * (2 * rank)
+    strides, dilations = STRIDES(node) or ones, DILATIONS(node) or ones
+    return Window(kernel, strides, pads[:rank], pads[rank:], dilations, CEIL_MODE(node))

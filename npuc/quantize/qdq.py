@@ -29,7 +29,7 @@ class _Writer:
 
     def __init__(self, network: Network) -> None:
         self.graph = network.graph
-        self.integer = {id(node) for node in network.nodes}
+        self.integer = set(network.nodes)
         self.found = network.quantised
         read = ((node, network.layers.layer(self.found, node)) for node in self.found.graph.nodes)
         self.layers = {
@@ -47,7 +47,7 @@ class _Writer:
             self._round(name, name, read[name])
         for node in self.graph.nodes:
             inputs = node.inputs
-            if id(node) in self.integer:
+            if node in self.integer:
                 inputs = tuple(read.get(name, name) for name in self._weighted(node))
             outputs = tuple(inner.get(name, name) for name in node.outputs)
             self.nodes.append(replace(node, inputs=inputs, outputs=outputs))

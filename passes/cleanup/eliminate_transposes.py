@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXES, KEEPDIMS, PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.layout import compose, inverse, moved_inputs, moved_node, moves_nothing
 from npuc.passes.rewriting.rules import Draft, sweep
@@ -50,7 +51,7 @@ def _compose(draft: Draft, node: Node) -> bool:
     first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
-    perm = compose(first.integers("perm"), node.integers("perm"))
+    perm = compose(PERM(first), PERM(node))
     there = _transposed(draft, first.inputs[0], perm)
     if there is not None and node.output not in draft.outputs:
         draft.drop(node, there)
@@ -75,7 +76,7 @@ def _permute_weight(draft: Draft, node: Node) -> bool:
     transpose = draft.producer(reshape.inputs[0]) if reshape else None
     if reshape is None or transpose is None or transpose.op != "Transpose":
         return False
-    perm = transpose.integers("perm")
+    perm = PERM(transpose)
     if perm[0] != 0 or _flattened(draft, reshape) is not node:
         return False
     w = draft.constants[node.inputs[1]]
@@ -90,9 +91,9 @@ def _permute_weight(draft: Draft, node: Node) -> bool:
 
 def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
     """The axes of a reduction that drops them, before a Transpose; None if that reorders the other axes."""
-    if not node.op.startswith("Reduce") or node.integer("keepdims", 1):
+    if not node.op.startswith("Reduce") or KEEPDIMS(node):
         return None
-    axes = node.integers("axes")
+    axes = AXES(node)
     rest = [axis for at, axis in enumerate(perm) if at not in axes]
     return tuple(sorted(perm[axis] for axis in axes)) if rest == sorted(rest) else None
 
@@ -102,7 +103,7 @@ def _renumber_axes(draft: Draft, node: Node) -> bool:
     transpose = draft.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if transpose is None or transpose.op != "Transpose":
         return False
-    axes = _renumbered(node, transpose.integers("perm"))
+    axes = _renumbered(node, PERM(transpose))
     if axes is None:
         return False
     sources = draft.sources(transpose, node)
@@ -112,7 +113,7 @@ def _renumber_axes(draft: Draft, node: Node) -> bool:
 
 def _as_reshape(draft: Draft, node: Node) -> bool:
     """A Transpose that only moves axes of extent 1."""
-    if node.op != "Transpose" or not moves_nothing(draft.shape(node.inputs[0]), node.integers("perm")):
+    if node.op != "Transpose" or not moves_nothing(draft.shape(node.inputs[0]), PERM(node)):
         return False
     draft.replace(node, replace(node, op="Reshape", attrs={"shape": draft.shape(node.output)}))
     return True
@@ -193,9 +194,9 @@ def _candidates(draft: Draft, region: Region) -> list[Perm]:
     for name in region.entering:
         producer = draft.producer(name)
         if producer is not None and producer.op == "Transpose":
-            found.add(inverse(producer.integers("perm")))
+            found.add(inverse(PERM(producer)))
     for name in region.leaving:
-        found.update(each.integers("perm") for each in draft.readers(name) if each.op == "Transpose")
+        found.update(PERM(each) for each in draft.readers(name) if each.op == "Transpose")
     return sorted(perm for perm in found if perm != tuple(range(len(perm))))
 
 
@@ -205,7 +206,7 @@ def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> 
     if producer is None or producer.op != "Transpose":
         there = _transposed(draft, name, perm)
         return 0.0 if there else _cost(draft.shape(name), perm, name in draft.graph.inputs)
-    x, first = producer.inputs[0], producer.integers("perm")
+    x, first = producer.inputs[0], PERM(producer)
     at_the_edge = x in draft.graph.inputs
     there = _transposed(draft, x, compose(first, perm))
     after = 0.0 if there else _cost(draft.shape(x), compose(first, perm), at_the_edge)
@@ -215,7 +216,7 @@ def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> 
 
 def _transposed(draft: Draft, name: str, perm: Perm) -> str | None:
     """The result of a Transpose of the tensor by perm that is there already."""
-    found = (each for each in draft.readers(name) if each.op == "Transpose" and each.integers("perm") == perm)
+    found = (each for each in draft.readers(name) if each.op == "Transpose" and PERM(each) == perm)
     return next((each.output for each in found), None)
 
 
@@ -226,7 +227,7 @@ def _leaving_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> f
     others = False
     for reader in draft.readers(name):
         if reader.op == "Transpose":
-            last, at_the_edge = reader.integers("perm"), reader.output in draft.outputs
+            last, at_the_edge = PERM(reader), reader.output in draft.outputs
             change += _cost(moved_shape, compose(back, last), at_the_edge) - _cost(shape, last, at_the_edge)
         elif reader.output not in members and not _absorbs(draft, reader, back):
             others = True

@@ -6,6 +6,18 @@ from dataclasses import replace
 from math import inf
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import (
+    ACTIVATION,
+    CEIL_MODE,
+    COUNT_INCLUDE_PAD,
+    DILATIONS,
+    KERNEL_SHAPE,
+    MIN,
+    PAD_MODE,
+    PADS,
+    SIDES,
+    VALUE,
+)
 from npuc.passes.rewriting.rules import Draft, Rule, rewrite
 
 LOWEST = -1e38
@@ -24,23 +36,23 @@ def merge_pads(graph: Graph) -> Graph:
 def _pad_before(draft: Draft, node: Node) -> Node | None:
     """A Pad in front of the node that only adds constant elements around the image."""
     pad = draft.producer(node.inputs[0])
-    if pad is None or pad.op != "Pad" or pad.text("mode", "constant") != "constant":
+    if pad is None or pad.op != "Pad" or PAD_MODE(pad) != "constant":
         return None
-    pads = pad.integers("pads")
+    pads = SIDES(pad)
     rank = len(pads) // 2
     outside = pads[:2] + pads[rank : rank + 2]
     return pad if rank > 2 and not any(outside) and min(pads) >= 0 else None
 
 
 def _spatial(pad: Node) -> tuple[int, ...]:
-    pads = pad.integers("pads")
+    pads = SIDES(pad)
     rank = len(pads) // 2
     return pads[2:rank] + pads[rank + 2 :]
 
 
 def _sum(node: Node, pad: Node) -> tuple[int, ...]:
     more = _spatial(pad)
-    return tuple(a + b for a, b in zip(node.integers("pads", (0,) * len(more)), more, strict=True))
+    return tuple(a + b for a, b in zip((PADS(node) or (0,) * len(more)), more, strict=True))
 
 
 def _merge(draft: Draft, node: Node, pad: Node) -> bool:
@@ -51,23 +63,23 @@ def _merge(draft: Draft, node: Node, pad: Node) -> bool:
 
 def _into_conv(draft: Draft, node: Node) -> bool:
     pad = _pad_before(draft, node) if node.op == "Conv" else None
-    return pad is not None and pad.number("value") == 0 and _merge(draft, node, pad)
+    return pad is not None and VALUE(pad) == 0 and _merge(draft, node, pad)
 
 
 def _fits_pool(node: Node, pad: Node) -> bool:
     """Pools demand padding smaller than their window; with ceil_mode it would change how many windows count."""
-    kernel = node.integers("kernel_shape")
-    dilations = node.integers("dilations", (1,) * len(kernel))
+    kernel = KERNEL_SHAPE(node)
+    dilations = DILATIONS(node) or (1,) * len(kernel)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     small = all(amount < span for amount, span in zip(_sum(node, pad), reach * 2, strict=True))
-    return small and not node.integer("ceil_mode")
+    return small and not CEIL_MODE(node)
 
 
 def _into_average(draft: Draft, node: Node) -> bool:
     pad = _pad_before(draft, node) if node.op == "AveragePool" else None
-    if pad is None or pad.number("value") != 0 or not _fits_pool(node, pad):
+    if pad is None or VALUE(pad) != 0 or not _fits_pool(node, pad):
         return False
-    if any(node.integers("pads", ())) and not node.integer("count_include_pad"):
+    if any(PADS(node)) and not COUNT_INCLUDE_PAD(node):
         return False
     return _merge(draft, node.with_attrs(count_include_pad=1), pad)
 
@@ -76,9 +88,9 @@ def _into_maximum(draft: Draft, node: Node) -> bool:
     pad = _pad_before(draft, node) if node.op == "MaxPool" else None
     if pad is None or not _fits_pool(node, pad) or draft.types[node.output].dtype != "float32":
         return False
-    if max(node.integers("dilations", (1,))) > 1:
+    if max(DILATIONS(node), default=1) > 1:
         return False  # a window's taps may all lie in the padding, whose value is then the result
-    value = pad.number("value")
+    value = VALUE(pad)
     never_wins = value <= LOWEST or value <= _least(draft, pad.inputs[0])
     return never_wins and _merge(draft, node, pad)
 
@@ -88,10 +100,10 @@ def _least(draft: Draft, tensor: str) -> float:
     node = draft.producer(tensor)
     if node is None:
         return -inf
-    if "Relu" in (node.op, node.text("activation")) or node.op in ("Sigmoid", "HardSigmoid", "Softmax"):
+    if "Relu" in (node.op, ACTIVATION(node)) or node.op in ("Sigmoid", "HardSigmoid", "Softmax"):
         return 0.0
-    if "Clip" in (node.op, node.text("activation")):
-        return node.number("min", -inf)
+    if "Clip" in (node.op, ACTIVATION(node)):
+        return MIN(node)
     if node.op in ("MaxPool", "Concat", "Reshape", "Transpose"):
         return min(_least(draft, name) for name in node.inputs)
     return -inf

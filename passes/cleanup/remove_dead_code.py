@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.resize import scales_of
+from npuc.ops.attributes import ACTIVATION, AXES, KERNEL_SHAPE, MAX, MIN, PERM, SCALES, STEPS
 from npuc.passes.rewriting.patterns import scalar
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -41,21 +41,21 @@ def _all_zero(key: str) -> Test:
 
 
 def _identity_permutation(_draft: Draft, node: Node) -> bool:
-    perm = node.integers("perm")
+    perm = PERM(node)
     return perm == tuple(range(len(perm)))
 
 
 def _whole_slice(_draft: Draft, node: Node) -> bool:
     """Of the input's shape, so every element is taken once; a step below 0 would reverse them."""
-    return all(step > 0 for step in node.integers("steps"))
+    return all(step > 0 for step in STEPS(node))
 
 
 def _unlimited(_draft: Draft, node: Node) -> bool:
-    return node.number("min", float("-inf")) == float("-inf") and node.number("max", float("inf")) == float("inf")
+    return MIN(node) == float("-inf") and MAX(node) == float("inf")
 
 
 def _one_tap(_draft: Draft, node: Node) -> bool:
-    return max(node.integers("kernel_shape")) == 1
+    return max(KERNEL_SHAPE(node)) == 1
 
 
 def _one_element(draft: Draft, node: Node) -> bool:
@@ -63,18 +63,18 @@ def _one_element(draft: Draft, node: Node) -> bool:
 
 
 def _same_size(_draft: Draft, node: Node) -> bool:
-    return all(scale == 1 for scale in scales_of(node))
+    return all(scale == 1 for scale in SCALES(node))
 
 
 def _reduces_ones(draft: Draft, node: Node) -> bool:
-    return all(draft.shape(node.inputs[0])[axis] == 1 for axis in node.integers("axes"))
+    return all(draft.shape(node.inputs[0])[axis] == 1 for axis in AXES(node))
 
 
 def _neutral(number: float) -> Test:
     """The second operand is this number, and nothing is computed behind it."""
 
     def test(draft: Draft, node: Node) -> bool:
-        return scalar(draft, node.inputs[1]) == number and not node.text("activation")
+        return scalar(draft, node.inputs[1]) == number and not ACTIVATION(node)
 
     return test
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXES, KEEPDIMS
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.layout import BINARY, UNARY, Layout, moved_inputs, moved_node
 from npuc.passes.rewriting.patterns import scalar
@@ -75,12 +76,12 @@ def sink_squeeze(draft: Draft, node: Node) -> bool:
 def reduce_before_squeeze(draft: Draft, node: Node) -> bool:
     """A reduction that drops its axes, of a Reshape that drops axes of extent 1: both at once."""
     reshape = draft.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
-    if reshape is None or reshape.op != "Reshape" or node.integer("keepdims", 1):
+    if reshape is None or reshape.op != "Reshape" or KEEPDIMS(node):
         return False
     layout = _unsqueezed(draft.shape(reshape.inputs[0]), draft.shape(reshape.output))
     if layout is None:
         return False
-    dropped = node.integers("axes")
+    dropped = AXES(node)
     axes = tuple(at for at, axis in enumerate(layout) if axis is None or axis in dropped)
     sources = draft.sources(reshape, node)
     draft.replace(node, replace(node.with_attrs(axes=axes), inputs=reshape.inputs, sources=sources))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, STARTS, STEPS
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 COMPUTES = frozenset(
@@ -53,12 +54,12 @@ def _before(draft: Draft, node: Node) -> bool:
             new = _convolutions(draft, node, move, parts)
             if not new:
                 return False
-        case "Concat" if move.integer("axis") == parts.axis:
+        case "Concat" if AXIS(move) == parts.axis:
             return _taken_apart(draft, node, move, parts)
         case "Concat":
             new = _of_every_operand(draft, node, move, parts)
         case "Transpose":
-            axis = move.integers("perm")[parts.axis]
+            axis = PERM(move)[parts.axis]
             new = _moved_parts(draft, node, move, axis, [dict(move.attrs) for _ in parts.bounds])
         case _:
             axis = _same_axis(draft.shape(move.inputs[0]), draft.shape(move.output), parts.axis)
@@ -73,14 +74,14 @@ def _before(draft: Draft, node: Node) -> bool:
 def _parts(draft: Draft, node: Node) -> Parts | None:
     """What the node takes, if it is a Split, or a Slice of one axis with steps of 1 that takes less than all."""
     if node.op == "Split":
-        axis, bounds = node.integer("axis"), list[tuple[int, int]]()
+        axis, bounds = AXIS(node), list[tuple[int, int]]()
         for name in node.outputs:
             start = bounds[-1][1] if bounds else 0
             bounds.append((start, start + draft.shape(name)[axis]))
         return Parts(axis, tuple(bounds))
-    if node.op != "Slice" or len(node.integers("axes")) != 1 or node.integers("steps", (1,)) != (1,):
+    if node.op != "Slice" or len(AXES(node)) != 1 or STEPS(node) != (1,):
         return None
-    (axis,), (start,) = node.integers("axes"), node.integers("starts")
+    (axis,), (start,) = AXES(node), STARTS(node)
     extent, taken = draft.shape(node.inputs[0])[axis], draft.shape(node.output)[axis]
     start = max(start + extent, 0) if start < 0 else start
     return Parts(axis, ((start, start + taken),)) if taken < extent else None
@@ -117,7 +118,7 @@ def _convolutions(draft: Draft, node: Node, conv: Node, parts: Parts) -> list[No
     """A Conv for the output channels of each part; none where its channels are not those of one group."""
     names = [name for name in conv.inputs[1:] if name]
     fixed = all(name in draft.constants for name in names)
-    if parts.axis != 1 or conv.integer("group", 1) != 1 or not fixed:
+    if parts.axis != 1 or GROUP(conv) != 1 or not fixed:
         return []
     new: list[Node] = []
     for (first, end), result in zip(parts.bounds, node.outputs, strict=True):

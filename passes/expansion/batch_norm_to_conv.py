@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes, sink_below_function
@@ -112,7 +113,7 @@ def _bounds(values: list[Array | None]) -> list[int]:
 def _source(draft: Draft, x: str) -> Source | None:
     """The Conv that alone gives x to a reader, if it can be divided: no window lies in padding altogether."""
     conv = draft.private(x)
-    if conv is None or conv.op != "Conv" or conv.text("activation"):
+    if conv is None or conv.op != "Conv" or ACTIVATION(conv):
         return None
     window = window_of(conv, draft.shape(conv.inputs[1])[2:])
     if max(window.begins[0], window.ends[0]) >= window.reach[0]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -29,7 +30,7 @@ def _as_channels(draft: Draft, node: Node) -> bool:
     inputs: tuple[str, ...] = ()
     attrs = dict(node.attrs)
     if node.op == "Conv":
-        depthwise = node.integer("group", 1) == channels == draft.shape(node.output)[1]
+        depthwise = GROUP(node) == channels == draft.shape(node.output)[1]
         values = [draft.constants.get(name) for name in node.inputs[1:] if name]
         if not depthwise or any(value is None for value in values):
             return False

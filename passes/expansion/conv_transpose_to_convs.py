@@ -10,6 +10,7 @@ from math import gcd, lcm, prod
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.interleaving import interleaved, woven
@@ -183,7 +184,7 @@ def _chosen(draft: Draft, node: Node, axes: Sequence[Axis]) -> list[Phases]:
     rows, columns = (axis.common() for axis in axes)
     common: list[Phases] = [[(row, column) for row in rows for column in columns]]
     constant = all(name in draft.constants for name in node.inputs[1:] if name)
-    if len(separate) == 1 or node.integer("group", 1) > 1 or not constant:
+    if len(separate) == 1 or GROUP(node) > 1 or not constant:
         return separate
     return common if 4 * _work(draft, node, common) <= 3 * _work(draft, node, separate) else separate
 
@@ -202,7 +203,7 @@ def _lanes(channels: int) -> int:
 
 def _conv(draft: Draft, node: Node, phases: Phases, output: str) -> Node:
     """The Conv of some phases; its weight (phases * Co, C/group, ..) is made of the node's (C, Co/group, ..)."""
-    w, group = draft.constants[node.inputs[1]], node.integer("group", 1)
+    w, group = draft.constants[node.inputs[1]], GROUP(node)
     padded = np.pad(w, ((0, 0), (0, 0), (0, 1), (0, 1)))
     weights: list[Array] = []
     for row, column in phases:

@@ -8,6 +8,7 @@ from math import isfinite
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import PAD_MODE, SHAPE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -43,7 +44,7 @@ def _replace(draft: Draft, node: Node, build: Callable[[Step, str], str]) -> boo
 
 
 def _expand(draft: Draft, node: Node) -> bool:
-    shape = node.integers("shape") if node.op == "Expand" else ()
+    shape = SHAPE(node) if node.op == "Expand" else ()
     before = (*(1 for _ in shape[len(draft.shape(node.inputs[0])) :]), *draft.shape(node.inputs[0]))
     repeated = [axis for axis, extent in enumerate(shape) if extent != before[axis]]
     moves = repeated or before != draft.shape(node.inputs[0])
@@ -63,8 +64,8 @@ def _expand(draft: Draft, node: Node) -> bool:
 def _pad(draft: Draft, node: Node) -> bool:
     if node.op != "Pad" or not only_float(draft, node.inputs[0]) or not draft.types[node.output].size:
         return False
-    shape, pads, mode = list(draft.shape(node.inputs[0])), node.integers("pads"), node.text("mode", "constant")
-    value, rank = node.number("value"), len(shape)
+    shape, pads, mode = list(draft.shape(node.inputs[0])), SIDES(node), PAD_MODE(node)
+    value, rank = VALUE(node), len(shape)
     if not any(pads) or not draft.types[node.inputs[0]].size or not isfinite(value):
         return False
 

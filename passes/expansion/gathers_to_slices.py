@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXIS
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -19,7 +20,7 @@ def _slices(draft: Draft, node: Node) -> bool:
     indices = draft.constants.get(node.inputs[1]) if node.op == "Gather" else None
     if indices is None or not indices.size or node.inputs[0] in draft.constants:
         return False
-    x, axis = node.inputs[0], node.integer("axis")
+    x, axis = node.inputs[0], AXIS(node)
     runs = _runs((indices.reshape(-1) % draft.shape(x)[axis]).tolist())
     if len(runs) > MOST_SLICES:
         return False

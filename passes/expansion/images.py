@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from npuc.ir import Node
+from npuc.ops.attributes import PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.rewriting.layout import inverse, moves_nothing
@@ -103,7 +104,7 @@ def merge_transposes(draft: Draft, node: Node) -> bool:
     first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
-    perm = tuple(first.integers("perm")[axis] for axis in node.integers("perm"))
+    perm = tuple(PERM(first)[axis] for axis in PERM(node))
     sources = draft.sources(first, node)
     draft.replace(node, Node("Transpose", first.inputs, node.outputs, {"perm": perm}, node.name, sources))
     return True

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.split_average_pool import Axis, Limits
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -36,7 +37,7 @@ def _divided(limits: Limits, draft: Draft, node: Node) -> bool:
     shape = draft.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
     if len(shape) != 4 or draft.shape(node.output)[2:] != (1, 1):
         return False
-    kernel = node.integers("kernel_shape", shape[2:])
+    kernel = KERNEL_SHAPE(node) or shape[2:]
     window = window_of(node, kernel)
     if any((*window.begins, *window.ends)) or window.ceil_mode or max(window.dilations) > 1:
         return False

@@ -7,6 +7,7 @@ from math import isfinite
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import PAD_MODE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -25,9 +26,9 @@ def pads_to_convs(graph: Graph) -> Graph:
 
 def _padded(draft: Draft, node: Node) -> bool:
     shape = draft.shape(node.inputs[0])
-    if node.op != "Pad" or node.text("mode", "constant") != "constant" or len(shape) != 4 or shape[0] != 1:
+    if node.op != "Pad" or PAD_MODE(node) != "constant" or len(shape) != 4 or shape[0] != 1:
         return False
-    begins, ends, value = node.integers("pads")[:4], node.integers("pads")[4:], node.number("value")
+    begins, ends, value = SIDES(node)[:4], SIDES(node)[4:], VALUE(node)
     spatial = begins[2:] + ends[2:]
     if any(begins[:2] + ends[:2]) or min(spatial) < 0 or max(begins) > MOST_PADDING or not isfinite(value):
         return False

@@ -8,6 +8,7 @@ import numpy as np
 
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import BLOCKS, GROUP
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft
@@ -148,8 +149,8 @@ def is_dense(draft: Draft, node: Node) -> bool:
 
     One in blocks, which another order of channels would fill, only if it has few taps anyway.
     """
-    if node.op != "Conv" or node.integer("group", 1) != 1:
+    if node.op != "Conv" or GROUP(node) != 1:
         return False
-    if node.integer("blocks", 1) > 1 and any(extent > 1 for extent in draft.shape(node.inputs[1])[2:]):
+    if BLOCKS(node) > 1 and any(extent > 1 for extent in draft.shape(node.inputs[1])[2:]):
         return False
     return all(name in draft.constants for name in node.inputs[1:] if name)

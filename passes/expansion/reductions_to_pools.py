@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXES
 from npuc.passes.expansion.images import TIDY, carried, extents, sides
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -25,7 +26,7 @@ def reductions_to_pools(graph: Graph) -> Graph:
 
 def _over_channels(draft: Draft, node: Node) -> bool:
     shape = draft.shape(node.inputs[0]) if node.op in ("ReduceMean", "ReduceSum") else ()
-    if len(shape) != 4 or node.integers("axes") != (1,) or not only_float(draft, node.inputs[0]):
+    if len(shape) != 4 or AXES(node) != (1,) or not only_float(draft, node.inputs[0]):
         return False
     weight = 1 / shape[1] if node.op == "ReduceMean" else 1.0
     kernel = draft.constant(np.full((1, shape[1], 1, 1), weight, np.float32), f"{node.output}/kernel")
@@ -37,7 +38,7 @@ def _over_channels(draft: Draft, node: Node) -> bool:
 
 def _over_pixels(draft: Draft, node: Node) -> bool:
     x = node.inputs[0] if node.op in (*POOLS, "ReduceSum") else ""
-    axes = node.integers("axes") if x else ()
+    axes = AXES(node) if x else ()
     if not axes or not draft.types[x].size or not only_float(draft, x):
         return False
     shape = draft.shape(x)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.ops.resize import interpolation, scales_of
+from npuc.ops.attributes import SCALES
+from npuc.ops.resize import interpolation
 from npuc.passes.rewriting.interleaving import interleaved
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -53,7 +54,7 @@ def repetitions(draft: Draft, node: Node) -> tuple[int, int]:
         return 0, 0
     scales = y[2] // x[2], y[3] // x[3]
     for axis, scale in zip((2, 3), scales, strict=True):
-        indices, weights = interpolation(node, x[axis], y[axis], scales_of(node)[axis])
+        indices, weights = interpolation(node, x[axis], y[axis], SCALES(node)[axis])
         wanted = np.arange(y[axis]) // scale
         if not ((indices == wanted) | (weights == 0)).all():
             return 0, 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import COUNT_INCLUDE_PAD, KERNEL_SHAPE
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -39,8 +40,8 @@ def _split(draft: Draft, node: Node) -> bool:
     shape, extents = draft.shape(node.output), draft.shape(node.inputs[0])[2:]
     if node.op != "AveragePool" or len(shape) != 4:
         return False
-    window = window_of(node, node.integers("kernel_shape"))
-    counts = bool(node.integer("count_include_pad"))
+    window = window_of(node, KERNEL_SHAPE(node))
+    counts = bool(COUNT_INCLUDE_PAD(node))
     rows, columns = (_regions(window, axis, extents[axis], shape[2 + axis], counts) for axis in (0, 1))
     uniform = len(rows) == len(columns) == 1 and (rows[0].taps, columns[0].taps) == window.kernel
     whole = min(region.taps for region in (*rows, *columns)) > 0

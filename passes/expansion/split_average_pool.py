@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
+from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 
 
@@ -121,7 +122,7 @@ def _stages(graph: Graph, node: Node, limits: Limits) -> Iterator[Node]:
         return
     if node.op == "GlobalAveragePool":
         node = replace(node, op="AveragePool", attrs={"kernel_shape": graph.shape(node.inputs[0])[2:]})
-    height, width = node.integers("kernel_shape")
+    height, width = KERNEL_SHAPE(node)
     window = window_of(node, (height, width))
     padded = any((*window.begins, *window.ends)) or window.ceil_mode
     extents = graph.shape(node.output)[2:]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
-from npuc.ops.resize import scales_of
+from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, SCALES, SHAPE, SIDES, SIZES
 from npuc.passes.expansion.batch_to_channels import POOLS
 from npuc.passes.expansion.stacked_samples import Covering, Extents, stacked_convolution, stacked_layers
 from npuc.passes.rewriting.layout import BINARY, UNARY
@@ -55,7 +55,7 @@ def _is_dense(graph: Graph, node: Node) -> bool:
 
 
 def _is_depthwise(graph: Graph, node: Node) -> bool:
-    group = node.integer("group", 1)
+    group = GROUP(node)
     return node.op == "Conv" and group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
 
 
@@ -90,18 +90,18 @@ def _one_sample(graph: Graph, node: Node) -> Mapping[str, Attr] | None:
             shared = all(len(shape) < rank or shape[0] == 1 for shape in given)
             return node.attrs if shared and all(len(shape) == rank for shape in shapes) else None
         case "Reshape":
-            return {"shape": (1, *node.integers("shape")[1:])}
+            return {"shape": (1, *SHAPE(node)[1:])}
         case "Resize":
-            unchanged = scales_of(node)[0] == 1
-            return {**node.attrs, "sizes": (1, *node.integers("sizes")[1:])} if unchanged else None
+            unchanged = SCALES(node)[0] == 1
+            return {**node.attrs, "sizes": (1, *SIZES(node)[1:])} if unchanged else None
         case "Concat" | "Split":
-            return node.attrs if node.integer("axis") and len(computed) == len(node.inputs) else None
+            return node.attrs if AXIS(node) and len(computed) == len(node.inputs) else None
         case "Slice":
-            return node.attrs if 0 not in node.integers("axes") else None
+            return node.attrs if 0 not in AXES(node) else None
         case "Transpose":
-            return node.attrs if node.integers("perm")[0] == 0 else None
+            return node.attrs if PERM(node)[0] == 0 else None
         case "Pad":
-            pads = node.integers("pads")
+            pads = SIDES(node)
             return node.attrs if pads[0] == pads[len(pads) // 2] == 0 else None
         case _:
             return None

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -88,7 +89,7 @@ def _axis(node: Node, axis: int, extent: int, outputs: int) -> Step:
     """The node along one axis, with the padding that its last window needs."""
     if node.op == "GlobalMaxPool":
         return Step(extent)
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, KERNEL_SHAPE(node))
     stride, reach, begin = window.strides[axis], window.reach[axis], window.begins[axis]
     missing = (outputs - 1) * stride + reach - begin - extent
     alone = outputs == 1 and missing >= 0

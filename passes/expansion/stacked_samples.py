@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.gemm_to_conv import folded
 from npuc.passes.rewriting.layout import BINARY, UNARY
@@ -58,7 +59,7 @@ def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | 
             x, shape = before.inputs[0], source
         row = len(shape) == 2 and x not in stacked
         return Covering(x, folded(shape[1]) if row else _extents(shape))
-    if node.op != "Conv" or len(shape) != 4 or node.integer("group", 1) != 1:
+    if node.op != "Conv" or len(shape) != 4 or GROUP(node) != 1:
         return None
     window = window_of(node, graph.shape(node.inputs[1])[2:])
     whole = window.reach == window.kernel == shape[2:] and not any((*window.begins, *window.ends))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXES
 from npuc.passes.expansion.permute_channels_by_conv import MOVES
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -26,7 +27,7 @@ def _strided(draft: Draft, node: Node) -> bool:
     if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(draft, x):
         return False
     keys = ("starts", "ends", "steps")
-    cuts = dict(zip(node.integers("axes"), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
+    cuts = dict(zip(AXES(node), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
     strides = tuple(cuts[axis][2] if axis in cuts else 1 for axis in (2, 3))
     others = [step for axis, (_, _, step) in cuts.items() if axis < 2]
     if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= MOST_STRIDE or any(s != 1 for s in others):

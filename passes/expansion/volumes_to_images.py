@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import KERNEL_SHAPE, OUTPUT_PADDING
 from npuc.ops.windows import Window, window_of
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -46,7 +47,7 @@ def _pool(draft: Draft, node: Node) -> bool:
     if not _is_volume(draft, node, POOLS):
         return False
     (N, C, D, H, W), (_, _, _, Ho, Wo) = draft.shape(node.inputs[0]), draft.shape(node.output)
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, KERNEL_SHAPE(node))
     image = _reshape(draft, node.inputs[0], (N, C * D, H, W), node)
     plane = draft.fresh(f"{node.output}/planes")
     column = _reshape(draft, plane, (N, C, D, Ho * Wo), node)
@@ -97,7 +98,7 @@ def _convolution(draft: Draft, node: Node) -> bool:
     y = draft.fresh(f"{node.output}/image")
     attrs: dict[str, Attr] = {**node.attrs, **_axes(window, (1, 2))}
     if "output_padding" in node.attrs:
-        attrs["output_padding"] = node.integers("output_padding")[1:]
+        attrs["output_padding"] = OUTPUT_PADDING(node)[1:]
     inner = replace(node, inputs=tuple(inputs), outputs=(y,), attrs=attrs)
     draft.replace(node, x, inner, _back(draft, y, node))
     return True

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP, PADS
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.recognition.recognise_batch_norm import merge_batch_norms, scale_and_shift
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -29,7 +30,7 @@ def _into_producer(draft: Draft, node: Node) -> bool:
     """y = factor * (w x + b) + shift = (factor w) x + (factor b + shift)."""
     found = scale_and_shift(draft, node)
     producer = draft.private(node.inputs[0]) if found else None
-    if found is None or producer is None or producer.op not in WEIGHTED or producer.text("activation"):
+    if found is None or producer is None or producer.op not in WEIGHTED or ACTIVATION(producer):
         return False
     parameters = _parameters(draft, producer)
     if parameters is None:
@@ -45,7 +46,7 @@ def _into_producer(draft: Draft, node: Node) -> bool:
 def _into_reader(draft: Draft, node: Node) -> bool:
     """y = w (factor x + shift) + b = (w factor) x + (w shift + b)."""
     parameters = _parameters(draft, node) if node.op in ("Conv", "Gemm") else None
-    if parameters is None or (node.op == "Conv" and any(node.integers("pads", ()))):
+    if parameters is None or (node.op == "Conv" and any(PADS(node))):
         return False
     reshape = draft.private(node.inputs[0]) if node.op == "Gemm" else None
     flat = reshape if reshape is not None and reshape.op == "Reshape" else None
@@ -54,7 +55,7 @@ def _into_reader(draft: Draft, node: Node) -> bool:
     if norm is None or found is None or draft.shape(norm.output)[0] != draft.shape(node.output)[0]:
         return False
     factor, shift = (_per_column(draft, norm.output, each) for each in found) if flat else found
-    (w, b), group = parameters, node.integer("group", 1)
+    (w, b), group = parameters, GROUP(node)
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     scaled = grouped * factor.reshape(group, 1, -1, 1)
     moved = (grouped * shift.reshape(group, 1, -1, 1)).sum(axis=(2, 3)).reshape(-1)
@@ -88,7 +89,7 @@ def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
     """
     if node.op != "ConvTranspose":
         return w * factor.reshape(-1, *(1 for _ in w.shape[1:]))
-    group = node.integer("group", 1)
+    group = GROUP(node)
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     return (grouped * factor.reshape(group, 1, -1, 1)).reshape(w.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, DILATIONS
 from npuc.passes.recognition.recognise_activations import merge_limits
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -23,7 +24,7 @@ def fuse_activation(graph: Graph) -> Graph:
 def _fusable(draft: Draft, tensor: str) -> Node | None:
     """The tensor's producer, if an activation can become part of it."""
     producer = draft.private(tensor)
-    if producer is None or producer.op not in FUSABLE or producer.text("activation"):
+    if producer is None or producer.op not in FUSABLE or ACTIVATION(producer):
         return None
     return producer if only_float(draft, tensor) else None
 
@@ -44,7 +45,7 @@ def _swap_with_pool(draft: Draft, node: Node) -> bool:
     pool = draft.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
     if pool is None or pool.op != "MaxPool" or _fusable(draft, pool.inputs[0]) is None:
         return False
-    if max(pool.integers("dilations", (1,))) > 1:
+    if max(DILATIONS(pool) or (1,)) > 1:
         return False  # a window's taps may all lie in the padding: the limits count there
     early = draft.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
     limited = replace(node, inputs=pool.inputs, outputs=(early,))

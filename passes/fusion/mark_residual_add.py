@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops import rebuild
+from npuc.ops.attributes import FUSED_INPUT
 
 PRODUCERS = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
@@ -26,10 +27,10 @@ def mark_residual_add(graph: Graph) -> Graph:
 def _marked(graph: Graph, add: Node, places: dict[str, int]) -> Node:
     found = [index for index in (0, 1) if _last_step(graph, add, index)]
     best = max(found, key=lambda index: places[add.inputs[index]], default=None)
-    if add.attrs.get("fused_input") == best:
+    if FUSED_INPUT(add) == best:
         return add
-    attrs = {key: value for key, value in add.attrs.items() if key != "fused_input"}
-    return replace(add, attrs=attrs if best is None else {**attrs, "fused_input": best})
+    attrs = {key: value for key, value in add.attrs.items() if key != FUSED_INPUT.name}
+    return replace(add, attrs=attrs if best is None else {**attrs, FUSED_INPUT.name: best})
 
 
 def _last_step(graph: Graph, add: Node, index: int) -> bool:

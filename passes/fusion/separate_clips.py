@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 
@@ -18,7 +18,7 @@ def separate_clips(graph: Graph) -> Graph:
 
 
 def _separate(draft: Draft, node: Node) -> bool:
-    if node.text("activation") != "Clip" or node.number("min", -inf) == 0 < node.number("max", inf):
+    if ACTIVATION(node) != "Clip" or MIN(node) == 0 < MAX(node):
         return False
     limits = {key: node.attrs[key] for key in ("min", "max") if key in node.attrs}
     attrs = {key: value for key, value in node.attrs.items() if key not in ("activation", *limits)}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import PADS
 from npuc.passes.cleanup.merge_pads import PAD_RULES
 from npuc.passes.cleanup.sink_reshapes import RESHAPE_RULES
 from npuc.passes.rewriting.patterns import quantisation_axis, restored_weight, stored_weight
@@ -59,7 +60,7 @@ def _lift(draft: Draft, node: Node) -> bool:
 
 def _window(node: Node) -> dict[str, Attr]:
     """The window's attributes with a first dimension of one element."""
-    (begin, end) = node.integers("pads", (0, 0))
+    (begin, end) = PADS(node) or (0, 0)
     attrs: dict[str, Attr] = {"pads": (0, begin, 0, end)}
     for key, neutral in (("kernel_shape", 1), ("strides", 1), ("dilations", 1), ("output_padding", 0)):
         if key in node.attrs:

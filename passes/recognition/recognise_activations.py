@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf, isclose, pi, sqrt
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, HARD_ALPHA, HARD_BETA, MAX, MIN
 from npuc.passes.rewriting.patterns import affine, factors, only_float, polynomial, scalar
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -54,7 +55,7 @@ def _near(value: float, wanted: float) -> bool:
 def _limits(node: Node | None) -> tuple[float, float] | None:
     if node is None or node.op not in ("Relu", "Clip"):
         return None
-    return (0.0, inf) if node.op == "Relu" else (node.number("min", -inf), node.number("max", inf))
+    return (0.0, inf) if node.op == "Relu" else (MIN(node), MAX(node))
 
 
 def _limit(draft: Draft, node: Node) -> bool:
@@ -105,7 +106,7 @@ def _leaky_relu(draft: Draft, node: Node) -> bool:
 
 def _prelu(draft: Draft, node: Node) -> bool:
     """relu(x) + c * relu(-x), or the difference of both, with any constant c."""
-    if node.op not in ("Add", "Sub") or node.text("activation"):
+    if node.op not in ("Add", "Sub") or ACTIVATION(node):
         return False
     pairs = (node.inputs, node.inputs[::-1]) if node.op == "Add" else (node.inputs,)
     for positive, negative in pairs:
@@ -220,10 +221,10 @@ def _swish(draft: Draft, sigmoid: Node, x: str, a: float, b: float) -> tuple[str
 
 def _hard_swish(draft: Draft, gate: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
     if gate.op == "HardSigmoid":
-        limit, inner = 1.0, {1: gate.number("alpha"), 0: gate.number("beta")}
+        limit, inner = 1.0, {1: HARD_ALPHA(gate), 0: HARD_BETA(gate)}
         fits = gate.inputs[0] == x
     else:
-        low, limit = gate.number("min", -inf), gate.number("max", inf)
+        low, limit = MIN(gate), MAX(gate)
         inner = polynomial(draft, gate.inputs[0], x)
         fits = low == 0
     if not fits or inner is None or set(inner) != {0, 1} or b != 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, EPSILON
 from npuc.passes.rewriting.patterns import along_axis, constant_operand, only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -25,7 +26,7 @@ def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
     if node.op != "BatchNormalization" or len(given) < 4:
         return None
     scale, bias, mean, var = (value.astype(np.float64) for value in given)
-    factor = scale / np.sqrt(var + node.number("epsilon", 1e-5))
+    factor = scale / np.sqrt(var + EPSILON(node))
     return factor, bias - mean * factor
 
 
@@ -42,7 +43,7 @@ def _arithmetic(draft: Draft, node: Node) -> bool:
     if node.op == "Neg":
         C = draft.shape(node.output)[1:2]
         return bool(C) and _convert(draft, node, node.inputs[0], np.full(C, -1.0), np.zeros(C))
-    if node.op not in ("Add", "Sub", "Mul", "Div") or node.text("activation"):
+    if node.op not in ("Add", "Sub", "Mul", "Div") or ACTIVATION(node):
         return False
     found = constant_operand(draft, node)
     if found is None or draft.shape(found[0]) != draft.shape(node.output):

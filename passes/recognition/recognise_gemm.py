@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION
 from npuc.passes.rewriting.patterns import along_axis, quantisation_axis, restored_weight, stored_weight
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -53,14 +54,14 @@ def _gemm_behind(draft: Draft, tensor: str) -> tuple[Node, Node | None] | None:
     reshape = node if node is not None and node.op == "Reshape" else None
     if reshape is not None:
         node = draft.private(reshape.inputs[0])
-    if node is None or node.op != "Gemm" or node.text("activation"):
+    if node is None or node.op != "Gemm" or ACTIVATION(node):
         return None
     return (node, reshape) if draft.shape(tensor)[-1:] == draft.shape(node.output)[-1:] else None
 
 
 def _bias(draft: Draft, node: Node) -> bool:
     """Gemm, then Add of a row: a Gemm with a bias."""
-    if node.op != "Add" or node.text("activation"):
+    if node.op != "Add" or ACTIVATION(node):
         return False
     for x, b in (node.inputs, node.inputs[::-1]):
         found = _gemm_behind(draft, x)

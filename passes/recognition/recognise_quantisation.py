@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import PAD_MODE, RESIZE_MODE, TO, VALUE, WHOLE
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 ONE_INPUT = ("Reshape", "Transpose", "Slice", "Expand", "DepthToSpace", "SpaceToDepth", "MaxPool", "Identity")
@@ -26,7 +27,7 @@ def recognise_quantisation(graph: Graph) -> Graph:
     Where both have different scales or zero points, a product and a sum follow. Rounding again what the same
     FakeQuantize has rounded, moved, compared or limited at 0, changes nothing and is left out.
     """
-    if not any(node.op in MARKS or node.integer("whole") for node in graph.nodes):
+    if not any(node.op in MARKS or WHOLE(node) for node in graph.nodes):
         return graph
     return rewrite(graph, _stay_float, _raise_dequantize, _sink_quantize, _pair, _before_concat, _repeated)
 
@@ -58,8 +59,8 @@ def _converting(draft: Draft, node: Node, x: str, y: str) -> Node:
 
 def _stay_float(draft: Draft, node: Node) -> bool:
     """Whole numbers that become int32 only to become floats again."""
-    cast = draft.producer(node.inputs[0]) if node.op == "Cast" and node.text("to") == "float32" else None
-    if cast is None or not cast.integer("whole"):
+    cast = draft.producer(node.inputs[0]) if node.op == "Cast" and TO(node) == "float32" else None
+    if cast is None or not WHOLE(cast):
         return False
     draft.replace(node, replace(node, op="Identity", inputs=cast.inputs, attrs={}))
     return True
@@ -71,13 +72,13 @@ def _raise_dequantize(draft: Draft, node: Node) -> bool:
     moved = draft.producer(node.inputs[0]) if found else None
     if found is None or moved is None:
         return False
-    resized = moved.op == "Resize" and moved.text("mode", "nearest") == "nearest"
+    resized = moved.op == "Resize" and RESIZE_MODE(moved) == "nearest"
     if not (moved.op in (*ONE_INPUT, "Concat", "Split", "Pad") or resized):
         return False
     scale, zero, _ = found
     attrs = dict(moved.attrs)
     if moved.op == "Pad":
-        attrs["value"] = (moved.number("value") - zero) * scale
+        attrs["value"] = (VALUE(moved) - zero) * scale
     data = len(moved.inputs) if moved.op == "Concat" else 1
     floats = [draft.fresh(f"{name}/dequantised") for name in moved.inputs[:data]]
     before = [_converting(draft, node, name, x) for name, x in zip(moved.inputs, floats, strict=False)]
@@ -160,6 +161,6 @@ def _on_grid(draft: Draft, tensor: str, grid: Node) -> bool:
     if node.op == "Concat":
         return all(_on_grid(draft, name, grid) for name in node.inputs)
     if node.op == "Pad":
-        zero = node.text("mode", "constant") != "constant" or node.number("value") == 0
+        zero = PAD_MODE(node) != "constant" or VALUE(node) == 0
         return zero and _on_grid(draft, node.inputs[0], grid)
     return node.op in (*ONE_INPUT, "Split", "Relu") and _on_grid(draft, node.inputs[0], grid)

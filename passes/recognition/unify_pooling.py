@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import AXES, KERNEL_SHAPE, PADS
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -25,7 +26,7 @@ def unify_pooling(graph: Graph) -> Graph:
 def _reduction(draft: Draft, node: Node) -> bool:
     """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor."""
     shape = draft.shape(node.inputs[0])
-    axes = node.integers("axes") if node.op in _POOL else ()
+    axes = AXES(node) if node.op in _POOL else ()
     if not axes or min(axes) < 2 or not only_float(draft, node.inputs[0]):
         return False
     reduced = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
@@ -45,7 +46,7 @@ def _reduction(draft: Draft, node: Node) -> bool:
 def _covering_window(draft: Draft, node: Node) -> bool:
     """A window as large as the image, without padding."""
     shape = draft.shape(node.inputs[0])
-    if node.op not in _GLOBAL or node.integers("kernel_shape") != shape[2:] or any(node.integers("pads", ())):
+    if node.op not in _GLOBAL or KERNEL_SHAPE(node) != shape[2:] or any(PADS(node)):
         return False
     if not only_float(draft, node.inputs[0]):
         return False

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
-from npuc.ops.resize import scales_of
+from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SCALES, SHAPE, SIDES, SIZES, STEPS_AXIS
 from npuc.passes.rewriting.rules import Draft
 
 Layout = tuple[int | None, ...]
@@ -51,15 +51,15 @@ def _position(layout: Layout, axis: int) -> int:
 
 
 def _one_axis(node: Node, layout: Layout) -> Attrs:
-    return {"axis": _position(layout, node.integer("axis"))}
+    return {"axis": _position(layout, AXIS(node))}
 
 
 def _some_axes(node: Node, layout: Layout) -> Attrs:
-    return {"axes": tuple(_position(layout, axis) for axis in node.integers("axes"))}
+    return {"axes": tuple(_position(layout, axis) for axis in AXES(node))}
 
 
 def _sorted_axes(node: Node, layout: Layout) -> Attrs:
-    return {"axes": tuple(sorted(_position(layout, axis) for axis in node.integers("axes")))}
+    return {"axes": tuple(sorted(_position(layout, axis) for axis in AXES(node)))}
 
 
 def _spread(values: Sequence[int], layout: Layout, default: int) -> tuple[int, ...]:
@@ -67,24 +67,24 @@ def _spread(values: Sequence[int], layout: Layout, default: int) -> tuple[int, .
 
 
 def _pads(node: Node, layout: Layout) -> Attrs:
-    pads = node.integers("pads")
+    pads = SIDES(node)
     rank = len(pads) // 2
     return {"pads": _spread(pads[:rank], layout, 0) + _spread(pads[rank:], layout, 0)}
 
 
 def _shape(node: Node, layout: Layout) -> Attrs:
-    return {"shape": _spread(node.integers("shape"), layout, 1)}
+    return {"shape": _spread(SHAPE(node), layout, 1)}
 
 
 def _sizes(node: Node, layout: Layout) -> Attrs:
-    scales = scales_of(node)
+    scales = SCALES(node)
     moved = tuple(1.0 if axis is None else scales[axis] for axis in layout)
-    return {"sizes": _spread(node.integers("sizes"), layout, 1), "scales": moved}
+    return {"sizes": _spread(SIZES(node), layout, 1), "scales": moved}
 
 
 def _quantisation_axis(node: Node, layout: Layout) -> Attrs:
     """Per-tensor forms carry an axis too, of a rank that nobody checks."""
-    axis = node.integer("axis", 1)
+    axis = STEPS_AXIS(node)
     return {"axis": _position(layout, axis) if axis in layout else axis}
 
 
@@ -110,7 +110,7 @@ def moved_inputs(draft: Draft, node: Node) -> tuple[str, ...] | None:
 
     Constants are laid out anew; scales and zero points are vectors and stay.
     """
-    if node.op not in _MOVED_ATTRS or not node.integer("keepdims", 1):
+    if node.op not in _MOVED_ATTRS or not KEEPDIMS(node):
         return None
     inputs = node.inputs
     if node.op in ("QuantizeLinear", "DequantizeLinear"):

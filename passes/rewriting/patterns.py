@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import ACTIVATION, STEPS_AXIS
 from npuc.passes.rewriting.rules import Draft
 
 DEGREE = 3
@@ -73,7 +74,7 @@ def restored_weight(draft: Draft, tensor: str, stored: Array, stem: str, axis: i
 def quantisation_axis(draft: Draft, tensor: str) -> int:
     """The axis along which a weight's scales vary; 0 if there is none."""
     node = draft.producer(tensor)
-    return node.integer("axis", 1) if node is not None else 0
+    return STEPS_AXIS(node) if node is not None else 0
 
 
 def only_float(draft: Draft, *tensors: str) -> bool:
@@ -109,7 +110,7 @@ def affine(draft: Draft, tensor: str) -> Affine:
 
 def _affine_step(draft: Draft, tensor: str) -> Affine | None:
     node = draft.producer(tensor)
-    if node is None or node.op not in ("Add", "Sub", "Mul", "Div", "Neg") or node.text("activation"):
+    if node is None or node.op not in ("Add", "Sub", "Mul", "Div", "Neg") or ACTIVATION(node):
         return None
     if node.op == "Neg":
         return Affine(node.inputs[0], -1.0, 0.0)
@@ -132,7 +133,7 @@ def polynomial(draft: Draft, tensor: str, x: str, depth: int = 8) -> Polynomial 
     if number is not None:
         return {0: number}
     node = draft.private(tensor)
-    if node is None or depth == 0 or node.text("activation"):
+    if node is None or depth == 0 or ACTIVATION(node):
         return None
     return _polynomial_of(draft, node, lambda each: polynomial(draft, each, x, depth - 1))
 

@@ -67,7 +67,7 @@ class EasyNpu:
         from npuc.targets.easynpu.network import quantising
 
         machine = machines.load(options.machine)
-        on_array = {id(node) for node in quantising.integer(graph, machine)}
+        on_array = set(quantising.integer(graph, machine))
         return problems(
             graph,
             on_array,

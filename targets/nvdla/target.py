@@ -66,7 +66,7 @@ class Nvdla:
         machine = self._machine(options)
         if options.precision != "int8" and (quantised := support.quantised_already(graph, options.precision)):
             return [quantised]
-        on_device = {id(node) for node in quantising.on_device(graph, machine, options.precision)}
+        on_device = set(quantising.on_device(graph, machine, options.precision))
         return problems(
             graph,
             on_device,

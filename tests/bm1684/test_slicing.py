@@ -12,6 +12,7 @@ import pytest
 from npuc import driver, interpreter
 from npuc.ir import Graph, Node, TensorType, type_of
 from npuc.models import MODELS
+from npuc.ops import OPS
 from npuc.target import Options
 from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
@@ -82,7 +83,7 @@ def _convolution(height: int, stride: int, pads: tuple[int, int, int, int]) -> G
     out = (height + pads[0] + pads[2] - 3) // stride + 1
     node = Node("Conv", ("x", "w"), ("y",), {"strides": (stride, 1), "pads": pads, "dilations": (1, 1)}, "conv")
     tensors = {"x": TensorType((1, 2, height, 40)), "w": type_of(weights), "y": TensorType((1, 4, out, 40))}
-    return Graph("g", (node,), ("x",), ("y",), {"w": weights}, tensors)
+    return Graph("g", (node,), ("x",), ("y",), {"w": weights}, tensors, OPS)
 
 
 # by hand: output row y of a 3-row window reads rows stride * y - pad .. stride * y - pad + 2 of the image

@@ -16,6 +16,7 @@ from onnx import numpy_helper, parser
 import npuc
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node, TensorType
+from npuc.ops import OPS
 from npuc.target import Options
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -66,7 +67,7 @@ class Layers:
     def graph(self) -> Graph:
         types = {name: TensorType(each.shape, str(each.dtype)) for name, each in self.constants.items()}
         types |= {name: TensorType((1, *shape), "int8") for name, shape in self.shapes.items()}
-        return Graph("net", tuple(self.nodes), ("x",), (self.nodes[-1].output,), self.constants, types)
+        return Graph("net", tuple(self.nodes), ("x",), (self.nodes[-1].output,), self.constants, types, OPS)
 
 
 def chain() -> Graph:

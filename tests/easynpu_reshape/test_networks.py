@@ -13,8 +13,10 @@ from onnx import helper
 
 from npuc import driver
 from npuc.ir import Graph, Node, TensorType
+from npuc.ops import OPS
 from npuc.storage import data
-from npuc.targets.easynpu.layers.movement import WORD_OP, with_reshape_words
+from npuc.targets.easynpu.layers.movement import with_reshape_words
+from npuc.targets.easynpu.layers.operators import WORD_OP
 from npuc.targets.easynpu.layers.windows import is_tileable
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_tables.test_networks import EASYNPU, Outcome, conv, model, outcome, weights
@@ -199,7 +201,7 @@ def test_exchanging_rows_and_columns_takes_two_cycles_for_a_word(tmp_path: Path)
 
 def graph_of(*nodes: Node, shapes: dict[str, tuple[int, ...]]) -> Graph:
     types = {name: TensorType(shape, "int8") for name, shape in shapes.items()}
-    return Graph("g", nodes, ("x",), (nodes[-1].output,), {}, types)
+    return Graph("g", nodes, ("x",), (nodes[-1].output,), {}, types, OPS)
 
 
 def test_the_longest_chain_that_one_word_does_is_replaced_and_keeps_its_sources() -> None:

@@ -15,7 +15,6 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.arithmetic import onnx_forms  # noqa: F401  registers operators and their exporters
 from npuc.quantize.arithmetic.tables import Table, domains
 from npuc.quantize.calibration.histograms import spreads
 from npuc.quantize.network.build import quantise

@@ -10,15 +10,15 @@ import onnx
 import pytest
 
 from npuc.errors import NpucError
+from npuc.export_onnx import onnx_bytes
 from npuc.ir import Array, Node, TensorType
 from npuc.models import MODELS
 from npuc.ops import build
-from npuc.quantize.arithmetic.onnx_forms import integer_model
 from npuc.reference import session
 from npuc.target import target
-from npuc.targets.nvdla.arithmetic import onnx_forms  # noqa: F401  (its rules for the exporter)
 from npuc.targets.nvdla.arithmetic.fixed_point import quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import Table, interpolated
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 INT16 = {"name": "nvdla-full", "precision": "int16"}
@@ -153,8 +153,9 @@ def test_onnx_adds_the_products_of_16_bits_exactly(channels: int) -> None:
         {"x": TensorType(x.shape, "int16")},
         ("y",),
         {"w": w},
+        OPERATORS,
     )
-    found = session(integer_model(graph, ["y"])).run(["y"], {"x": x})[0].ravel().tolist()
+    found = session(onnx_bytes(graph, ["y"])).run(["y"], {"x": x})[0].ravel().tolist()
 
     def rounded(value: int, shift: int) -> int:
         half = (abs(value) + (1 << (shift - 1))) >> shift

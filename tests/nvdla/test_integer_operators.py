@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuc.export_onnx import onnx_bytes
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.arithmetic.onnx_forms import integer_model
 from npuc.reference import session
-from npuc.targets.nvdla.arithmetic import onnx_forms  # noqa: F401  registers operators and their exporters
 from npuc.targets.nvdla.arithmetic.fixed_point import addends, factor, factors, quantise_weights
 from npuc.targets.nvdla.arithmetic.integer import Stage
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 
 SUM, MAX, MIN = 1, 2, 3
 
 
 def _graph(node: Node, shape: tuple[int, ...], constants: dict[str, Array]) -> Graph:
     inputs = {name: TensorType(shape, "int8") for name in node.inputs if name and name not in constants}
-    return build("g", [node], inputs, ("y",), constants)
+    return build("g", [node], inputs, ("y",), constants, OPERATORS)
 
 
 def _elementwise(values: list[int], constants: dict[str, Array] | None = None, **attrs: Any) -> list[int]:
@@ -61,7 +61,7 @@ def test_a_table_gives_its_entry_for_every_int8() -> None:
 
 
 def _agrees(graph: Graph, feeds: dict[str, Array]) -> None:
-    model = session(integer_model(graph, graph.outputs))
+    model = session(onnx_bytes(graph, graph.outputs))
     np.testing.assert_array_equal(model.run(["y"], feeds)[0], run(graph, feeds)["y"])
 
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from npuc.ir import Array, Node
-from npuc.ops import OPS
 from npuc.quantize.scales.model_scales import Steps
 from npuc.target import target
 from npuc.targets.nvdla.arithmetic.normalisation import MOST_ENTRY, square_sums, tables_of
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
@@ -116,5 +116,5 @@ def test_results_are_the_formulas_within_little_more_than_rounding(alpha: float,
     given = Node("LRN", ("x",), ("y",), {"size": 5, "alpha": alpha, "beta": 0.75, "bias": 1.0})
     tables, attrs = normalised(given, Steps(1 / 32, zero), y)
     entries = [np.array(each, np.int16) for each in (tables.le, tables.lo)]
-    (found,) = OPS["NvLrn"].compute(Node("NvLrn", ("x", "le", "lo"), ("y",), attrs), [x, *entries])
+    (found,) = OPERATORS["NvLrn"].compute(Node("NvLrn", ("x", "le", "lo"), ("y",), attrs), [x, *entries])
     assert np.abs(found - (exact / y.scale + zero)).max() < 0.52

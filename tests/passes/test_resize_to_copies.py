@@ -6,7 +6,7 @@ import pytest
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
-from npuc.ops.resize import COORDINATES, NEAREST
+from npuc.ops.attributes import COORDINATES, NEAREST_MODE
 from npuc.passes.expansion.resize_to_copies import resize_to_copies
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
@@ -33,8 +33,8 @@ def test_repeated_pixels_are_copies_of_the_map(
     assert_close(onnxruntime_values(to_onnx(graph), given)["y"], run(found, given)["y"], "y")
 
 
-@pytest.mark.parametrize("nearest", NEAREST)
-@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("nearest", NEAREST_MODE.choices)
+@pytest.mark.parametrize("coordinates", COORDINATES.choices)
 @pytest.mark.parametrize("scale", [2, 3])
 def test_any_mode_that_repeats_pixels_is_recognised(coordinates: str, nearest: str, scale: int) -> None:
     shape = (1, 2, 4, 4)

@@ -10,7 +10,6 @@ import pytest
 
 from npuc.export_onnx import to_onnx
 from npuc.ir import Graph
-from npuc.quantize.arithmetic import onnx_forms as _rules  # noqa: F401  the exporter's rules for integer operators
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, best_network
 from npuc.quantize.network.build import quantiser

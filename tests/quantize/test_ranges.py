@@ -7,7 +7,7 @@ import pytest
 
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.arithmetic.operators import convolve
+from npuc.ops.integer import convolve
 from npuc.quantize.arithmetic.ranges import bound
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
+from npuc.ops.attributes import AXIS
 
 
 def _is_weight(to: Builder, name: str) -> bool:
@@ -23,7 +24,7 @@ def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
     dequantize = to.producers[name]
     x, *scales = dequantize.inputs
     turned = to.constant(node, "weight", np.ascontiguousarray(to.constants[x].T))
-    return to.emit(node, "DequantizeLinear", (turned, *scales), (), axis=1 - dequantize.integer("axis"))
+    return to.emit(node, "DequantizeLinear", (turned, *scales), (), axis=1 - AXIS(dequantize))
 
 
 def _matmul(node: OnnxNode, to: Builder) -> None:

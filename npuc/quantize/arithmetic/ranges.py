@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.ops.accumulators import accumulator_bound
+from npuc.ops.attributes import PADDING, SHIFT
 
 LARGEST = 128
 """Of the magnitudes of an int8."""
@@ -24,7 +25,7 @@ def bound(graph: Graph, node: Node) -> int | None:
         case "IntConv":
             w, bias, shift = (graph.constants[name] for name in node.inputs[1:4])
             sums = accumulator_bound(w, bias)
-            if node.integer("padding"):
+            if PADDING(node):
                 sums = sums + accumulator_bound(w, np.zeros_like(bias))
             return int((sums + (1 << np.maximum(shift.astype(np.int64) - 1, 0))).max())
         case "IntAdd":
@@ -47,4 +48,4 @@ def bound(graph: Graph, node: Node) -> int | None:
 
 
 def _rounding(node: Node) -> int:
-    return (1 << node.integer("shift")) >> 1
+    return (1 << SHIFT(node)) >> 1

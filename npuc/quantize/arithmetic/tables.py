@@ -16,6 +16,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS
+from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MAX, MIN, SWISH_ALPHA
 
 ANY_SIZE: Mapping[str, float] = {}
 INPUTS = np.arange(-128, 128)
@@ -49,7 +50,7 @@ Tabulate = Callable[[Array], Table]
 
 def is_relu(node: Node) -> bool:
     """Whether the node is a ReLU, or a Clip from 0 whose upper limit saturation can be."""
-    return node.op == "Relu" or (node.op == "Clip" and node.number("min", -inf) == 0 < node.number("max", inf))
+    return node.op == "Relu" or (node.op == "Clip" and MIN(node) == 0 < MAX(node))
 
 
 def single_slope(graph: Graph, node: Node) -> float | None:
@@ -92,11 +93,11 @@ def domain(function: Node) -> tuple[float, float]:
         case "Erf":
             return -2.25, 2.25
         case "HardSigmoid":
-            alpha, beta = function.number("alpha", 0.2), function.number("beta", 0.5)
+            alpha, beta = HARD_ALPHA(function), HARD_BETA(function)
             low, high = sorted((-beta / alpha, (1 - beta) / alpha)) if alpha else (-inf, inf)
             return low, high
         case "Clip":
-            return function.number("min", -inf), function.number("max", inf)
+            return MIN(function), MAX(function)
         case "HardSwish":
             return -3.0, inf
         case "Gelu":
@@ -105,8 +106,8 @@ def domain(function: Node) -> tuple[float, float]:
             return -6.25, inf
         case "Mish":
             return -8.5, inf
-        case "Swish" if function.number("alpha", 1.0) > 0:
-            return -8.5 / min(function.number("alpha", 1.0), 1.0), inf
+        case "Swish" if SWISH_ALPHA(function) > 0:
+            return -8.5 / min(SWISH_ALPHA(function), 1.0), inf
         case _:
             return -inf, inf
 
@@ -137,11 +138,11 @@ def domains(
 
     largest: the largest magnitudes of results, as far as they are known.
     """
-    functions = {id(node): function for node in nodes if (function := as_unary(graph, node)) is not None}
+    functions = {node: function for node in nodes if (function := as_unary(graph, node)) is not None}
     found: dict[str, tuple[float, float]] = {}
-    for name in dict.fromkeys(node.inputs[0] for node in nodes if id(node) in functions):
+    for name in dict.fromkeys(node.inputs[0] for node in nodes if node in functions):
         readers = graph.readers[name]
-        if name not in graph.outputs and all(id(reader) in functions for reader in readers):
-            limits = [reached_domain(functions[id(each)], largest.get(each.output, inf)) for each in readers]
+        if name not in graph.outputs and all(reader in functions for reader in readers):
+            limits = [reached_domain(functions[each], largest.get(each.output, inf)) for each in readers]
             found[name] = min(low for low, _ in limits), max(high for _, high in limits)
     return found

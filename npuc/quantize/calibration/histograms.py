@@ -15,6 +15,7 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import GROUP
 
 BINS = 2048
 NOTHING = 2.0**-60
@@ -161,7 +162,7 @@ def output_gains(graph: Graph, nodes: Sequence[Node]) -> dict[str, Array]:
             continue
         shape = graph.shape(node.inputs[0])
         squares = np.square(graph.constants[node.inputs[1]], dtype=np.float64)
-        if node.integer("group", 1) > 1:
+        if GROUP(node) > 1:
             gain = squares.reshape(shape[1], -1).sum(axis=1)
         else:
             gain = squares.sum(axis=(0, *range(2, squares.ndim)))

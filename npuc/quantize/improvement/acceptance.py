@@ -30,12 +30,12 @@ class Guard:
         The mean over the tensors where int8 ends; with outputs behind them, the mean of that and of the mean over
         those outputs.
         """
-        from npuc.quantize.arithmetic.onnx_forms import integer_model
+        from npuc.export_onnx import onnx_bytes
         from npuc.reference import session
 
         wanted = {**self.exact, **self.outputs}
         names = list(wanted)
-        run = session(integer_model(quantised.graph, names))
+        run = session(onnx_bytes(quantised.graph, names))
         found = [run.run(names, dict(feed)) for feed in self.feeds]
         ratio = {
             name: _ratio(wanted[name], [values[position] for values in found])

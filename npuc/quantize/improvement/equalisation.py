@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
 
@@ -82,25 +83,23 @@ def _scaled(graph: Graph, node: Node) -> int:
 
 def _group(graph: Graph, tensors: Sequence[str]) -> Group | None:
     """The group of these tensors; None where something writes or reads them that no factor passes."""
-    inside, writers, readers = set(tensors), dict[int, Node](), dict[int, Node]()
+    inside, writers, readers = set(tensors), dict[Node, Node](), dict[Node, Node]()
     if inside.intersection((*graph.inputs, *graph.outputs)):
         return None
     for name in tensors:
         producer = graph.producers[name]
         if producer.op == "Conv":
-            writers[id(producer)] = producer
+            writers[producer] = producer
         elif not _passes(graph, producer, inside):
             return None
         for reader in graph.readers[name]:
             if reader.op == "Conv" and reader.inputs[0] == name:
-                readers[id(reader)] = reader
+                readers[reader] = reader
             elif not _passes(graph, reader, inside):
                 return None
     if not writers or not readers:
         return None
-    if any(_closed(node) for node in writers.values()) or any(
-        node.integer("selects") for node in readers.values()
-    ):
+    if any(_closed(node) for node in writers.values()) or any(SELECTS(node) for node in readers.values()):
         return None
     return Group(tuple(tensors), tuple(writers.values()), tuple(readers.values()))
 
@@ -110,7 +109,7 @@ def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
     if node.op in HOMOGENEOUS:
         return node.output in inside
     if node.op == "Add":
-        return node.text("activation") in ("", "Relu") and {*node.inputs, node.output} <= inside
+        return ACTIVATION(node) in ("", "Relu") and {*node.inputs, node.output} <= inside
     return (
         node.op == "Mul"
         and {node.inputs[_scaled(graph, node)], node.output} <= inside
@@ -120,7 +119,7 @@ def _passes(graph: Graph, node: Node, inside: set[str]) -> bool:
 
 def _closed(node: Node) -> bool:
     """Whether no factor can be taken out of the convolution: a limit, or elements as they are."""
-    return node.text("activation") not in ("", "Relu") or bool(node.integer("selects"))
+    return ACTIVATION(node) not in ("", "Relu") or bool(SELECTS(node))
 
 
 def sizes(graph: Graph, found: Sequence[Group], feeds: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
@@ -153,7 +152,7 @@ def equalised(graph: Graph, found: Sequence[Group], largest: Mapping[str, Array]
     0 as far as the readers' weights are. Depthwise readers have a scale per channel and take any factor.
     """
     constants = dict(graph.constants)
-    nodes = {id(node): node for node in graph.nodes}
+    nodes = {node: node for node in graph.nodes}
     factors: dict[str, Array] = {}
     for group in found:
         chosen = _factors(constants, nodes, group, largest, share)
@@ -173,16 +172,14 @@ SUFFIX = "/equalised"
 
 def _factors(
     constants: Mapping[str, Array],
-    nodes: Mapping[int, Node],
+    nodes: Mapping[Node, Node],
     group: Group,
     largest: Mapping[str, Array],
     share: float,
 ) -> Array:
     """The factor of each channel (C,), their geometric mean 1."""
     activation = np.max([largest[name] / max(largest[name].max(), 1e-30) for name in group.tensors], axis=0)
-    columns = [
-        _columns(constants[nodes[id(node)].inputs[1]]) for node in group.readers if node.integer("group", 1) == 1
-    ]
+    columns = [_columns(constants[nodes[node].inputs[1]]) for node in group.readers if GROUP(node) == 1]
     exponent = share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
@@ -201,12 +198,12 @@ def _columns(w: Array) -> Array:
     return np.abs(w).max(axis=(0, 2, 3)).astype(np.float64)
 
 
-def _rescale(nodes: dict[int, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
+def _rescale(nodes: dict[Node, Node], constants: dict[str, Array], node: Node, factors: Array, axis: int) -> None:
     """Multiplies the weights of a convolution per output (axis 0, with the bias) or input channel (axis 1)."""
-    current = nodes[id(node)]
+    current = nodes[node]
     x, weights, *rest = current.inputs
     w = constants[weights]
-    depthwise = axis == 1 and node.integer("group", 1) > 1
+    depthwise = axis == 1 and GROUP(node) > 1
     shaped = np.repeat(factors, len(w) // len(factors)) if depthwise else factors
     along = 0 if depthwise else axis
     column = shaped.reshape([-1 if each == along else 1 for each in range(w.ndim)])
@@ -215,4 +212,4 @@ def _rescale(nodes: dict[int, Node], constants: dict[str, Array], node: Node, fa
     if axis == 0 and rest and rest[0]:
         constants[f"{stem}_b"] = (constants[rest[0]] * factors).astype(np.float32)
         rest = [f"{stem}_b", *rest[1:]]
-    nodes[id(node)] = replace(current, inputs=(x, f"{stem}_w", *rest))
+    nodes[node] = replace(current, inputs=(x, f"{stem}_w", *rest))

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 
 MOST_WINDOWS = 2048
@@ -114,7 +115,7 @@ def sampled(graph: Graph, nodes: Sequence[Node], feeds: Sequence[Mapping[str, Ar
         for node in nodes:
             w = graph.constants[node.inputs[1]]
             x = np.asarray(values.get(node.inputs[0], feed.get(node.inputs[0])))
-            taps = taps_under(x, node, w.shape, places[node.output].of(index), node.integer("group", 1))
+            taps = taps_under(x, node, w.shape, places[node.output].of(index), GROUP(node))
             results[node.output].append(sums(taps, w.reshape(len(w), -1)) + float_bias(graph, node))
             if not held_out[index]:
                 seen[node.output].append(taps.mean(axis=0))
@@ -134,5 +135,5 @@ def float_bias(graph: Graph, node: Node) -> Array:
 
 def _places(graph: Graph, node: Node, samples: int) -> Places:
     _, depth, *kernel = graph.shape(node.inputs[1])
-    taps = node.integer("group", 1) * depth * prod(kernel)
+    taps = GROUP(node) * depth * prod(kernel)
     return Places.chosen(samples, graph.shape(node.output)[2:], taps, seed=len(node.output))

@@ -14,7 +14,9 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.ops import rebuild
+from npuc.ops.accumulators import accumulator_bound
+from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.improvement.proposals import Layer, Proposal, rounded_in_turn
@@ -24,7 +26,7 @@ from npuc.quantize.network.layers import IntegerLayer, Layers, LayerWeights
 
 def weighted(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """The float convolutions whose weights are rounded: not those that take elements as they are."""
-    return tuple(node for node in nodes if node.op == "Conv" and not node.integer("selects"))
+    return tuple(node for node in nodes if node.op == "Conv" and not SELECTS(node))
 
 
 def improved(
@@ -55,8 +57,7 @@ def improved(
         for name in set(node.inputs) & values.keys():
             if last[name] == position:
                 del values[name]
-    types = {name: integer.tensors[name] for name in integer.inputs}
-    return replace(quantised, graph=build_graph(integer.name, integer.nodes, types, integer.outputs, constants))
+    return replace(quantised, graph=rebuild(integer, integer.nodes, constants))
 
 
 def _depth(integer: Graph, node: Node) -> int:
@@ -91,7 +92,7 @@ def _layer(
     return Layer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
         bias=float_bias(graph, source).astype(np.float64) / y_scale,
-        found=taps_under(maps, node, w.shape, witness.places, node.integer("group", 1)).astype(np.float32),
+        found=taps_under(maps, node, w.shape, witness.places, GROUP(node)).astype(np.float32),
         results=witness.results / np.float32(y_scale),
         mean=witness.mean / x_scale,
         sample=witness.places.sample,
@@ -100,7 +101,7 @@ def _layer(
         y_zero=found.zero,
         lowest=found.lowest,
         largest=found.largest,
-        limited=bool(source.text("activation")),
+        limited=bool(ACTIVATION(source)),
     )
 
 
@@ -108,13 +109,13 @@ def _run(
     integer: Graph, node: Node, constants: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, Array]:
     """The node's outputs for all samples, by onnxruntime."""
-    from npuc.quantize.arithmetic.onnx_forms import integer_model
+    from npuc.export_onnx import onnx_bytes
     from npuc.reference import session
 
     data = dict.fromkeys(_data(node, constants))
     types = {name: integer.tensors[name] for name in data}
     held = {name: constants[name] for name in node.inputs if name in constants}
-    run = session(integer_model(build_graph("layer", [node], types, node.outputs, held), node.outputs))
+    run = session(onnx_bytes(build_graph("layer", [node], types, node.outputs, held, integer.operators)))
     count = len(next(iter(values.values())))
     found = [run.run(None, {name: values[name][index, ...] for name in data}) for index in range(count)]
     return {name: np.stack(column) for name, column in zip(node.outputs, zip(*found, strict=True), strict=True)}

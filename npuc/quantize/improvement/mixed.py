@@ -12,6 +12,7 @@ from math import prod
 from time import process_time
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import SELECTS
 from npuc.quantize.improvement.acceptance import Guard, decibels, ends, guard
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Step, divided
 from npuc.quantize.network.construction import Quantised
@@ -75,17 +76,17 @@ def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict
     """The convolutions that have a name of their own and room on the host: their share of all MACs."""
     read = (layers.layer(plain, node) for node in plain.graph.nodes)
     integer = {layer.source for layer in read if layer is not None}
-    macs = {id(node): _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
+    macs = {node: _macs(graph, node) for node in graph.nodes if node.op == "Conv"}
     names = Counter(node.name for node in graph.nodes)
     whole = sum(macs.values())
     return {
-        node.name: macs[id(node)] / whole
+        node.name: macs[node] / whole
         for node in graph.nodes
         if node.op == "Conv"
         and node.output in integer
         and names[node.name] == 1
-        and not node.integer("selects")
-        and macs[id(node)] <= MOST_MACS * whole
+        and not SELECTS(node)
+        and macs[node] <= MOST_MACS * whole
     }
 
 

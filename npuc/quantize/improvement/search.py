@@ -197,7 +197,7 @@ def _under_old_names(quantised: Quantised) -> Quantised:
     types = {name: graph.tensors[name] for name in graph.inputs}
     constants = {old(name): value for name, value in graph.constants.items()}
     return Quantised(
-        build_graph(graph.name, nodes, types, graph.outputs, constants),
+        build_graph(graph.name, nodes, types, graph.outputs, constants, graph.operators),
         {old(name): scale for name, scale in quantised.scales.items()},
         {old(name): old(tensor) for name, tensor in quantised.floats.items()},
         {old(name): zero for name, zero in quantised.zeros.items()},

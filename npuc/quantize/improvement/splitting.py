@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.network.renaming import renamed
 
 SUFFIX = "/split"
@@ -32,16 +33,16 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
     """
     writers = [node for node in graph.nodes if _splits(graph, node)]
     reach = _reach(graph, [node.output for node in writers], feeds)
-    constants, nodes = dict(graph.constants), {id(node): node for node in graph.nodes}
+    constants, nodes = dict(graph.constants), {node: node for node in graph.nodes}
     names: dict[str, str] = {}
     for writer in writers:
         limit = float(reach[writer.output].max()) / 2
         outliers = np.flatnonzero(reach[writer.output] > ROOM * limit)
         if 0 < len(outliers) <= MOST * len(reach[writer.output]):
             names[writer.output] = f"{writer.output}{SUFFIX}"
-            nodes[id(writer)] = _written(constants, nodes[id(writer)], outliers, limit)
+            nodes[writer] = _written(constants, nodes[writer], outliers, limit)
             for reader in graph.readers[writer.output]:
-                nodes[id(reader)] = _read(constants, nodes[id(reader)], outliers)
+                nodes[reader] = _read(constants, nodes[reader], outliers)
     if not names:
         return graph
     return renamed(graph, nodes.values(), names, constants)
@@ -52,7 +53,7 @@ def _splits(graph: Graph, node: Node) -> bool:
     readers = graph.readers[node.output]
     return (
         _dense(node)
-        and node.text("activation") == "Relu"
+        and ACTIVATION(node) == "Relu"
         and node.output not in graph.outputs
         and bool(readers)
         and all(_dense(reader) and reader.inputs[0] == node.output for reader in readers)
@@ -60,7 +61,7 @@ def _splits(graph: Graph, node: Node) -> bool:
 
 
 def _dense(node: Node) -> bool:
-    return node.op == "Conv" and node.integer("group", 1) == 1 and not node.integer("selects")
+    return node.op == "Conv" and GROUP(node) == 1 and not SELECTS(node)
 
 
 def _reach(graph: Graph, names: list[str], feeds: Iterable[Mapping[str, Array]]) -> dict[str, Array]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
-from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.ops.accumulators import accumulator_bound
+from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS
 from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,
@@ -124,12 +125,12 @@ class _Builder(Draft):
             {name: each.zero for name, each in steps.items()},
         )
         self.tabulate = tabulate
-        self.integer = {id(node) for node in nodes}
+        self.integer = set(nodes)
 
     def built(self) -> Quantised:
         """The integer graph of all nodes."""
         for node in self.float.nodes:
-            if id(node) not in self.integer:
+            if node not in self.integer:
                 self.keep(node)
             elif node.op in CONVERSIONS and self._same_steps(node):
                 self.share(node.output, self.as_int8(node.inputs[0]))
@@ -157,14 +158,14 @@ class _Builder(Draft):
 
     def _limits(self, node: Node) -> tuple[int, int] | None:
         """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
-        if node.text("activation") not in ("Relu", "Clip"):
+        if ACTIVATION(node) not in ("Relu", "Clip"):
             return None
         zero, high = self.zeros[node.output], self._highest(node)
         return None if zero in (0, -128) and high == 127 else (zero, high)
 
     def _highest(self, node: Node) -> int:
         """The integer at the upper limit of a node's result."""
-        top = node.number("max", np.inf) / self.scales[node.output] + self.zeros[node.output]
+        top = MAX(node) / self.scales[node.output] + self.zeros[node.output]
         return 127 if top >= 126.5 else round(top)
 
     def _saturates(self, node: Node) -> bool:
@@ -173,7 +174,7 @@ class _Builder(Draft):
 
     def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
-        relu = int(node.text("activation") in ("Relu", "Clip") and not self.zeros[node.output])
+        relu = int(ACTIVATION(node) in ("Relu", "Clip") and not self.zeros[node.output])
         match node.op:
             case "Conv":
                 return "IntConv", {**self._window(node), "relu": relu}, self._weights(node)
@@ -200,7 +201,7 @@ class _Builder(Draft):
         keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
         found = {key: node.attrs[key] for key in keys if key in node.attrs}
         zero = self.zeros[node.inputs[0]]
-        return {**found, "padding": zero} if zero and any(node.integers("pads", ())) else found
+        return {**found, "padding": zero} if zero and any(PADS(node)) else found
 
     def _sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """A plain addition where the scales allow it, else one that multiplies its operands."""
@@ -209,9 +210,8 @@ class _Builder(Draft):
         shift = -np.log2(ratios[0])
         if ratios[0] == ratios[1] and not any(zeros) and shift in range(MOST_SHIFT + 1):
             attrs: dict[str, Attr] = {"shift": int(shift), "relu": relu}
-            if "fused_input" in node.attrs:
-                attrs["fused_input"] = node.integer("fused_input")
-            return "IntAdd", attrs, ()
+            fused = FUSED_INPUT(node)
+            return "IntAdd", attrs if fused is None else {**attrs, FUSED_INPUT.name: fused}, ()
         _expect_weights(node, np.ones(1), max(ratios))
         first, second, exponent = sum_factors(*ratios)
         bias = np.array((zeros[2] << exponent) - first * zeros[0] - second * zeros[1], np.int32)

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops import OPS, Operators
 from npuc.ops import build as build_graph
 from npuc.quantize.calibration.histograms import Spread
 from npuc.quantize.scales.model_scales import Steps, steps_of
@@ -73,9 +74,11 @@ class Draft:
         scales: Mapping[str, float],
         zeros: Mapping[str, int] | None = None,
         dtype: str = "int8",
+        operators: Operators = OPS,
     ) -> None:
         self.float = graph
         self.dtype = dtype
+        self.operators = operators
         self.scales = {name: float(np.float32(scale)) for name, scale in scales.items()}
         self.zeros = dict.fromkeys(scales, 0) | dict(zeros or {})
         self.nodes: list[Node] = []
@@ -143,7 +146,7 @@ class Draft:
         for tensor in self.float.outputs:
             self._border(self.int8(tensor), tensor, "DequantizeLinear", tensor)
         types = {name: self.float.tensors[name] for name in self.float.inputs}
-        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants)
+        graph = build_graph(self.float.name, self.nodes, types, self.float.outputs, self.constants, self.operators)
         stands = {self._own(name): name for name in self.scales} | self._stands
         present = {name: tensor for name, tensor in stands.items() if name in graph.tensors}
         floats = {name: self._onnx_tensor(tensor) for name, tensor in present.items()}

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import RELU
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.network.construction import Quantised, float_name
 
@@ -81,7 +82,7 @@ class Shifted:
         w, bias, shift = (quantised.graph.constants[name] for name in node.inputs[1:4])
         weights = LayerWeights(w, bias.astype(np.int64), np.exp2(shift.astype(np.float64)))
         zero = quantised.zeros.get(node.output, 0)
-        lowest = 0 if node.integer("relu") else -128
+        lowest = 0 if RELU(node) else -128
         return IntegerLayer(source_of(node), weights, quantised.scales[node.output], zero, lowest, 127)
 
     def constants(self, quantised: Quantised, node: Node, weights: LayerWeights) -> Mapping[str, Array]:

@@ -22,4 +22,4 @@ def renamed(
         for node in nodes
     ]
     types = {name: graph.tensors[name] for name in graph.inputs}
-    return build_graph(graph.name, changed, types, graph.outputs, constants)
+    return build_graph(graph.name, changed, types, graph.outputs, constants, graph.operators)

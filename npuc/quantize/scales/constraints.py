@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps
 from npuc.quantize.calibration.histograms import Spread
@@ -70,7 +71,7 @@ def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
     if node.op.startswith("Global"):
         height, width = graph.shape(node.inputs[0])[2:]
         return height, width
-    height, width = node.integers("kernel_shape")
+    height, width = KERNEL_SHAPE(node)
     return height, width
 
 
@@ -103,8 +104,8 @@ def ties_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) ->
     powers: list[str] = []
     for node in nodes:
         x, y = node.inputs[0], node.output
-        if y not in given and ((node.op == "Clip" and is_relu(node)) or node.text("activation") == "Clip"):
-            ceilings[y] = min(ceilings.get(y, np.inf), node.number("max", np.inf) / 127)
+        if y not in given and ((node.op == "Clip" and is_relu(node)) or ACTIVATION(node) == "Clip"):
+            ceilings[y] = min(ceilings.get(y, np.inf), MAX(node) / 127)
         if any(name in given for name in (*data_inputs(node), y)):
             continue
         if node.op in ("Neg", "FakeQuantize") or selects(graph, node):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import DTYPE, SCALE, ZERO_POINT
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import components
 
@@ -36,7 +37,7 @@ def steps_of(graph: Graph, node: Node) -> Steps | None:
     An unsigned integer counts less 128, so that it is an int8.
     """
     if node.op == "FakeQuantize":
-        scale, zero, dtype = node.number("scale"), node.integer("zero_point"), node.text("dtype")
+        scale, zero, dtype = SCALE(node), ZERO_POINT(node), DTYPE(node)
     elif node.op in ("QuantizeLinear", "DequantizeLinear"):
         values = [graph.constant(name) for name in node.inputs[1:]]
         if len(values) != 2 or any(value is None or np.unique(value).size != 1 for value in values):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, MAX, PADS, SELECTS
 from npuc.quantize.calibration.histograms import Spread
 from npuc.quantize.scales.assignment import next_power
 from npuc.quantize.scales.model_scales import Steps
@@ -49,7 +50,7 @@ class ZeroPoints:
 
 def by_convolutions(node: Node, anyway: bool) -> bool:
     """Whether a machine whose windows are surrounded by zeros takes a zero point: the bias does, padding costs."""
-    return node.op == "Conv" and not node.integer("selects") and (anyway or not any(node.integers("pads")))
+    return node.op == "Conv" and not SELECTS(node) and (anyway or not any(PADS(node)))
 
 
 IN_BIASES = ZeroPoints(by_convolutions)
@@ -68,7 +69,7 @@ def offset_inputs(
 
     anyway: whatever it costs. Whole numbers up to 255, as images are, keep their values.
     """
-    integer = {id(node) for node in nodes}
+    integer = set(nodes)
     sources = {name: _source(graph, name) for name in {node.inputs[0] for node in nodes if node.op == "Conv"}}
     found: dict[str, Steps] = {}
     for name, source in sources.items():
@@ -98,18 +99,18 @@ def offset_results(
     graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spread], zero_points: ZeroPoints = IN_BIASES
 ) -> dict[str, Steps]:
     """Steps for the results of ReLUs whose readers take a zero point at no cost."""
-    integer = {id(node) for node in nodes}
+    integer = set(nodes)
     found: dict[str, Steps] = {}
     for node in nodes:
         name = node.output
-        limited = node.op in zero_points.writes and node.text("activation") in ("Relu", "Clip")
+        limited = node.op in zero_points.writes and ACTIVATION(node) in ("Relu", "Clip")
         if (
             limited
             and name in known
             and _taken(graph, name, integer, zero_points, anyway=False)
             and known[name].largest
         ):
-            limit = node.number("max", np.inf) / LEVELS
+            limit = MAX(node) / LEVELS
             top = [zero_points.scale(limit)] if np.isfinite(limit) else []
             candidates = np.append(zero_points.candidates[limit > zero_points.candidates], top)
             coarse = candidates[candidates >= _finest(graph, node, known)]
@@ -130,8 +131,8 @@ FINEST = 64
 """Weights are 8 bits, and finer steps would hold nothing but the error of the input."""
 
 
-def _taken(graph: Graph, name: str, integer: set[int], zero_points: ZeroPoints, *, anyway: bool) -> bool:
+def _taken(graph: Graph, name: str, integer: set[Node], zero_points: ZeroPoints, *, anyway: bool) -> bool:
     """Whether all readers of a tensor are integer nodes that take a zero point."""
     readers = graph.readers[name]
-    fits = all(id(node) in integer and zero_points.reads(node, anyway) for node in readers)
+    fits = all(node in integer and zero_points.reads(node, anyway) for node in readers)
     return bool(readers) and name not in graph.outputs and fits

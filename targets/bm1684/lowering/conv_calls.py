@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.ops.rules import given
+from npuc.ops import given
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import activation

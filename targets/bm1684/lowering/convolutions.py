@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.ops.rules import given
+from npuc.ops import given
+from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import Form, block_rows, convolve, form_of, padding, weight_image
@@ -37,7 +38,7 @@ def conv_onto(lo: Lowering, node: Node, onto: Tensor, last: Node) -> None:
 
 def takes_sum(node: Node, channels: int) -> bool:
     """Whether the convolution can add to what lies where it writes: depthwise ones cannot."""
-    return node.op == "Conv" and not node.text("activation") and not _depthwise(node, channels)
+    return node.op == "Conv" and not ACTIVATION(node) and not _depthwise(node, channels)
 
 
 def _output(lo: Lowering, node: Node) -> Tensor:
@@ -48,12 +49,12 @@ def _output(lo: Lowering, node: Node) -> Tensor:
 
 
 def _depthwise(node: Node, channels: int) -> bool:
-    return node.integer("group", 1) == channels > 1
+    return GROUP(node) == channels > 1
 
 
 def _convolve(lo: Lowering, node: Node, last: Node, out: Tensor, *, add: bool) -> None:
     x, form = lo.local(node.inputs[0]), form_of(lo, node, add=add)
-    group = node.integer("group", 1)
+    group = GROUP(node)
     if _depthwise(node, x.shape.c) and out.shape.c == x.shape.c:
         _depthwise_calls(lo, form, x, out, last)
         return
@@ -142,7 +143,7 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
     if min(before) < 0:
         raise lo.refusal(f"the padding {list(w.begins)} exceeds the kernel")
     spread = _spread(lo, x, w.strides)
-    group, (inputs, outputs) = node.integer("group", 1), weights.shape[:2]
+    group, (inputs, outputs) = GROUP(node), weights.shape[:2]
     turned = weights[:, :, ::-1, ::-1].reshape(group, inputs // group, outputs, *w.kernel).swapaxes(1, 2)
     window = Window(w.kernel, (1, 1), (before[0], before[1]), (0, 0), w.dilations)
     form = Form(window, turned.reshape(group * outputs, inputs // group, *w.kernel), bias, False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import frexp, inf
 
 from npuc.ir import Node
+from npuc.ops.attributes import ACTIVATION, MAX, MIN
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.kernel import Arg, Call
 from npuc.targets.bm1684.lowering.tensors import Tensor, local_shape
@@ -21,11 +22,11 @@ BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", 
 
 def activation(node: Node, on: Tensor) -> tuple[Call, ...]:
     """The calls of a fused Relu or Clip, in place."""
-    match node.text("activation"):
+    match ACTIVATION(node):
         case "Relu":
             return (_relu(on),)
         case "Clip":
-            return tuple(_clip(on, node.number("min", -inf), node.number("max", inf)))
+            return tuple(_clip(on, MIN(node), MAX(node)))
         case _:
             return ()
 

@@ -8,7 +8,20 @@ from math import inf, pi, sqrt
 import numpy as np
 
 from npuc.ir import Node
-from npuc.ops.rules import given
+from npuc.ops import given
+from npuc.ops.attributes import (
+    APPROXIMATE,
+    DTYPE,
+    ELU_ALPHA,
+    HARD_ALPHA,
+    HARD_BETA,
+    LEAKY_ALPHA,
+    MAX,
+    MIN,
+    SCALE,
+    SWISH_ALPHA,
+    ZERO_POINT,
+)
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import Function, Recipe, one_operand
 
@@ -20,7 +33,7 @@ EXP, SIGMOID, TANH, BELOW = (-80.0, 87.0), (-40.0, 40.0), (-20.0, 20.0), (-80.0,
 
 
 def _clip(node: Node) -> Recipe:
-    low, high = node.number("min", -inf), node.number("max", inf)
+    low, high = MIN(node), MAX(node)
 
     def recipe(f: Function) -> None:
         _between(f, low, high)
@@ -43,7 +56,7 @@ def _between(f: Function, low: float, high: float) -> None:
 
 def _hard_sigmoid(node: Node) -> Recipe:
     def recipe(f: Function) -> None:
-        _ramp(f, node.number("alpha", 0.2), node.number("beta", 0.5))
+        _ramp(f, HARD_ALPHA(node), HARD_BETA(node))
 
     return recipe
 
@@ -62,7 +75,7 @@ def _hard_swish(f: Function) -> None:
 
 
 def _swish(node: Node) -> Recipe:
-    alpha = node.number("alpha", 1.0)
+    alpha = SWISH_ALPHA(node)
 
     def recipe(f: Function) -> None:
         inner = f.x if alpha == 1 else f.to("mul_C", alpha, out=f.temporary())
@@ -74,7 +87,7 @@ def _swish(node: Node) -> Recipe:
 
 def _leaky(node: Node) -> Recipe:
     """The larger of x and alpha * x up to alpha = 1, beyond the smaller."""
-    alpha = node.number("alpha", 0.01)
+    alpha = LEAKY_ALPHA(node)
 
     def recipe(f: Function) -> None:
         f.to("mul_C", alpha)
@@ -90,7 +103,7 @@ def _elu(node: Node) -> Recipe:
         below = f.to("min_C", 0.0, out=f.temporary())
         f.series("exp", BELOW, of=below)
         f.to("add_C", -1.0, of=f.y)
-        f.to("mul_C", node.number("alpha", 1.0), of=f.y)
+        f.to("mul_C", ELU_ALPHA(node), of=f.y)
         f.to("relu", out=below)
         f.both("add", f.y, below)
 
@@ -142,7 +155,7 @@ def _erf_of(f: Function, scale: float) -> None:
 
 
 def _gelu(node: Node) -> Recipe:
-    tanh = node.text("approximate", "none") == "tanh"
+    tanh = APPROXIMATE(node) == "tanh"
 
     def recipe(f: Function) -> None:
         if tanh:
@@ -182,7 +195,7 @@ ROUNDING = 1.5 * 2**23
 
 def _fake_quantize(node: Node) -> Recipe:
     """Steps within the integer type's limits, rounded, times the scale."""
-    scale, zero, dtype = node.number("scale"), node.integer("zero_point"), node.text("dtype")
+    scale, zero, dtype = SCALE(node), ZERO_POINT(node), DTYPE(node)
 
     def recipe(f: Function) -> None:
         _steps(f, scale, zero, dtype)

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import COUNT_INCLUDE_PAD, EPSILON, KERNEL_SHAPE, LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.conv_calls import band, padding
@@ -30,7 +31,7 @@ def pool(lo: Lowering, node: Node) -> None:
     if node.op.startswith("Global"):
         window = Window((x.shape.h, x.shape.w), (1, 1), (0, 0), (0, 0), (1, 1))
     else:
-        window = window_of(node, node.integers("kernel_shape"))
+        window = window_of(node, KERNEL_SHAPE(node))
     if max(window.dilations) > 1:
         raise lo.refusal(f"dilations are {list(window.dilations)}")
     name = "max" if "Max" in node.op else "avg"
@@ -45,7 +46,7 @@ def pool(lo: Lowering, node: Node) -> None:
 def _correction(node: Node, window: Window, x: Dim4, out: Dim4) -> Array | None:
     """Window size over the elements that ONNX counts, per position of the output (H, W); None where all are 1."""
     counts = [
-        _counted(extent, count, window, axis, include=bool(node.integer("count_include_pad")))
+        _counted(extent, count, window, axis, include=bool(COUNT_INCLUDE_PAD(node)))
         for axis, (extent, count) in enumerate(((x.h, out.h), (x.w, out.w)))
     ]
     factors = prod(window.kernel) / np.outer(*counts)
@@ -76,7 +77,7 @@ def batch_norm(lo: Lowering, node: Node) -> None:
     if any(each is None for each in parameters):
         raise lo.refusal("its parameters are computed at run time")
     scale, shift, mean, variance = (np.asarray(each, np.float64) for each in parameters)
-    factor = scale / np.sqrt(variance + node.number("epsilon", 1e-5))
+    factor = scale / np.sqrt(variance + EPSILON(node))
     x = lo.local(node.inputs[0])
     out = lo.output(node.output, x.shape, x.at.npu)
     values = np.stack([factor, shift - mean * factor])
@@ -150,7 +151,7 @@ def instance_norm(lo: Lowering, node: Node) -> None:
     g = Function(lo, one, one, [])
     lo.emit(over_vector("avg", x, one), with_one(lo, "sub", y, x, one))
     f.both("mul", y, y, out=squares)
-    g.to("add_C", node.number("epsilon", 1e-5))
+    g.to("add_C", EPSILON(node))
     deviation = lo.new(f"{node.output}/deviations", one.shape, x.at.npu)
     g.root("sqrt", out=deviation)
     lo.emit(*f.calls, over_vector("avg", squares, one), *g.calls, with_one(lo, "div", y, y, deviation))
@@ -167,14 +168,14 @@ def lrn(lo: Lowering, node: Node) -> None:
     f = Function(lo, x, y, [])
     squares = f.both("mul", x, x, out=f.temporary())
     total = f.temporary()
-    size, C = node.integer("size"), x.shape.c
+    size, C = SIZE(node), x.shape.c
     before = (size - 1) // 2
     near = np.subtract.outer(np.arange(C), np.arange(C))
-    weights = ((near <= before) & (near >= before - size + 1)) * (node.number("alpha", 1e-4) / size)
+    weights = ((near <= before) & (near >= before - size + 1)) * (LRN_ALPHA(node) / size)
     lo.emit(*f.calls)
-    band(lo, weights.astype(np.float32), np.full(C, node.number("bias", 1.0), np.float32), squares, total, node)
+    band(lo, weights.astype(np.float32), np.full(C, LRN_BIAS(node), np.float32), squares, total, node)
     f.calls.clear()
-    _power(lo, f, total, node.number("beta", 0.75))
+    _power(lo, f, total, LRN_BETA(node))
     lo.emit(*f.calls)
     lo.define(node.output, y)
 

@@ -8,7 +8,24 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Node
-from npuc.ops.resize import interpolation, scales_of
+from npuc.ops.attributes import (
+    AXES,
+    AXIS,
+    BLOCK_MODE,
+    BLOCKSIZE,
+    COORDINATES,
+    NEAREST_MODE,
+    PAD_MODE,
+    PERM,
+    RESIZE_MODE,
+    SCALES,
+    SIDES,
+    SPLIT,
+    STARTS,
+    STEPS,
+    VALUE,
+)
+from npuc.ops.resize import interpolation
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.kernel import Call, Local
@@ -43,12 +60,12 @@ def _same_bytes(x: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor
 
 def transpose(lo: Lowering, node: Node) -> None:
     """Transpose: a view of system memory."""
-    lo.define_view(node.output, lo.view(node.inputs[0]).transposed(node.integers("perm")))
+    lo.define_view(node.output, lo.view(node.inputs[0]).transposed(PERM(node)))
 
 
 def concat(lo: Lowering, node: Node) -> None:
     """Concat: channels are already where they belong, or are copied; other axes go through system memory."""
-    axis = node.integer("axis") % len(lo.graph.shape(node.output))
+    axis = AXIS(node) % len(lo.graph.shape(node.output))
     if not joins_channels(lo.graph.shape(node.output), axis):
         _concat_in_system(lo, node, axis)
         return
@@ -89,8 +106,8 @@ def _concat_in_system(lo: Lowering, node: Node, axis: int) -> None:
 
 def split(lo: Lowering, node: Node) -> None:
     """Split: every part is a slice."""
-    axis, first = node.integer("axis"), 0
-    for name, count in zip(node.outputs, node.integers("split"), strict=True):
+    axis, first = AXIS(node), 0
+    for name, count in zip(node.outputs, SPLIT(node), strict=True):
         if name:
             _part(lo, node.inputs[0], name, axis, first, 1)
         first += count
@@ -99,7 +116,7 @@ def split(lo: Lowering, node: Node) -> None:
 def slice_(lo: Lowering, node: Node) -> None:
     """Slice: one axis after another, the last one giving the result."""
     shape = lo.graph.shape(node.inputs[0])
-    axes = zip(node.integers("axes"), node.integers("starts"), node.integers("steps"), strict=True)
+    axes = zip(AXES(node), STARTS(node), STEPS(node), strict=True)
     cuts = [(axis % len(shape), start, step) for axis, start, step in axes]
     result = lo.graph.shape(node.output)
     cuts = [cut for cut in cuts if result[cut[0]] != shape[cut[0]] or cut[2] != 1]
@@ -141,7 +158,7 @@ def _part(lo: Lowering, source: str, name: str, axis: int, start: int, step: int
 
 def gather(lo: Lowering, node: Node) -> None:
     """Gather by constants: a copy for every run of elements that follow each other at one distance."""
-    axis, view = node.integer("axis") % len(lo.graph.shape(node.inputs[0])), lo.view(node.inputs[0])
+    axis, view = AXIS(node) % len(lo.graph.shape(node.inputs[0])), lo.view(node.inputs[0])
     indices = lo.graph.constants[node.inputs[1]].reshape(-1) % view.shape[axis]
     to = lo.scratch_view((*view.shape[:axis], len(indices), *view.shape[axis + 1 :]))
     for first, count, start, step in runs(indices.tolist()):
@@ -166,8 +183,8 @@ def runs(indices: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 def pad(lo: Lowering, node: Node) -> None:
     """Pad: around rows and columns of images a filled tensor with the image in it, else through system memory."""
     shape, result = lo.graph.shape(node.inputs[0]), lo.graph.shape(node.output)
-    pads = node.integers("pads")
-    mode = node.text("mode", "constant")
+    pads = SIDES(node)
+    mode = PAD_MODE(node)
     images = len(shape) == 4 and shape[:2] == result[:2] and min(pads) >= 0 and mode == "constant"
     if not images or max(pads) == 0:
         _pad_in_system(lo, node, list(zip(pads[: len(shape)], pads[len(shape) :], strict=True)), mode)
@@ -177,7 +194,7 @@ def pad(lo: Lowering, node: Node) -> None:
     stride = y.stride(lo.machine)
     at = y.at.shifted(ELEMENT * (pads[2] * stride.h + pads[3]))
     lo.emit(
-        Call("bdc_32bit_set_C", (y.at, node.number("value"), y.shape, None), (), y.at.buffer),
+        Call("bdc_32bit_set_C", (y.at, VALUE(node), y.shape, None), (), y.at.buffer),
         Call("bdc_32bit_cpy", (at, x.at, x.shape, stride, None), (x.at.buffer,), y.at.buffer),
     )
     lo.define(node.output, y)
@@ -193,7 +210,7 @@ def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: 
             view = _sliced(lo, view, axis, cut, count)
     for axis, (before, behind) in enumerate(pads):
         if max(before, behind) > 0:
-            view = _wider(lo, view, axis, (max(before, 0), max(behind, 0)), mode, node.number("value"))
+            view = _wider(lo, view, axis, (max(before, 0), max(behind, 0)), mode, VALUE(node))
     lo.define_view(node.output, view)
 
 
@@ -237,7 +254,7 @@ def resize(lo: Lowering, node: Node) -> None:
     if whole_repeats(shape, result, node):
         _repeat(lo, node)
         return
-    x, factors = lo.local(node.inputs[0]), scales_of(node)
+    x, factors = lo.local(node.inputs[0]), SCALES(node)
     middle = Dim4(result[0], result[1], result[2], shape[3])
     rows = x if middle == x.shape and factors[2] == 1 else lo.new(f"{node.output}/rows", middle, x.at.npu)
     if rows != x:
@@ -347,13 +364,13 @@ def _repeat(lo: Lowering, node: Node) -> None:
 def whole_repeats(shape: Sequence[int], result: Sequence[int], node: Node) -> bool:
     """Whether every element is repeated, in blocks of one size."""
     whole = all(b % a == 0 for a, b in zip(shape, result, strict=True))
-    return node.text("mode", "nearest") == "nearest" and whole and repeats(node)
+    return RESIZE_MODE(node) == "nearest" and whole and repeats(node)
 
 
 def repeats(node: Node) -> bool:
     """Whether a whole multiple repeats every element: the nearest of each block is the element it came from."""
-    mode = node.text("coordinate_transformation_mode", "half_pixel")
-    nearest = node.text("nearest_mode", "round_prefer_floor")
+    mode = COORDINATES(node)
+    nearest = NEAREST_MODE(node)
     if mode == "asymmetric":
         return nearest == "floor"
     return mode in ("half_pixel", "pytorch_half_pixel") and nearest.startswith("round")
@@ -372,16 +389,16 @@ def expand(lo: Lowering, node: Node) -> None:
 def depth_to_space(lo: Lowering, node: Node) -> None:
     """DepthToSpace: a view."""
     n, c, h, w = lo.graph.shape(node.inputs[0])
-    b = node.integer("blocksize")
-    inner = (n, c // b // b, b, b, h, w) if node.text("mode", "DCR") == "CRD" else (n, b, b, c // b // b, h, w)
-    order = (0, 1, 4, 2, 5, 3) if node.text("mode", "DCR") == "CRD" else (0, 3, 4, 1, 5, 2)
+    b = BLOCKSIZE(node)
+    inner = (n, c // b // b, b, b, h, w) if BLOCK_MODE(node) == "CRD" else (n, b, b, c // b // b, h, w)
+    order = (0, 1, 4, 2, 5, 3) if BLOCK_MODE(node) == "CRD" else (0, 3, 4, 1, 5, 2)
     _reordered(lo, node, inner, order)
 
 
 def space_to_depth(lo: Lowering, node: Node) -> None:
     """SpaceToDepth: a view."""
     n, c, h, w = lo.graph.shape(node.inputs[0])
-    b = node.integer("blocksize")
+    b = BLOCKSIZE(node)
     _reordered(lo, node, (n, c, h // b, b, w // b, b), (0, 3, 5, 1, 2, 4))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXIS, FUSED_INPUT
 from npuc.targets.bm1684.lowering import (
     convolutions,
     elementwise,
@@ -25,11 +26,11 @@ def add(lo: Lowering, node: Node) -> None:
 
     A convolution does not read what it adds to.
     """
-    producer = fused_producer(lo.graph, node)
-    if producer is None:
+    producer, index = fused_producer(lo.graph, node), FUSED_INPUT(node)
+    if producer is None or index is None:
         elementwise.binary(lo, node)
         return
-    other = node.inputs[1 - node.integer("fused_input")]
+    other = node.inputs[1 - index]
     onto = lo.local(other)
     if lo.overwritable(onto) and lo.local(producer.inputs[0]).at.buffer != onto.at.buffer:
         convolutions.conv_onto(lo, producer, onto, node)
@@ -40,9 +41,9 @@ def add(lo: Lowering, node: Node) -> None:
 
 def fused_producer(graph: Graph, node: Node) -> Node | None:
     """The convolution that an Add's mark means, if it can add to what lies where it writes."""
-    if node.op != "Add" or "fused_input" not in node.attrs:
+    index = FUSED_INPUT(node)
+    if node.op != "Add" or index is None:
         return None
-    index = node.integer("fused_input")
     producer = graph.producers[node.inputs[index]]
     same = graph.shape(node.inputs[0]) == graph.shape(node.inputs[1])
     fits = same and convolutions.takes_sum(producer, graph.shape(producer.inputs[0])[1])
@@ -86,7 +87,7 @@ RULES: Mapping[str, Rule] = {
 
 def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
     """Parts that nothing else reads are stored when they are computed."""
-    axis, first = node.integer("axis") % len(graph.shape(node.output)), 0
+    axis, first = AXIS(node) % len(graph.shape(node.output)), 0
     for name in node.inputs:
         if graph.only_reader(name) is not None and node.inputs.count(name) == 1:
             lowering.join(name, node.output, axis, first)
@@ -97,7 +98,7 @@ def lower(graph: Graph, machine: Machine) -> Lowered:
     """The steps of a float graph that `support` accepts."""
     lowering = Lowering(graph, machine)
     for node in graph.nodes:
-        if node.op == "Concat" and rearrangements.joins_channels(graph.shape(node.output), node.integer("axis")):
+        if node.op == "Concat" and rearrangements.joins_channels(graph.shape(node.output), AXIS(node)):
             first = 0
             for name in node.inputs:
                 lowering.place(name, node.output, first)

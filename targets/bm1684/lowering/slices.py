@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from npuc.ir import Graph, Node, TensorType
-from npuc.ops.resize import scales_of
+from npuc.ops.attributes import COORDINATES, KERNEL_SHAPE, OUTPUT_PADDING, RESIZE_MODE, SCALES
 from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.rearrangements import repeats
 from npuc.targets.bm1684.machine.local_memory import ceil_div
@@ -31,7 +31,7 @@ def divided(height: int, slices: int) -> list[Rows]:
 
 def window_at(graph: Graph, node: Node) -> Window:
     """The window of a convolution or pool."""
-    kernel = graph.shape(node.inputs[1])[2:] if "Conv" in node.op else node.integers("kernel_shape")
+    kernel = graph.shape(node.inputs[1])[2:] if "Conv" in node.op else KERNEL_SHAPE(node)
     return window_of(node, kernel)
 
 
@@ -59,7 +59,7 @@ def factor(graph: Graph, node: Node) -> int:
 
 def _enlarged_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
     """The rows of which a Resize by a whole factor makes these, with neighbours where it computes means."""
-    times, halo = factor(graph, node), 0 if node.text("mode", "nearest") == "nearest" else 1
+    times, halo = factor(graph, node), 0 if RESIZE_MODE(node) == "nearest" else 1
     first, behind = rows[0] // times - halo, (rows[1] - 1) // times + 1 + halo
     return max(first, 0), min(behind, graph.shape(node.inputs[0])[2])
 
@@ -68,11 +68,11 @@ def is_sliceable(graph: Graph, node: Node) -> bool:
     """Whether slices of a ConvTranspose or Resize are nodes of the same operator."""
     if node.op == "ConvTranspose":
         window = window_at(graph, node)
-        more = node.integers("output_padding", (0, 0))
+        more = OUTPUT_PADDING(node) or (0, 0)
         return window.reach[0] >= window.strides[0] and more[0] <= window.ends[0] and window.begins[0] >= 0
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
-    mode, kind = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
-    whole = shape[:2] == result[:2] and result[2] % shape[2] == 0 and scales_of(node)[2] == result[2] // shape[2]
+    mode, kind = RESIZE_MODE(node), COORDINATES(node)
+    whole = shape[:2] == result[:2] and result[2] % shape[2] == 0 and SCALES(node)[2] == result[2] // shape[2]
     if mode == "nearest":
         return whole and repeats(node)
     times = result[2] // shape[2]
@@ -194,7 +194,7 @@ def _padded(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
 def _transposed(graph: Graph, made: Node, node: Node, rows: Rows) -> Node:
     """A ConvTranspose of some rows, with pads that leave the rows that are wanted."""
     window, (low, high) = window_at(graph, node), operand_rows(graph, node, rows, ROWS)
-    stride, more = window.strides[0], node.integers("output_padding", (0, 0))
+    stride, more = window.strides[0], (OUTPUT_PADDING(node) or (0, 0))
     begin = rows[0] + window.begins[0] - low * stride
     end = (high - low - 1) * stride + window.reach[0] - begin - (rows[1] - rows[0])
     pads = (begin, window.begins[1], max(end, 0), window.ends[1])

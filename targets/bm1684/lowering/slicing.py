@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from npuc.ir import Graph, Node, TensorType
+from npuc.ops.attributes import AXIS, GROUP
 from npuc.targets.bm1684.lowering.elementwise import BINARY
 from npuc.targets.bm1684.lowering.functions import RECIPES
 from npuc.targets.bm1684.lowering.slices import (
@@ -173,7 +174,7 @@ def _sliceable(graph: Graph, node: Node) -> bool:
     if node.op in ("ConvTranspose", "Resize"):
         return len(graph.shape(node.inputs[0])) == 4 and is_sliceable(graph, node)
     if node.op == "Concat":
-        return node.integer("axis") in (1, -3) and not any(name in graph.constants for name in node.inputs)
+        return AXIS(node) in (1, -3) and not any(name in graph.constants for name in node.inputs)
     return node.op in ROW_BY_ROW and all(_whole_or_rows(graph, node, name) for name in node.inputs if name)
 
 
@@ -257,7 +258,7 @@ def _node_price(graph: Graph, node: Node, out: Dim4, machine: Machine) -> float:
         return 2 * groups
     window = window_at(graph, node)
     (kernel_h, kernel_w), stride_w = window.kernel, window.strides[1]
-    if "Conv" in node.op and node.integer("group", 1) == 1:
+    if "Conv" in node.op and GROUP(node) == 1:
         channels, stride_w = graph.shape(node.inputs[0])[1], stride_w if node.op == "Conv" else 1
         return timing.conv2d(groups, channels, kernel_h, kernel_w, stride_w, len(node.inputs) > 2, machine)
     return timing.depthwise2d(groups, kernel_h, kernel_w, stride_w, machine)

@@ -9,6 +9,7 @@ from math import gcd, prod
 import numpy as np
 
 from npuc.ir import Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.windows import Window
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import Form, conv_call, form_of, row_bytes, taps, weight_image
@@ -29,7 +30,7 @@ def streams(lo: Lowering, node: Node) -> bool:
     """
     name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
-    dense = node.integer("group", 1) == 1 and len(shape) == 4 and shape[0] == 1
+    dense = GROUP(node) == 1 and len(shape) == 4 and shape[0] == 1
     weights = lo.graph.constant(node.inputs[1])
     if not (alone and dense) or weights is None:
         return False

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from npuc.ir import Node
+from npuc.ops.attributes import AXES, AXIS
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import Function
@@ -49,14 +50,14 @@ def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Ca
 
 def softmax(lo: Lowering, node: Node) -> None:
     """exp(x - max) / sum."""
-    axis = node.integer("axis", -1) % len(lo.graph.shape(node.output))
+    axis = AXIS(node) % len(lo.graph.shape(node.output))
     _each(lo, node, (axis,), _softmax, keep=True)
 
 
 def reduction(lo: Lowering, node: Node) -> None:
     """ReduceMean, ReduceSum, ReduceMax and ReduceMin."""
     rank = len(lo.graph.shape(node.inputs[0]))
-    axes = tuple(sorted({axis % rank for axis in node.integers("axes")}))
+    axes = tuple(sorted({axis % rank for axis in AXES(node)}))
     _each(lo, node, axes, _reduced, keep=False)
 
 

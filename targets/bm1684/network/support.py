@@ -12,8 +12,8 @@ from math import prod
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.ops.resize import scales_of
-from npuc.ops.rules import given
+from npuc.ops import given
+from npuc.ops.attributes import AXES, AXIS, DILATIONS, KERNEL_SHAPE, LRN_BETA, SCALES
 from npuc.ops.windows import window_of
 from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
 from npuc.targets.bm1684.lowering.functions import POWERS, RECIPES
@@ -47,7 +47,7 @@ def images(graph: Graph, node: Node) -> str | None:
 
 def within_windows(graph: Graph, node: Node) -> str | None:
     """Padding is at most 15, the stride at most 15, the dilation at most 16."""
-    kernel = graph.shape(node.inputs[1])[2:] if given(node, 1) else node.integers("kernel_shape", (1, 1))
+    kernel = graph.shape(node.inputs[1])[2:] if given(node, 1) else (KERNEL_SHAPE(node) or (1, 1))
     window = window_of(node, kernel)
     if max(*window.begins, *window.ends) > MOST_PADDING:
         return f"pads are {[*window.begins, *window.ends]}"
@@ -67,7 +67,7 @@ def within_extents(graph: Graph, node: Node) -> str | None:
 
 def not_dilated(_graph: Graph, node: Node) -> str | None:
     """The window is not dilated."""
-    dilations = node.integers("dilations", (1,))
+    dilations = DILATIONS(node) or (1,)
     return None if max(dilations) == 1 else f"dilations are {list(dilations)}"
 
 
@@ -129,14 +129,14 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
 def rows_and_columns(graph: Graph, node: Node) -> str | None:
     """Rows and columns of images are resized, or elements of all axes repeated."""
     shape, result = graph.shape(node.inputs[0]), graph.shape(node.output)
-    fits = len(shape) == 4 and shape[:2] == result[:2] and scales_of(node)[:2] == (1.0, 1.0)
+    fits = len(shape) == 4 and shape[:2] == result[:2] and SCALES(node)[:2] == (1.0, 1.0)
     return None if fits else f"{list(shape)} to {list(result)}"
 
 
 def short_vectors(graph: Graph, node: Node) -> str | None:
     """Vectors have at most 2,047 elements, or as many as rows and columns of at most 2,047."""
     shape = graph.shape(node.inputs[0])
-    axes = node.integers("axes") if node.op.startswith("Reduce") else (node.integer("axis", -1),)
+    axes = AXES(node) if node.op.startswith("Reduce") else (AXIS(node),)
     length = prod(shape[axis] for axis in axes)
     return None if rows_of(length) else f"vectors have {length} elements"
 
@@ -161,14 +161,14 @@ def constant_indices(graph: Graph, node: Node) -> str | None:
     indices = graph.constants.get(node.inputs[1])
     if indices is None:
         return f"'{node.inputs[1]}' is computed at run time"
-    extent = graph.shape(node.inputs[0])[node.integer("axis")]
+    extent = graph.shape(node.inputs[0])[AXIS(node)]
     count = sum(1 for _ in runs((indices.reshape(-1) % max(extent, 1)).tolist()))
     return None if 0 < count <= MOST_COPIES else f"{count} copies"
 
 
 def known_power(_graph: Graph, node: Node) -> str | None:
     """beta is 0.5, 0.75 or 1."""
-    beta = node.number("beta", 0.75)
+    beta = LRN_BETA(node)
     return None if beta in (0.5, 0.75, 1.0) else f"beta is {beta}"
 
 

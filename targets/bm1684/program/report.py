@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import FUSED_INPUT
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion
@@ -158,8 +159,8 @@ def _nodes(graph: Graph, name: str) -> list[Node]:
     node = graph.producers.get(name)
     if node is None:
         return []
-    fused = node.attrs.get("fused_input")
-    producer = graph.producers.get(node.inputs[fused]) if isinstance(fused, int) else None
+    fused = FUSED_INPUT(node)
+    producer = None if fused is None else graph.producers.get(node.inputs[fused])
     return [node] if producer is None else [node, producer]
 
 

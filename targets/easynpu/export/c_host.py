@@ -110,7 +110,7 @@ def _result_types(step: HostStep, types: Mapping[str, TensorType]) -> Sequence[T
     if step.op in ("QuantizeLinear", "DequantizeLinear"):
         return [TensorType(x.shape, "int8" if step.op == "QuantizeLinear" else "float32")]
     node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
-    found = OPS[step.op].infer(node, [TensorType(types[name].shape) for name in step.inputs])
+    found = OPS[step.op].typed(node, [TensorType(types[name].shape) for name in step.inputs])
     return [each if each.dtype != "float32" else TensorType(each.shape, x.dtype) for each in found]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXES, AXIS, BLOCK_MODE, BLOCKSIZE, STARTS, STEPS
 from npuc.targets.easynpu.machine.memory import LANES
 
 Shape = tuple[int, int, int]
@@ -37,7 +38,7 @@ def is_part(graph: Graph, node: Node) -> bool:
 
 def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
     """The offset of each operand along the axis, if words suffice: None for unaligned channels or other axes."""
-    axis = node.integer("axis")
+    axis = AXIS(node)
     extents = [graph.shape(name)[axis] for name in node.inputs]
     offsets = [sum(extents[:position]) for position in range(len(extents))]
     if len(graph.shape(node.output)) != 4 or axis == 0:
@@ -53,17 +54,16 @@ def is_window(graph: Graph, node: Node) -> bool:
         return False
     if node.op == "Split":
         offsets = split_offsets(graph, node)
-        return node.integer("axis") in (2, 3) or all(offset % LANES == 0 for offset in offsets)
+        return AXIS(node) in (2, 3) or all(offset % LANES == 0 for offset in offsets)
     if node.op != "Slice":
         return False
-    pairs = dict(zip(node.integers("axes"), node.integers("starts"), strict=True))
-    steps = node.integers("steps", (1,) * len(pairs))
-    return all(step == 1 for step in steps) and 0 not in pairs and pairs.get(1, 0) % LANES == 0
+    pairs = dict(zip(AXES(node), STARTS(node), strict=True))
+    return all(step == 1 for step in STEPS(node)) and 0 not in pairs and pairs.get(1, 0) % LANES == 0
 
 
 def split_offsets(graph: Graph, node: Node) -> list[int]:
     """Where each output of a Split begins along its axis."""
-    extents = [graph.shape(name)[node.integer("axis")] for name in node.outputs]
+    extents = [graph.shape(name)[AXIS(node)] for name in node.outputs]
     return [sum(extents[:position]) for position in range(len(extents))]
 
 
@@ -72,12 +72,12 @@ def interleaved(graph: Graph, node: Node) -> Node | None:
 
     Phase (i, j) of block size s, operand i * s + j, fills every s-th row and column from (i, j) on.
     """
-    if node.op != "DepthToSpace" or node.text("mode", "DCR") != "DCR":
+    if node.op != "DepthToSpace" or BLOCK_MODE(node) != "DCR":
         return None
     concat = graph.producers.get(node.inputs[0])
-    if concat is None or concat.op != "Concat" or concat.integer("axis") != 1:
+    if concat is None or concat.op != "Concat" or AXIS(concat) != 1:
         return None
-    phases = len(concat.inputs) == node.integer("blocksize") ** 2
+    phases = len(concat.inputs) == BLOCKSIZE(node) ** 2
     equal = len({graph.shape(name) for name in concat.inputs}) == 1
     return concat if phases and equal and graph.only_reader(concat.output) is node else None
 

@@ -9,37 +9,28 @@ largest sum of weights takes 8-bit weights (border_weights).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from npuc.ir import Array, Graph, Node, TensorType
-from npuc.ops import Op, rebuild
-from npuc.ops.table import register
-from npuc.targets.easynpu.machine.memory import LANES
-
-PIXEL = "IntPixel"
-"""A constant pixel of 16 channels, which the host loads."""
+from npuc.ir import Array, Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import PADDING
+from npuc.targets.easynpu.layers.operators import OPERATORS, PIXEL, VALUE
 
 
 def with_borders(graph: Graph) -> Graph:
     """The integer graph whose convolutions read the pixel that surrounds their map, where that is not 0."""
-    values = sorted({node.integer("padding") for node in graph.nodes if node.op == "IntConv"} - {0})
+    values = sorted({PADDING(node) for node in graph.nodes if node.op == "IntConv"} - {0})
     if not values:
         return graph
     names = {value: f"padding/{value}" for value in values}
-    pixels = [Node(PIXEL, (), (name,), {"value": value}, name) for value, name in names.items()]
+    pixels = [Node(PIXEL, (), (name,), {VALUE.name: value}, name) for value, name in names.items()]
     nodes = [
-        replace(node, inputs=(*node.inputs, names[node.integer("padding")])) if node.integer("padding") else node
+        replace(node, inputs=(*node.inputs, names[PADDING(node)])) if PADDING(node) else node
         for node in graph.nodes
     ]
-    return rebuild(graph, [*pixels, *nodes])
-
-
-def pixel(node: Node) -> Array:
-    """The value of a constant pixel."""
-    return np.full((1, LANES, 1, 1), node.integer("value"), np.int8)
+    return rebuild(replace(graph, operators=OPERATORS), [*pixels, *nodes])
 
 
 def border_weights(w: Array, *, dense: bool) -> list[Array]:
@@ -57,10 +48,3 @@ def border_weights(w: Array, *, dense: bool) -> list[Array]:
         found.append(np.clip(rest, -127, 127).astype(np.int8))
         rest = rest - found[-1]
     return found
-
-
-def _pixel_types(_node: Node, _types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    return (TensorType((1, LANES, 1, 1), "int8"),)
-
-
-register(Op(PIXEL, "A constant pixel.", _pixel_types, lambda node, _: (pixel(node),)))

@@ -9,6 +9,7 @@ import numpy as np
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Node
+from npuc.ops.attributes import KERNEL_SHAPE, RELU, SHIFT
 from npuc.targets.easynpu.layers.fusion import POINTWISE, group_words, table_words
 from npuc.targets.easynpu.layers.jobs import (
     FIELD_CHANNELS,
@@ -52,10 +53,10 @@ def _combining_stages(scope: Scope, node: Node, chunk: slice) -> tuple[Stage, ..
     """The word of a sum or product for a chunk of channels, and the ReLU behind it."""
     height, width = scope.size(node)
     channels = chunk.stop - chunk.start
-    block = pack_bias_scale(np.zeros(channels, np.int32), np.full(channels, node.integer("shift")))
+    block = pack_bias_scale(np.zeros(channels, np.int32), np.full(channels, SHIFT(node)))
     mnemonic = "add" if node.op == "IntAdd" else "mul"
     word = pointwise_word(mnemonic, channels, height, width)
-    if not node.integer("relu"):
+    if not RELU(node):
         return (Stage(word, block, node, node.output),)
     return (Stage(word, block, node), relu_stage(scope, node, chunk))
 
@@ -63,7 +64,7 @@ def _combining_stages(scope: Scope, node: Node, chunk: slice) -> tuple[Stage, ..
 def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
     """The sum of two maps, each times a factor: two depthwise 1x1 words, the first of which keeps its psums."""
     factors, bias = (scope.graph.constants[name] for name in node.inputs[2:])
-    last, shift = (node, *followers)[-1], node.integer("shift")
+    last, shift = (node, *followers)[-1], SHIFT(node)
     result = scope.views.tensors[last.output]
     height, width = scope.size(node)
     for part in _channel_parts(scope, (node, *followers), result):
@@ -71,9 +72,7 @@ def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         stages: list[Stage] = []
         for name, factor, offset in zip(node.inputs[:2], factors, (bias, 0), strict=True):
             final = bool(stages)
-            word = pointwise_word(
-                "dwconv_relu" if final and node.integer("relu") else "dwconv", channels, height, width
-            )
+            word = pointwise_word("dwconv_relu" if final and RELU(node) else "dwconv", channels, height, width)
             weights = np.full((channels, 1, 1, 1), factor, np.int8)
             scale = np.full(channels, shift if final else 0, np.int8)
             block = pack_layer(weights, np.full(channels, offset, np.int32), scale, dense=False)
@@ -107,7 +106,7 @@ def following(scope: Scope, followers: Sequence[Node], chunk: slice) -> Iterator
 def _normalising_stages(scope: Scope, node: Node, chunk: slice) -> Iterator[Stage]:
     """Batch normalisation of a result, and the ReLU behind it."""
     height, width = scope.size(node)
-    first, relu = scope.windows[node.output].channels[0], bool(node.integer("relu"))
+    first, relu = scope.windows[node.output].channels[0], bool(RELU(node))
     channels = slice(first + chunk.start, first + chunk.stop)
     block = pack_layer(*(scope.graph.constants[name][channels] for name in node.inputs[1:]), dense=False)
     word = pointwise_word("bn", chunk.stop - chunk.start, height, width)
@@ -123,7 +122,7 @@ def _pointwise_stage(scope: Scope, node: Node, chunk: slice) -> Stage:
     match node.op:
         case "IntTable":
             starts, a, b = constants
-            mnemonic, block = "act", pack_table(TableBlock(starts, a, b, -node.integer("shift")))
+            mnemonic, block = "act", pack_table(TableBlock(starts, a, b, -SHIFT(node)))
         case "IntPRelu":
             first = scope.windows[node.output].channels[0]
             mnemonic = "prelu"
@@ -141,7 +140,7 @@ def relu_stage(scope: Scope, node: Node, chunk: slice) -> Stage:
 
 def max_pool(scope: Scope, node: Node) -> Iterator[Job]:
     """One word a chunk of channels."""
-    height, width = node.integers("kernel_shape")
+    height, width = KERNEL_SHAPE(node)
     for part in _channel_parts(scope, (node,), scope.views.tensors[node.output]):
         word, x = window_word(scope, node, "maxpool", (height, width), part, dense=False)
         result = chunk_view(scope.views.tensors[node.output], part)

@@ -14,6 +14,7 @@ import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
 from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
 from npuc.targets.easynpu.layers.borders import border_weights
 from npuc.targets.easynpu.layers.channelwise import following, held_groups, relu_stage
@@ -35,13 +36,13 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     w, bias, shift = (scope.graph.constants[name] for name in node.inputs[1:4])
     last = (node, *followers)[-1]
     added = next((each for each in followers if each.op == "IntAdd"), None)
-    name = "avgpool" if node.integer("average") else _name(scope.graph, node)
-    if is_batch_norm(scope.graph, node) and (scope.documented or not node.integer("relu")):
+    name = "avgpool" if AVERAGE(node) else _name(scope.graph, node)
+    if is_batch_norm(scope.graph, node) and (scope.documented or not RELU(node)):
         name = "bn"
     result, first = scope.views.tensors[last.output], scope.windows[last.output].channels[0]
     load = load_of(scope.graph, node, scope.machine, followers, documented=scope.documented)
     size = load.outputs
-    if node.integer("blocks", 1) > 1 and not scope.documented:
+    if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
@@ -78,7 +79,7 @@ def load_of(
     word, parts = _parts(graph, node, machine)
     dense = _name(graph, node) == "conv"
     per_group = sum(BS_WORDS + part.Hk * part.Wk * (part.Ci if dense else 1) for part in parts)
-    if node.integer("padding"):
+    if PADDING(node):
         borders = border_weights(graph.constants[node.inputs[1]], dense=dense)
         per_group += len(parts) * sum(BS_WORDS + int(np.prod(each.shape[1:])) for each in borders)
     behind, tables = sum(group_words(each) for each in followers), table_words(followers)
@@ -123,7 +124,7 @@ def _parts(graph: Graph, node: Node, machine: Machine, most: int | None = None) 
 
 
 def _name(graph: Graph, node: Node) -> str:
-    group, outputs = node.integer("group", 1), graph.shape(node.inputs[1])[0]
+    group, outputs = GROUP(node), graph.shape(node.inputs[1])[0]
     return conv_mnemonic(group, graph.shape(node.inputs[0])[1], outputs)
 
 
@@ -137,7 +138,7 @@ def _conv_stages(
     dense = name == "conv"
     word, x = window_word(scope, node, name, w.shape[2:], chunk, dense=dense)
     runs = [slice(0, w.shape[1])]
-    if dense and node.integer("blocks", 1) > 1:
+    if dense and BLOCKS(node) > 1:
         runs = [used_span(w)] if scope.documented else used_runs(w, prod(scope.size(node)))
     parts = [
         replace(part, channels=slice(run.start + part.channels.start, run.start + part.channels.stop))
@@ -153,16 +154,13 @@ def _conv_stages(
             node=node.name,
             op="Conv",
             limit="Ci <= 256 and a kernel within an ifmap pad",
-            remedy="compile with --isa extended"
-            + (", or --allow split_average_pool" if node.integer("average") else ""),
+            remedy="compile with --isa extended" + (", or --allow split_average_pool" if AVERAGE(node) else ""),
         )
-    relu = bool(node.integer("relu"))
+    relu = bool(RELU(node))
     merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
     stages: list[Stage] = []
-    if node.integer("padding"):
-        bias = bias + (node.integer("padding") * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(
-            np.int32
-        )
+    if PADDING(node):
+        bias = bias + (PADDING(node) * w.astype(np.int64).reshape(len(w), -1).sum(axis=1)).astype(np.int32)
         stages += _border_stages(scope, node, word, w, bias, dense=dense, most=most)
     for part in parts:
         first, last = not stages, part is parts[-1]

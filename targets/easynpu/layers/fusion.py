@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AVERAGE, AXIS, FUSED_INPUT, GROUP
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, is_window
-from npuc.targets.easynpu.layers.movement import WORD_OP
+from npuc.targets.easynpu.layers.operators import WORD_OP
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS
 from npuc.targets.easynpu.machine.parameters import Machine
 
@@ -25,7 +26,7 @@ def runs_on_array(graph: Graph, node: Node) -> bool:
     if graph.tensors[node.output].dtype != "int8":
         return False
     if node.op == "Concat":
-        return len(graph.shape(node.output)) == 4 and node.integer("axis") > 0
+        return len(graph.shape(node.output)) == 4 and AXIS(node) > 0
     if node.op == "DepthToSpace":
         return interleaved(graph, node) is not None
     return node.op in ARRAY_OPS or is_alias(graph, node) or is_window(graph, node)
@@ -38,39 +39,39 @@ def conv_mnemonic(group: int, channels: int, outputs: int) -> str:
 
 def is_batch_norm(graph: Graph, node: Node) -> bool:
     """Whether an integer convolution is w * x + b per channel: depthwise, 1x1, stride 1, no padding."""
-    if node.op != "IntConv" or node.integer("average"):
+    if node.op != "IntConv" or AVERAGE(node):
         return False
     shape, outputs = graph.shape(node.inputs[0]), graph.shape(node.inputs[1])[0]
-    if conv_mnemonic(node.integer("group", 1), shape[1], outputs) != "dwconv":
+    if conv_mnemonic(GROUP(node), shape[1], outputs) != "dwconv":
         return False
     window = window_of(node, (1, 1))
     taps = graph.shape(node.inputs[1])[2:]
     return taps == (1, 1) and window.strides == (1, 1) and not any((*window.begins, *window.ends))
 
 
-def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mapping[int, Node]:
-    """For each node, by identity, that continues on the result of another: that other node.
+def fused_behind(graph: Graph, nodes: Sequence[Node], machine: Machine) -> Mapping[Node, Node]:
+    """For each node that continues on the result of another: that other node.
 
     A chain ends where the bias and scale pads are full.
     """
-    present = {id(node) for node in nodes}
-    found: dict[int, Node] = {}
-    entries = {id(node): _pad_entries(node) for node in nodes}
+    present = set(nodes)
+    found: dict[Node, Node] = {}
+    entries = {node: _pad_entries(node) for node in nodes}
     for node in nodes:
         producer = graph.producers.get(_continued(graph, node))
-        if producer is None or id(producer) not in present or producer.integer("average"):
+        if producer is None or producer not in present or AVERAGE(producer):
             continue
         adds = node.op == "IntAdd"
         heads = ("IntConv",) if adds else ("IntConv", "IntAdd", "IntSum", "IntMul", *POINTWISE)
         same = graph.shape(producer.output) == graph.shape(node.output)
-        if adds and id(producer) in found:  # a chain has one operand, which a sum before it may have taken
+        if adds and producer in found:  # a chain has one operand, which a sum before it may have taken
             continue
-        held = entries[id(producer)] + entries[id(node)]
+        held = entries[producer] + entries[node]
         if held > machine.parameter_pad_entries:
             continue
         if producer.op in heads and same and graph.only_reader(producer.output) is node:
-            found[id(node)] = producer
-            entries[id(node)] = held
+            found[node] = producer
+            entries[node] = held
     return found
 
 
@@ -81,8 +82,9 @@ def _pad_entries(node: Node) -> int:
 
 def _continued(graph: Graph, node: Node) -> str:
     """The input whose producer the node may be fused behind; none if empty."""
-    if node.op == "IntAdd" and "fused_input" in node.attrs and node.inputs[0] != node.inputs[1]:
-        return node.inputs[node.integer("fused_input")]
+    index = FUSED_INPUT(node)
+    if node.op == "IntAdd" and index is not None and node.inputs[0] != node.inputs[1]:
+        return node.inputs[index]
     return node.inputs[0] if node.op in POINTWISE or is_batch_norm(graph, node) else ""
 
 

@@ -10,14 +10,13 @@ import numpy as np
 
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops import rebuild
 from npuc.targets.easynpu.layers.addressing import interleaved, is_alias, map_shape
+from npuc.targets.easynpu.layers.operators import FLAT, OPERATORS, WORD_OP
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.rearrangement import Shape, word_for
 
 MOVES = ("Transpose", "Reshape", "SpaceToDepth", "DepthToSpace")
-WORD_OP = "IntReshape"
-"""A node that one reshape word computes; its attributes are the word's fields."""
-
 Move = tuple[str, tuple[tuple[str, Attr], ...]]
 """An operator and its attributes, sorted."""
 
@@ -29,20 +28,14 @@ def with_reshape_words(graph: Graph, fits: Callable[[Graph, Node], bool]) -> Gra
     (aliases, interleaved phases) and what no single word expresses stays.
     """
     nodes: list[Node] = []
-    replaced: set[int] = set()
+    replaced: set[Node] = set()
     for node in graph.nodes:
-        if id(node) in replaced:
+        if node in replaced:
             continue
         chain = _longest(graph, _chain(graph, node), fits)
-        replaced.update(id(each) for each in chain)
+        replaced.update(chain)
         nodes.append(_merged(graph, chain) or node)
-    return replace(graph, nodes=tuple(nodes))
-
-
-def word_of(node: Node) -> Reshape:
-    """The word of such a node."""
-    fields = {name: value for name, value in node.attrs.items() if isinstance(value, int)}
-    return Reshape(**fields)
+    return rebuild(replace(graph, operators=OPERATORS), nodes)
 
 
 def _chain(graph: Graph, node: Node) -> list[Node]:
@@ -80,7 +73,11 @@ def _merged(graph: Graph, chain: Sequence[Node]) -> Node | None:
     word = _word(moves, graph.shape(first.inputs[0]), graph.shape(last.output))
     if word is None:
         return None
-    fields = {name: value for name, value in asdict(word).items() if value != getattr(Reshape(), name)}
+    fields: dict[str, Attr] = {
+        name: value for name, value in asdict(word).items() if value != getattr(Reshape(), name)
+    }
+    if len(graph.shape(last.output)) == 2:
+        fields[FLAT.name] = 1
     sources = tuple(dict.fromkeys(source for node in chain for source in node.sources))
     return Node(WORD_OP, first.inputs[:1], last.outputs, fields, last.name, sources)
 

@@ -68,7 +68,7 @@ def _stays(scope: Scope, job: Job, before: Job, jobs: Sequence[Job]) -> bool:
     ifmaps = [view.buffer for view in before.sources]
     if len(scope.graph.readers[name]) == 1 and name not in scope.graph.outputs:
         return words(*ifmaps, result) <= max(words(*ifmaps, between), words(between, result))
-    inside = {id(node) for node in scope.nodes}
-    outside = [reader for reader in scope.graph.readers[name] if id(reader) not in inside]
+    inside = set(scope.nodes)
+    outside = [reader for reader in scope.graph.readers[name] if reader not in inside]
     everything = (view.buffer for each in jobs for view in (*each.reads, each.result))
     return not outside and name not in scope.graph.outputs and words(*everything) <= scope.machine.fmap_words

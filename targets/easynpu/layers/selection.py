@@ -11,7 +11,7 @@ from npuc.targets.easynpu.layers.concatenation import copies, selecting
 from npuc.targets.easynpu.layers.convolutions import convolutions
 from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind
 from npuc.targets.easynpu.layers.jobs import Job, Scope, Stage, no_words
-from npuc.targets.easynpu.layers.movement import WORD_OP, word_of
+from npuc.targets.easynpu.layers.operators import WORD_OP, word_of
 from npuc.targets.easynpu.layers.reshaping import with_fused_reshapes
 
 
@@ -22,13 +22,13 @@ def select(scope: Scope) -> list[Job]:
     UnsupportedOperator (E204) for a split that documented words cannot express.
     """
     before = fused_behind(scope.graph, scope.nodes, scope.machine)
-    inner = {id(producer) for producer in before.values()}
+    inner = set(before.values())
     found: list[Job] = []
     for node in scope.nodes:
-        if id(node) not in inner:
+        if node not in inner:
             chain = [node]
-            while id(chain[0]) in before:
-                chain.insert(0, before[id(chain[0])])
+            while chain[0] in before:
+                chain.insert(0, before[chain[0]])
             found += _jobs(scope, chain[0], chain[1:])
     return with_fused_reshapes(scope, found)
 

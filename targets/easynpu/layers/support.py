@@ -13,6 +13,7 @@ from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite
 from npuc.errors import EncodingError, NpucError, Problem
 from npuc.host_nodes import quantised_forms
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import COUNT_INCLUDE_PAD, GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import along_axis
 from npuc.quantize.arithmetic.tables import TABLE_OPS
@@ -37,7 +38,7 @@ def one_image(graph: Graph, node: Node) -> str | None:
 
 def dense_or_depthwise(graph: Graph, node: Node) -> str | None:
     """The convolution has one group, or one group per channel."""
-    group, channels = node.integer("group", 1), graph.shape(node.inputs[0])[1]
+    group, channels = GROUP(node), graph.shape(node.inputs[0])[1]
     outputs = graph.shape(node.output)[1]
     return None if group == 1 or group == channels == outputs else f"{group} groups of {channels} channels"
 
@@ -55,7 +56,7 @@ def counts_no_padding(graph: Graph, node: Node) -> str | None:
     ]
     padded = any(window.begins) or any(end > 0 for end in ends)
     beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
-    if padded and (beyond or not node.integer("count_include_pad")):
+    if padded and (beyond or not COUNT_INCLUDE_PAD(node)):
         return f"the window reaches into padding of {list(window.begins)} and {[max(e, 0) for e in ends]}"
     return None
 
@@ -199,7 +200,7 @@ def layer_word(graph: Graph, node: Node) -> Layer:
     held, computed = whole(graph, node.inputs[0]), whole(graph, node.output)
     match node.op:
         case "Conv":
-            name = conv_mnemonic(node.integer("group", 1), x[1], y[1])
+            name = conv_mnemonic(GROUP(node), x[1], y[1])
             height, width = graph.shape(node.inputs[1])[2:]
             fields, _, _ = geometry(node, held, computed, held, (height, width))
             return Layer(opcode=BY_MNEMONIC[name].opcode, **fields)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
 from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
 from npuc.targets.easynpu.layers.windows import Window
 from npuc.targets.easynpu.machine.memory import LANES, Place
@@ -124,12 +125,12 @@ class _Planner:
 
     def result(self) -> Views:
         phases = {node.output: interleaved(self.graph, node) for node in self.nodes}
-        never_stored = {id(concat) for concat in phases.values()}
+        never_stored = set(phases.values())
         for node in reversed(self.nodes):
             concat = phases[node.output]
             if concat is not None:
                 self._interleave(node, concat)
-            elif node.op == "Concat" and id(node) not in never_stored:
+            elif node.op == "Concat" and node not in never_stored:
                 self._concat(node)
         for node in self.nodes:
             for name in node.inputs:
@@ -152,7 +153,7 @@ class _Planner:
 
     def _concat(self, node: Node) -> None:
         """Gives each operand its window of the result, unless it already has a place or comes from outside."""
-        whole, axis = self._view(node.output), node.integer("axis")
+        whole, axis = self._view(node.output), AXIS(node)
         offsets = concat_offsets(self.graph, node) or []
         self._write_into(
             node.output,
@@ -169,7 +170,7 @@ class _Planner:
 
     def _interleave(self, node: Node, concat: Node) -> None:
         """Gives each phase its rows and columns of the result; the concatenation itself is never stored."""
-        whole, step = self._view(node.output), node.integer("blocksize")
+        whole, step = self._view(node.output), BLOCKSIZE(node)
         _, height, width = self.shapes[concat.output]
         phases = [
             (name, whole.interleaved(index // step, index % step, (step, step), (height, width)))
@@ -196,9 +197,9 @@ class _Planner:
         """Gives each result of a Slice, a Split or a copy its part of what is held of the source."""
         source, held = self._view(node.inputs[0]), self.windows[node.inputs[0]]
         if node.op == "Split":
-            starts = [{node.integer("axis"): offset} for offset in split_offsets(self.graph, node)]
+            starts = [{AXIS(node): offset} for offset in split_offsets(self.graph, node)]
         elif node.op == "Slice":
-            starts = [dict(zip(node.integers("axes"), node.integers("starts"), strict=True))]
+            starts = [dict(zip(AXES(node), STARTS(node), strict=True))]
         else:
             starts = [dict[int, int]()]
         for name, start in zip(node.outputs, starts, strict=True):

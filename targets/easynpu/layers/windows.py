@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import BLOCKSIZE, GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.addressing import interleaved, map_shape, moved_axes
 from npuc.targets.easynpu.machine.memory import groups
@@ -57,7 +58,7 @@ def is_channelwise(graph: Graph, node: Node) -> bool:
     """Whether each output channel depends on the same input channel only."""
     if node.op != "IntConv":
         return node.op not in ("Concat", "Slice", "Split", "Reshape", "DepthToSpace", "IntReshape")
-    group = node.integer("group", 1)
+    group = GROUP(node)
     return group == graph.shape(node.inputs[0])[1] == graph.shape(node.output)[1]
 
 
@@ -77,7 +78,7 @@ class Sliding:
     @classmethod
     def of(cls, graph: Graph, node: Node, axis: int) -> Sliding:
         """A convolution or a pool along the rows (axis 1) or columns (axis 2) of its map."""
-        kernel = graph.shape(node.inputs[1])[2:] if node.op == "IntConv" else node.integers("kernel_shape")
+        kernel = graph.shape(node.inputs[1])[2:] if node.op == "IntConv" else KERNEL_SHAPE(node)
         window, at = window_of(node, (kernel[0], kernel[1])), axis - 1
         extent, outputs = (map_shape(graph.shape(name))[axis] for name in (node.inputs[0], node.output))
         return cls(extent, outputs, window.strides[at], window.begins[at], window.reach[at])
@@ -96,7 +97,7 @@ class Sliding:
 
 def interleaving(graph: Graph, node: Node) -> int:
     """Rows (or columns) of the result for one of each phase that a node interleaves; 1 for any other node."""
-    return node.integer("blocksize") if interleaved(graph, node) is not None else 1
+    return BLOCKSIZE(node) if interleaved(graph, node) is not None else 1
 
 
 def needed(graph: Graph, node: Node, name: str, axis: int, low: Rows, high: Rows) -> tuple[Rows, Rows]:

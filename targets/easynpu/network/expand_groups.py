@@ -6,6 +6,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
+from npuc.ops.attributes import GROUP
 
 
 def expand_groups(graph: Graph) -> Graph:
@@ -18,7 +19,7 @@ def expand_groups(graph: Graph) -> Graph:
     constants: dict[str, Array] = {}
     for node in graph.nodes:
         weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None
-        group = node.integer("group", 1) if node.op == "Conv" else 1
+        group = GROUP(node) if node.op == "Conv" else 1
         if weights is None or group == 1 or group == weights.shape[0] == graph.shape(node.inputs[0])[1]:
             nodes.append(node)
             continue

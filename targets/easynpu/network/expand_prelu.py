@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.passes.rewriting.patterns import along_axis
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -68,5 +69,5 @@ def _signs(draft: Draft, node: Node, unit: np.ndarray) -> tuple[list[Node], str]
 def _gives_both(draft: Draft, producer: Node) -> bool:
     """Whether a node is a dense convolution with constant weights and without activation."""
     constant = all(name in draft.constants for name in producer.inputs[1:] if name)
-    plain = producer.integer("group", 1) == 1 and not producer.text("activation")
+    plain = GROUP(producer) == 1 and not ACTIVATION(producer)
     return producer.op == "Conv" and plain and constant

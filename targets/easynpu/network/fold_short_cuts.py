@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Draft, rewrite
 from npuc.quantize.arithmetic.weights import quantise_weights
@@ -73,16 +74,11 @@ class FoldShortCuts:
 
 def _short_cut(draft: Draft, node: Node) -> tuple[Node, Array] | None:
     """The convolution and its weights, if the node adds its input to its result."""
-    if node.op != "Add" or node.text("activation") not in ("", "Relu", "Clip"):
+    if node.op != "Add" or ACTIVATION(node) not in ("", "Relu", "Clip"):
         return None
     for index in (0, 1):
         conv = draft.private(node.inputs[index])
-        if (
-            conv is None
-            or conv.op != "Conv"
-            or conv.inputs[0] != node.inputs[1 - index]
-            or conv.text("activation")
-        ):
+        if conv is None or conv.op != "Conv" or conv.inputs[0] != node.inputs[1 - index] or ACTIVATION(conv):
             continue
         w = draft.constants.get(conv.inputs[1])
         if w is None or draft.shape(conv.inputs[0]) != draft.shape(conv.output) or w.dtype != np.float32:

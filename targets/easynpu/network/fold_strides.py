@@ -7,6 +7,7 @@ from math import gcd
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -28,7 +29,7 @@ def _fold(draft: Draft, node: Node) -> bool:
     if node.op != "Conv" or len(draft.shape(node.inputs[0])) != 4 or not only_float(draft, *node.inputs[:2]):
         return False
     w = draft.constants.get(node.inputs[1])
-    if w is None or node.integer("group", 1) != 1:
+    if w is None or GROUP(node) != 1:
         return False
     window = window_of(node, w.shape[2:])
     block = _block(window.strides, w.shape[1]) if max(window.strides) > MOST_STRIDE else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, DTYPE, ZERO_POINT
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 LIMITED = ("Conv", "Add")
@@ -20,13 +21,13 @@ def limit_at_zero(graph: Graph) -> Graph:
 
 
 def _limit(draft: Draft, node: Node) -> bool:
-    if node.op != "FakeQuantize" or node.integer("zero_point") != (-128 if node.text("dtype") == "int8" else 0):
+    if node.op != "FakeQuantize" or ZERO_POINT(node) != (-128 if DTYPE(node) == "int8" else 0):
         return False
     producer, moves = draft.private(node.inputs[0]), list[Node]()
     while producer is not None and producer.op in MOVES:
         moves.insert(0, producer)
         producer = draft.private(producer.inputs[0])
-    if producer is None or producer.op not in LIMITED or producer.text("activation"):
+    if producer is None or producer.op not in LIMITED or ACTIVATION(producer):
         return False
     limited = draft.fresh(f"{producer.output}/limited")
     new = [replace(producer.with_attrs(activation="Relu"), outputs=(limited,))]

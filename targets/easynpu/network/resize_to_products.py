@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.ops.resize import interpolation, scales_of
+from npuc.ops.attributes import SCALES, SIZES
+from npuc.ops.resize import interpolation
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -29,8 +30,8 @@ def resize_to_products(graph: Graph) -> Graph:
 
 
 def _resize(draft: Draft, node: Node) -> bool:
-    shape, sizes = draft.shape(node.inputs[0]), node.integers("sizes") if node.op == "Resize" else ()
-    axes = [axis for axis, size in enumerate(sizes) if size != shape[axis] or scales_of(node)[axis] != 1]
+    shape, sizes = draft.shape(node.inputs[0]), SIZES(node) if node.op == "Resize" else ()
+    axes = [axis for axis, size in enumerate(sizes) if size != shape[axis] or SCALES(node)[axis] != 1]
     if (
         not axes
         or max(shape[axis] * sizes[axis] for axis in axes) > MOST_WEIGHTS
@@ -49,7 +50,7 @@ def _resize(draft: Draft, node: Node) -> bool:
 
     for group in _joint(axes, shape):
         first, last = group[0], group[-1] + 1
-        matrices = [weights(node, shape[axis], sizes[axis], scales_of(node)[axis]) for axis in group]
+        matrices = [weights(node, shape[axis], sizes[axis], SCALES(node)[axis]) for axis in group]
         matrix = reduce(np.kron, matrices)
         name = draft.constant(matrix, f"{node.output}/weights{first}")
         before, behind = prod(shape[:first]), prod(shape[last:])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import BLOCKS, GROUP
 from npuc.passes.expansion.permute_channels_by_conv import Selection, is_dense, selection
 from npuc.passes.rewriting.rules import Draft
 
@@ -31,13 +32,13 @@ def _is_depthwise(draft: Draft, node: Node) -> bool:
     if node.op != "Conv" or not all(name in draft.constants for name in node.inputs[1:] if name):
         return False
     channels = draft.shape(node.inputs[0])[1]
-    return node.integer("group", 1) == channels == draft.shape(node.inputs[1])[0] > 1
+    return GROUP(node) == channels == draft.shape(node.inputs[1])[0] > 1
 
 
 def _sinks(draft: Draft, node: Node, found: Selection) -> bool:
     """Whether a permutation between a Conv in blocks and this one may move behind it, into a dense Conv."""
     giver, reader = draft.private(found.image), draft.only_reader(node.output)
-    if giver is None or giver.integer("blocks", 1) < 2 or reader is None:
+    if giver is None or BLOCKS(giver) < 2 or reader is None:
         return False
     private = all(draft.only_reader(name) for each in found.nodes for name in each.outputs)
     whole = np.array_equal(np.sort(found.channels), np.arange(draft.shape(found.image)[1]))

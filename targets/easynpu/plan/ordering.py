@@ -30,17 +30,17 @@ def depth_first(
     graph: Graph, nodes: Sequence[Node], outputs: Sequence[str], first: Callable[[str], int]
 ) -> tuple[Node, ...]:
     """A topological order that finishes one operand of a node before it begins the next; least key first."""
-    inside = {id(node) for node in nodes}
-    ordered: dict[int, Node] = {}
+    inside = set(nodes)
+    ordered: dict[Node, Node] = {}
     waiting: list[tuple[Node, bool]] = [(graph.producers[name], False) for name in reversed(outputs)]
     while waiting:
         node, complete = waiting.pop()
-        if id(node) in ordered:
+        if node in ordered:
             continue
         if complete:
-            ordered[id(node)] = node
+            ordered[node] = node
             continue
         waiting.append((node, True))
-        names = [name for name in node.inputs if name in graph.producers and id(graph.producers[name]) in inside]
+        names = [name for name in node.inputs if name in graph.producers and graph.producers[name] in inside]
         waiting += [(graph.producers[name], False) for name in sorted(names, key=first, reverse=True)]
     return tuple(ordered.values())

@@ -100,7 +100,7 @@ class Range:
                 reads += names
                 if chain.op in ("IntAdd", "IntMul"):
                     operands.update(buffer[name] for name in names[-1:])
-                chain = self.before.get(id(chain))
+                chain = self.before.get(chain)
             for name in (*reads, *node.outputs):
                 first.setdefault(buffer[name], step)
                 last[buffer[name]] = step
@@ -142,11 +142,11 @@ class Range:
         rows, columns: (counts, tensors), the largest extents for every number of tiles.
         """
         fitting = np.ones((len(rows), len(columns)), np.bool_)
-        followers = {id(producer): reader for reader, producer in self._fused()}
+        followers = {producer: reader for reader, producer in self._fused()}
         for node in self.nodes:
             chain: list[Node] = []
-            while id(chain[-1] if chain else node) in followers:
-                chain.append(followers[id(chain[-1] if chain else node)])
+            while (chain[-1] if chain else node) in followers:
+                chain.append(followers[chain[-1] if chain else node])
             at = self.tensors.index(node.output)
             for part in parts_in_turn(self.graph, node, self.machine, chain):
                 fitting &= legal_tiles(part, self.machine, rows[:, None, at], columns[None, :, at])
@@ -154,7 +154,7 @@ class Range:
 
     def _fused(self) -> Iterator[tuple[Node, Node]]:
         """The nodes that continue on the result of another, and that other."""
-        known = {id(node): node for node in self.nodes}
+        known = {node: node for node in self.nodes}
         return ((known[reader], producer) for reader, producer in self.before.items())
 
     def _strips(self, shares: Mapping[str, Share]) -> Iterator[Strip]:
@@ -199,9 +199,9 @@ def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
 
 def _divides_interleaving(graph: Graph, nodes: Sequence[Node]) -> bool:
     """Whether a DepthToSpace and the concatenation that it interleaves are not both in the range."""
-    inside = {id(node) for node in nodes}
+    inside = set(nodes)
     pairs = ((node, interleaved(graph, node)) for node in graph.nodes if node.op == "DepthToSpace")
-    return any(concat is not None and (id(node) in inside) != (id(concat) in inside) for node, concat in pairs)
+    return any(concat is not None and (node in inside) != (concat in inside) for node, concat in pairs)
 
 
 def _tensors(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ def _alive(
     nodes: Sequence[Node],
     tensors: Sequence[str],
     outputs: Sequence[str],
-    before: Mapping[int, Node],
+    before: Mapping[Node, Node],
     graph: Graph,
 ) -> Array:
     """(steps, tensors): 1 where a tensor is held while a node runs; parts of a map lie in it, and take nothing."""

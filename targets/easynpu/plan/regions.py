@@ -32,8 +32,8 @@ def regions_of(graph: Graph, machine: Machine) -> tuple[Region, ...]:
     known = {*graph.inputs, *graph.constants, ""}
     found: list[Region] = []
     while waiting:
-        on_host, waiting = _ready(waiting, known, lambda node: id(node) not in array)
-        on_array, waiting = _ready(waiting, known, lambda node: id(node) in array)
+        on_host, waiting = _ready(waiting, known, lambda node: node not in array)
+        on_array, waiting = _ready(waiting, known, lambda node: node in array)
         found.append(Region(tuple(on_host), tuple(on_array)))
     return tuple(found)
 
@@ -42,18 +42,18 @@ MOST_TILES = 16
 """Along rows, and along columns."""
 
 
-def array_nodes(graph: Graph, machine: Machine) -> set[int]:
-    """The nodes that the array runs, by identity; address arithmetic only where an array node reads it.
+def array_nodes(graph: Graph, machine: Machine) -> set[Node]:
+    """The nodes that the array runs; address arithmetic only where an array node reads it.
 
     Parts of a map, and maps of parts, only where a DTCM holds the map: it cannot be cut into tiles along the same
     axes.
     """
-    found: set[int] = set()
+    found: set[Node] = set()
     for node in reversed(graph.nodes):
         if runs_on_array(graph, node) and not _exceeds(graph, node, machine):
-            read = any(id(reader) in found for name in node.outputs for reader in graph.readers[name])
+            read = any(reader in found for name in node.outputs for reader in graph.readers[name])
             if node.op in ARRAY_OPS or read:
-                found.add(id(node))
+                found.add(node)
     return found
 
 
@@ -122,9 +122,9 @@ def inputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def outputs_of(graph: Graph, nodes: Sequence[Node]) -> tuple[str, ...]:
     """The tensors of the nodes that are read outside, in order."""
-    inside = {id(node) for node in nodes}
+    inside = set(nodes)
 
     def leaves(name: str) -> bool:
-        return name in graph.outputs or any(id(reader) not in inside for reader in graph.readers[name])
+        return name in graph.outputs or any(reader not in inside for reader in graph.readers[name])
 
     return tuple(name for node in nodes for name in node.outputs if leaves(name))

@@ -14,6 +14,7 @@ from math import inf, prod
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXIS
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
@@ -96,19 +97,19 @@ def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:
     Not between a layer and what is fused behind it, a part of a map and its readers, or what is joined and what
     joins it.
     """
-    at = {id(node): position for position, node in enumerate(nodes)}
-    spans = [(at[id(producer)], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
+    at = {node: position for position, node in enumerate(nodes)}
+    spans = [(at[producer], at[reader]) for reader, producer in fused_behind(graph, nodes, machine).items()]
     for position, node in enumerate(nodes):
-        readers = [each for name in node.outputs for each in graph.readers[name] if id(each) in at]
+        readers = [each for name in node.outputs for each in graph.readers[name] if each in at]
         if is_part(graph, node) or (len(readers) == 1 and _joins(graph, node, readers[0])):
-            spans.append((position, max((at[id(each)] for each in readers), default=position)))
+            spans.append((position, max((at[each] for each in readers), default=position)))
     inside = {between for first, last in spans for between in range(first + 1, last + 1)}
     return [position for position in range(len(nodes) + 1) if position not in inside]
 
 
 def _joins(graph: Graph, node: Node, reader: Node) -> bool:
     """Whether a node's result exists only to be joined with others: rows and columns, or interleaved phases."""
-    return (reader.op == "Concat" and reader.integer("axis") > 1) or interleaved(graph, reader) is node
+    return (reader.op == "Concat" and AXIS(reader) > 1) or interleaved(graph, reader) is node
 
 
 def _best(

@@ -12,9 +12,9 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.easynpu.layers.borders import PIXEL, pixel
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.movement import with_reshape_words
+from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine import isa

@@ -9,6 +9,7 @@ from typing import Any
 
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AVERAGE, BLOCKS, ERROR_LSB, PADDING, SELECTS
 from npuc.quantize.arithmetic.ranges import bound
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.jobs import Stage
@@ -37,9 +38,9 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
     """The contract's fields of a layer and the certificate of its first tile."""
     first, job = parts[0]
     stages = job.placed.job.stages
-    nodes = {id(stage.node): stage.node for stage in stages}
+    nodes = {stage.node: stage.node for stage in stages}
     multiplied = sum(macs(quantised.graph, node) for node in nodes.values())
-    errors = [node.integer("error_lsb") for node in nodes.values() if node.op == "IntTable"]
+    errors = [ERROR_LSB(node) for node in nodes.values() if node.op == "IntTable"]
     bounds = [found for node in nodes.values() if (found := bound(quantised.graph, node)) is not None]
     compute = sum(each.tiling.compute_cycles for _, each in parts)
     bus = sum(each.tiling.bus_words for _, each in parts)
@@ -72,7 +73,7 @@ def _layer(parts: Sequence[tuple[int, EmittedJob]], quantised: Quantised, machin
 def _padding_cycles(stage: Stage) -> int:
     """Compute cycles of a word that puts a zero point around a map; 0 of other words."""
     node, word = stage.node, stage.word
-    if not node.integer("padding") or stage.source is None or stage.source.buffer != node.inputs[-1]:
+    if not PADDING(node) or stage.source is None or stage.source.buffer != node.inputs[-1]:
         return 0
     if not isinstance(word, Layer):
         return 0
@@ -84,10 +85,10 @@ def macs(graph: Graph, node: Node) -> int:
 
     Zeros that make a grouped convolution dense do not count, nor do convolutions that only move channels.
     """
-    if node.op != "IntConv" or node.integer("average") or node.integer("selects"):
+    if node.op != "IntConv" or AVERAGE(node) or SELECTS(node):
         return 0
     kernel = prod(graph.shape(node.inputs[1])[1:])
-    return prod(graph.shape(node.output)) * kernel // node.integer("blocks", 1)
+    return prod(graph.shape(node.output)) * kernel // BLOCKS(node)
 
 
 def instruction_table(jobs: Sequence[EmittedJob], graph: Graph) -> list[dict[str, Any]]:

@@ -21,19 +21,27 @@ A table of int8 has a result for every input, others the entries of LE and LO, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from npuc.ir import Array, Node, TensorType
-from npuc.ops.table import OPS, Op, bad_node, register
-from npuc.ops.windows import window_of
-from npuc.quantize.arithmetic.operators import convolve
+from npuc.ir import Array, Node
+from npuc.ops import OPS
+from npuc.ops.attributes import KERNEL_SHAPE, SIZE, Attribute
+from npuc.ops.integer import convolve
 from npuc.targets.nvdla.arithmetic import transformed
-from npuc.targets.nvdla.arithmetic.normalisation import SIZES, ResponseTables, square_sums
-from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
-from npuc.targets.nvdla.formats.precision import HOST_DTYPES, fp17_of_bits, half_away
+from npuc.targets.nvdla.arithmetic.attributes import (
+    CONVERTER,
+    LE,
+    LO,
+    RECIPROCALS,
+    TRUNCATE,
+    WINOGRAD,
+    ZERO,
+)
+from npuc.targets.nvdla.arithmetic.normalisation import ResponseTables, square_sums
+from npuc.targets.nvdla.formats.precision import fp17_of_bits, half_away
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
 ALU = ("none", "sum", "max", "min")
@@ -64,21 +72,26 @@ class Stage:
         """The stage as a node's attribute."""
         return astuple(self)
 
+    @classmethod
+    def attribute(cls, name: str, meaning: str) -> Attribute[tuple[int, ...]]:
+        """The attribute that holds a stage."""
+        return Attribute(name, "integers", meaning, astuple(cls()), per=str(len(fields(cls))), internal=True)
+
 
 IDLE = Stage()
-IDENTITY = (0, 1, 0)
-"""The converter that changes nothing: offset, scale, shift."""
+
+
+X1, X2 = Stage.attribute("x1", "the first stage"), Stage.attribute("x2", "the second stage")
 
 
 def stages(node: Node) -> tuple[Stage, Stage]:
     """X1 and X2 of a node."""
-    first, second = (node.integers(key, IDLE.as_attr()) for key in ("x1", "x2"))
-    return Stage(*first), Stage(*second)
+    return Stage(*X1(node)), Stage(*X2(node))
 
 
 def converter(node: Node) -> tuple[int, int, int]:
     """Offset, scale and shift of the output converter."""
-    offset, scale, shift = node.integers("converter", IDENTITY)
+    offset, scale, shift = CONVERTER(node)
     return offset, scale, shift
 
 
@@ -113,11 +126,10 @@ class Table:
 
 def tables(node: Node) -> tuple[Table, Table] | None:
     """LE and LO of a node whose tables interpolate."""
-    if not node.attrs.get("lo"):
+    if not LO(node):
         return None
     le, lo = (
-        Table(start, int(select), beyond, int(shift))
-        for start, select, beyond, shift in (node.numbers("le"), node.numbers("lo"))
+        Table(start, int(select), beyond, int(shift)) for start, select, beyond, shift in (LE(node), LO(node))
     )
     return le, lo
 
@@ -196,42 +208,46 @@ def _filled(inputs: Sequence[Array]) -> list[Array]:
 
 
 def _sums(node: Node, x: Array, w: Array) -> Array:
-    if _is_real(x) and node.integer("winograd"):
+    if _is_real(x) and WINOGRAD(node):
         return transformed.sums(node, x, w).astype(x.dtype)
     if _is_real(x):
         (found,) = OPS["Conv"].compute(replace(node, op="Conv", inputs=node.inputs[:2]), [x, w.astype(x.dtype)])
         return found
-    summed = transformed.sums if node.integer("winograd") else convolve
-    return half_away(summed(node, x, w), node.integer("truncate"))
+    summed = transformed.sums if WINOGRAD(node) else convolve
+    return half_away(summed(node, x, w), TRUNCATE(node))
 
 
-def _conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def conv(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """The sums of a convolution, and the pass behind them."""
     x, w, *rest = inputs
     return _through(node, _sums(node, x, w), _filled(rest), x.dtype)
 
 
-def _elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def elementwise(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """A map and the pass behind it."""
     x = inputs[0] if _is_real(inputs[0]) else inputs[0].astype(np.int64)
     return _through(node, x, _filled(inputs[1:]), inputs[0].dtype)
 
 
-def _average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def average(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """Sums of windows, times both reciprocals."""
     x = inputs[0]
-    taps = np.ones((x.shape[1], 1, *node.integers("kernel_shape")), np.int8)
+    taps = np.ones((x.shape[1], 1, *KERNEL_SHAPE(node)), np.int8)
     total = _sums(node.with_attrs(group=x.shape[1]), x, taps)
-    for reciprocal in node.integers("reciprocals"):
+    for reciprocal in RECIPROCALS(node):
         total = total * fp17_of_bits(reciprocal) if _is_real(x) else half_away(total * reciprocal, RECIPROCAL_BITS)
     return (total.astype(x.dtype) if _is_real(x) else _saturated(total, x.dtype),)
 
 
-def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    """The tables' value at a sum of squares, times the input."""
     if _is_real(inputs[0]):
         placed = tables(node)
         assert placed is not None
-        sums = square_sums(inputs[0].astype(np.float64), node.integer("size"))
+        sums = square_sums(inputs[0].astype(np.float64), SIZE(node))
         return ((interpolated(placed, sums, np.concatenate(inputs[1:3])) * inputs[0]).astype(inputs[0].dtype),)
-    centred = inputs[0].astype(np.int64) - node.integer("zero")
-    product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, node.integer("size"))) * centred
+    centred = inputs[0].astype(np.int64) - ZERO(node)
+    product = lrn_tables(node, inputs[1], inputs[2])(square_sums(centred, SIZE(node))) * centred
     offset, scale, shift = converter(node)
     return (_saturated(half_away((product - offset) * scale, shift), inputs[0].dtype),)
 
@@ -241,60 +257,3 @@ def lrn_tables(node: Node, le: Array, lo: Array) -> ResponseTables:
     placed = tables(node)
     assert placed is not None
     return ResponseTables(tuple(map(int, le)), tuple(map(int, lo)), placed[0].select, placed[1].select)
-
-
-def _expect_map(node: Node, x: TensorType) -> None:
-    if len(x.shape) != 4 or x.shape[0] != 1 or x.dtype not in HOST_DTYPES.values():
-        raise bad_node(node, f"the input is {x}", tensor=node.inputs[0], limit="(1, C, H, W)")
-
-
-def _expect_operands(node: Node, y: tuple[int, ...], types: Sequence[TensorType]) -> None:
-    for name, found in zip(operands(node)[:4], types, strict=False):
-        extents = found.shape[-3:]
-        fits = all(extent in (1, full) for extent, full in zip(extents, y[1:], strict=False))
-        if name and (len(extents) != 3 or not fits):
-            raise bad_node(node, f"an operand {found} for a result {list(y)}", tensor=name)
-
-
-def _conv_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _expect_map(node, types[0])
-    x, w = types[0].shape, types[1].shape
-    if len(w) != 4 or w[1] * node.integer("group", 1) != x[1]:
-        raise bad_node(node, f"weights {list(w)} for an input {list(x)}")
-    y = (1, w[0], *window_of(node, kernel_extents(node, w)).extents(node, x[2:]))
-    _expect_operands(node, y, types[2:])
-    return (TensorType(y, types[0].dtype),)
-
-
-def _elementwise_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    """A row (1, C) may be copied: it has no operands."""
-    if len(types[0].shape) != 2 or any(node.inputs[1:]):
-        _expect_map(node, types[0])
-        _expect_operands(node, types[0].shape, types[1:])
-    return (types[0],)
-
-
-def _lrn_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _expect_map(node, types[0])
-    if node.integer("size") not in SIZES:
-        raise bad_node(node, f"size {node.integer('size')}", limit=", ".join(map(str, SIZES)))
-    return (types[0],)
-
-
-def _average_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
-    _expect_map(node, types[0])
-    extents = window_of(node, node.integers("kernel_shape")).extents(node, types[0].shape[2:])
-    return (TensorType((*types[0].shape[:2], *extents), types[0].dtype),)
-
-
-register(
-    Op("NvConv", "Convolution through both stages of SDP and its converter.", _conv_types, _conv),
-    Op(
-        "NvElementwise",
-        "Elements through both stages of SDP and its converter.",
-        _elementwise_types,
-        _elementwise,
-    ),
-    Op("NvLrn", "CDP's normalisation: tables of a sum of squares times the input.", _lrn_types, _lrn),
-    Op("NvAveragePool", "PDP's average: sums times two reciprocals.", _average_types, _average),
-)

@@ -1,20 +1,21 @@
 """NVDLA's integer operators in standard ONNX operators, so that onnxruntime computes them exactly.
 
-Sums of a convolution come from npuc.quantize.arithmetic.onnx_forms; behind them everything is in double:
+Sums of a convolution come from npuc.ops.integer_onnx; behind them everything is in double:
 products of 33-bit sums and 16-bit multipliers stay below 2^53. Rounding half away from zero is
-Sign * Floor(Abs + 1/2). Importing this module adds the rules to the exporter.
-"""
+Sign * Floor(Abs + 1/2)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npuc.export_onnx import EXPORTERS, Emitter
 from npuc.ir import Array, Attr, Node
-from npuc.quantize.arithmetic.onnx_forms import DOUBLE, FLOAT, INTEGERS, as_float, step, wide_sums, windowed
-from npuc.quantize.arithmetic.operators import EXACT_FLOAT32, accumulator_bound
+from npuc.ops.accumulators import EXACT_FLOAT32, accumulator_bound
+from npuc.ops.attributes import KERNEL_SHAPE, SIZE
+from npuc.ops.integer_onnx import DOUBLE, FLOAT, as_float, wide_sums, windowed
+from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS, TRUNCATE, WINOGRAD, ZERO
 from npuc.targets.nvdla.arithmetic.integer import (
     ALU,
     INT32,
@@ -32,16 +33,20 @@ from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away
 from npuc.targets.nvdla.arithmetic.transformed_onnx import winograd_sums
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
 
-INT64 = 7
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
+
+INT64 = "int64"
 
 
-def _conv(node: Node, emit: Emitter) -> None:
+def conv(node: Node, emit: Emitter) -> None:
+    """Sums of a convolution, exactly, and the pass behind them."""
     w = emit.graph.constants[node.inputs[1]]
     bound = _magnitude(node, emit) // 128 * int(accumulator_bound(w, np.zeros(len(w), np.int32)).max())
-    acc = winograd_sums(node, emit, w) if node.integer("winograd") else _summed(node, emit, w, bound)
-    if node.integer("truncate"):
-        factor = emit.constant(np.ldexp(np.float64(1), -node.integer("truncate")), "truncate")
-        acc, bound = half_away(emit, step(emit, "Mul", acc, factor)), (bound >> node.integer("truncate")) + 1
+    acc = winograd_sums(node, emit, w) if WINOGRAD(node) else _summed(node, emit, w, bound)
+    if TRUNCATE(node):
+        factor = emit.constant(np.ldexp(np.float64(1), -TRUNCATE(node)), "truncate")
+        acc, bound = half_away(emit, emit.step("Mul", acc, factor)), (bound >> TRUNCATE(node)) + 1
     _through(node, emit, acc, bound)
 
 
@@ -49,13 +54,13 @@ def _summed(node: Node, emit: Emitter, w: Array, bound: int) -> str:
     """The sums of a convolution in double; none exceeds the bound."""
     x, attrs = windowed(node, emit, w)
     if bound < EXACT_FLOAT32:
-        return _sums(emit, step(emit, "Cast", x, to=FLOAT), as_float(emit, w), attrs)
+        return _sums(emit, emit.step("Cast", x, to=FLOAT), as_float(emit, w), attrs)
     return wide_sums(emit, x, w, attrs) if _magnitude(node, emit) == 128 else _wider_sums(emit, x, w, attrs)
 
 
 def _sums(emit: Emitter, x: str, w: str, attrs: Mapping[str, Attr]) -> str:
     """The sums of float32 values, which float32 holds, in double."""
-    return step(emit, "Cast", step(emit, "Conv", x, w, **attrs), to=DOUBLE)
+    return emit.step("Cast", emit.step("Conv", x, w, **attrs), to=DOUBLE)
 
 
 def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> str:
@@ -65,22 +70,22 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
     """
     taps = w[0].size
     bits = 8 if taps < 1 << 15 else 4
-    parts = list(_parts(emit, step(emit, "Cast", x, to=FLOAT), bits))
+    parts = list(_parts(emit, emit.step("Cast", x, to=FLOAT), bits))
     total = ""
     for position, digit in _digits(w, int(np.clip(np.log2(EXACT_FLOAT32 / taps) - bits + 1, 2, 8))):
         weights = as_float(emit, digit)
         for exponent, part in parts:
             scale = emit.constant(np.ldexp(np.float64(1), exponent + position), "scale")
-            term = step(emit, "Mul", _sums(emit, part, weights, attrs), scale)
-            total = step(emit, "Add", total, term) if total else term
+            term = emit.step("Mul", _sums(emit, part, weights, attrs), scale)
+            total = emit.step("Add", total, term) if total else term
     return total
 
 
 def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
     """An int16 as float32 in parts of so many bits, of which the last one has the sign: exponent and part."""
     for exponent in range(0, 16 - bits, bits):
-        upper = step(emit, "Floor", step(emit, "Mul", x, emit.constant(np.float32(2.0**-bits))))
-        yield exponent, step(emit, "Sub", x, step(emit, "Mul", upper, emit.constant(np.float32(2.0**bits))))
+        upper = emit.step("Floor", emit.step("Mul", x, emit.constant(np.float32(2.0**-bits))))
+        yield exponent, emit.step("Sub", x, emit.step("Mul", upper, emit.constant(np.float32(2.0**bits))))
         x = upper
     yield 16 - bits, x
 
@@ -100,8 +105,9 @@ def _magnitude(node: Node, emit: Emitter) -> int:
     return -int(np.iinfo(emit.graph.tensors[node.inputs[0]].dtype).min)
 
 
-def _elementwise(node: Node, emit: Emitter) -> None:
-    _through(node, emit, step(emit, "Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit))
+def elementwise(node: Node, emit: Emitter) -> None:
+    """A map and the pass behind it."""
+    _through(node, emit, emit.step("Cast", node.inputs[0], to=DOUBLE), _magnitude(node, emit))
 
 
 def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
@@ -113,14 +119,14 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     if placed is not None:
         x = _interpolated(emit, x, placed, emit.graph.constants[table])
     elif table:
-        index = step(emit, "Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
+        index = emit.step("Add", clipped(emit, x, -128, 127), emit.constant(np.float64(128)))
         values = emit.constant(emit.graph.constants[table].astype(np.float64), "table")
-        x = step(emit, "Gather", values, step(emit, "Cast", index, to=INT64))
+        x = emit.step("Gather", values, emit.step("Cast", index, to=INT64))
     offset, scale, shift = converter(node)
     if offset:
-        x = step(emit, "Sub", x, emit.constant(np.float64(offset)))
+        x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
-        x = half_away(emit, step(emit, "Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
+        x = half_away(emit, emit.step("Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
     _saturated(node, emit, x)
 
 
@@ -128,52 +134,52 @@ def _interpolated(emit: Emitter, x: str, placed: tuple[Table, Table], entries: A
     """LE where it reaches, LO elsewhere."""
     le, lo = (_of_table(emit, x, *each) for each in zip(placed, np.split(entries, [LE_ENTRIES]), strict=True))
     limits = (emit.constant(np.float64(each)) for each in (placed[0].start, placed[0].end(LE_ENTRIES)))
-    above, below = (step(emit, op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
-    return step(emit, "Where", step(emit, "And", above, below), le, lo)
+    above, below = (emit.step(op, x, limit) for op, limit in zip(("Greater", "Less"), limits, strict=True))
+    return emit.step("Where", emit.step("And", above, below), le, lo)
 
 
 def _of_table(emit: Emitter, x: str, table: Table, entries: Array) -> str:
     """A table's entry before x, the way to the next one, and the slope behind the last."""
     values = emit.constant(entries.astype(np.float64), "entries")
-    distance = step(emit, "Sub", x, emit.constant(np.float64(table.start)))
-    place = step(emit, "Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
-    before = clipped(emit, step(emit, "Floor", place), 0, len(entries) - 2)
-    part = clipped(emit, step(emit, "Sub", place, before), 0, 1)
-    first = step(emit, "Cast", before, to=INT64)
-    y0 = step(emit, "Gather", values, first)
-    y1 = step(emit, "Gather", values, step(emit, "Add", first, emit.constant(np.int64(1))))
-    inside = half_away(emit, step(emit, "Add", y0, step(emit, "Mul", step(emit, "Sub", y1, y0), part)))
+    distance = emit.step("Sub", x, emit.constant(np.float64(table.start)))
+    place = emit.step("Mul", distance, emit.constant(np.ldexp(np.float64(1), -table.select)))
+    before = clipped(emit, emit.step("Floor", place), 0, len(entries) - 2)
+    part = clipped(emit, emit.step("Sub", place, before), 0, 1)
+    first = emit.step("Cast", before, to=INT64)
+    y0 = emit.step("Gather", values, first)
+    y1 = emit.step("Gather", values, emit.step("Add", first, emit.constant(np.int64(1))))
+    inside = half_away(emit, emit.step("Add", y0, emit.step("Mul", emit.step("Sub", y1, y0), part)))
     if not table.beyond:
         return inside
     end = emit.constant(np.float64(table.end(len(entries))))
-    further = step(emit, "Max", step(emit, "Sub", x, end), emit.constant(np.float64(0)))
+    further = emit.step("Max", emit.step("Sub", x, end), emit.constant(np.float64(0)))
     slope = emit.constant(np.ldexp(np.float64(table.beyond), -table.shift))
-    return step(emit, "Add", inside, half_away(emit, step(emit, "Mul", further, slope)))
+    return emit.step("Add", inside, half_away(emit, emit.step("Mul", further, slope)))
 
 
 def _saturated(node: Node, emit: Emitter, x: str) -> None:
     """The node's result: a double in the type of its output."""
     dtype = emit.graph.tensors[node.output].dtype
     limits = np.iinfo(dtype)
-    emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=INTEGERS[dtype])
+    emit.node("Cast", [clipped(emit, x, int(limits.min), int(limits.max))], [node.output], to=dtype)
 
 
 def _staged(emit: Emitter, x: str, bound: float, stage: Stage, alu: str, mul: str) -> tuple[str, float]:
     """The result of a stage and what bounds its magnitude; saturation is written where it can happen."""
     if stage.alu:
         operand, reach = _operand(emit, alu, stage.alu_shift)
-        x = step(emit, {"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
+        x = emit.step({"sum": "Add", "max": "Max", "min": "Min"}[ALU[stage.alu]], x, operand)
         bound += reach
     if stage.multiply:
         factor, reach = _operand(emit, mul, -stage.shift)
-        product = half_away(emit, step(emit, "Mul", x, factor), positive=bool(stage.relu))
+        product = half_away(emit, emit.step("Mul", x, factor), positive=bool(stage.relu))
         if stage.prelu:
-            product = step(emit, "Where", step(emit, "Greater", x, emit.constant(np.float64(0))), x, product)
+            product = emit.step("Where", emit.step("Greater", x, emit.constant(np.float64(0))), x, product)
         x, bound = product, max(bound * reach + 1, bound if stage.prelu else 0)
     if bound > INT32[1]:
         x, bound = clipped(emit, x, *INT32), INT32[1]
     if stage.relu:
-        x = step(emit, "Max", x, emit.constant(np.float64(0)))
+        x = emit.step("Max", x, emit.constant(np.float64(0)))
     return x, bound
 
 
@@ -183,61 +189,59 @@ def _operand(emit: Emitter, name: str, shift: int) -> tuple[str, float]:
     if value is not None:
         scaled = np.ldexp(value.astype(np.float64), shift)
         return emit.constant(scaled, "operand"), float(np.abs(scaled).max(initial=0))
-    scaled = step(emit, "Mul", step(emit, "Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
+    scaled = emit.step("Mul", emit.step("Cast", name, to=DOUBLE), emit.constant(np.ldexp(1.0, shift)))
     return scaled, -float(np.iinfo(emit.graph.tensors[name].dtype).min) * 2.0**shift
 
 
-def _average(node: Node, emit: Emitter) -> None:
+def average(node: Node, emit: Emitter) -> None:
+    """Sums times both reciprocals."""
     channels = emit.graph.shape(node.inputs[0])[1]
-    taps = np.ones((channels, 1, *node.integers("kernel_shape")), np.float32)
+    taps = np.ones((channels, 1, *KERNEL_SHAPE(node)), np.float32)
     x, attrs = windowed(node.with_attrs(group=channels), emit, taps)
-    values = step(emit, "Cast", x, to=FLOAT)
-    total = step(emit, "Cast", step(emit, "Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
-    for reciprocal in node.integers("reciprocals"):
+    values = emit.step("Cast", x, to=FLOAT)
+    total = emit.step("Cast", emit.step("Conv", values, emit.constant(taps, "taps"), **attrs), to=DOUBLE)
+    for reciprocal in RECIPROCALS(node):
         factor = emit.constant(np.ldexp(np.float64(reciprocal), -RECIPROCAL_BITS), "reciprocal")
-        total = half_away(emit, step(emit, "Mul", total, factor))
+        total = half_away(emit, emit.step("Mul", total, factor))
     _saturated(node, emit, total)
 
 
-def _lrn(node: Node, emit: Emitter) -> None:
+def lrn(node: Node, emit: Emitter) -> None:
     """All in double, which holds sums of squares of 17 bits and products of 33 and 16."""
-    shape, size = emit.graph.shape(node.inputs[0]), node.integer("size")
-    zero = emit.constant(np.float64(node.integer("zero")))
-    centred = step(emit, "Sub", step(emit, "Cast", node.inputs[0], to=DOUBLE), zero)
+    shape, size = emit.graph.shape(node.inputs[0]), SIZE(node)
+    zero = emit.constant(np.float64(ZERO(node)))
+    centred = emit.step("Sub", emit.step("Cast", node.inputs[0], to=DOUBLE), zero)
     near = np.abs(np.subtract.outer(np.arange(shape[1]), np.arange(shape[1]))) <= size // 2
     rows, whole = (emit.constant(np.array(each), "shape") for each in ((shape[1], -1), shape))
-    squares = step(emit, "Reshape", step(emit, "Mul", centred, centred), rows)
-    sums = step(emit, "MatMul", emit.constant(near.astype(np.float64), "neighbours"), squares)
-    sums = step(emit, "Reshape", sums, whole)
-    distance = step(emit, "Sub", sums, emit.constant(np.float64(START)))
+    squares = emit.step("Reshape", emit.step("Mul", centred, centred), rows)
+    sums = emit.step("MatMul", emit.constant(near.astype(np.float64), "neighbours"), squares)
+    sums = emit.step("Reshape", sums, whole)
+    distance = emit.step("Sub", sums, emit.constant(np.float64(START)))
     tables = lrn_tables(node, *(emit.graph.constants[name] for name in node.inputs[1:3]))
     fine, coarse = (
         _between_entries(emit, distance, np.array(entries, np.float64), each)
         for entries, each in ((tables.le, tables.le_step), (tables.lo, tables.lo_step))
     )
-    near_start = step(emit, "Less", distance, emit.constant(np.float64(tables.le_end)))
-    value = step(emit, "Where", near_start, fine, coarse)
-    product = step(emit, "Mul", value, centred)
+    near_start = emit.step("Less", distance, emit.constant(np.float64(tables.le_end)))
+    value = emit.step("Where", near_start, fine, coarse)
+    product = emit.step("Mul", value, centred)
     offset, scale, shift = converter(node)
-    centred_product = step(emit, "Sub", product, emit.constant(np.float64(offset)))
+    centred_product = emit.step("Sub", product, emit.constant(np.float64(offset)))
     factor = emit.constant(np.ldexp(np.float64(scale), -shift))
-    result = half_away(emit, step(emit, "Mul", centred_product, factor))
+    result = half_away(emit, emit.step("Mul", centred_product, factor))
     _saturated(node, emit, result)
 
 
 def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
     """Between the entries of a table whose steps have so many binary digits, of which 16 count."""
-    place = step(emit, "Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
+    place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
-    index = step(emit, "Floor", place)
-    at = step(emit, "Cast", index, to=INT64)
+    index = emit.step("Floor", place)
+    at = emit.step("Cast", index, to=INT64)
     below, rise = emit.constant(entries[:-1], "entries"), emit.constant(np.diff(entries), "rise")
-    fraction = step(emit, "Sub", place, index)
+    fraction = emit.step("Sub", place, index)
     if digits > FRACTION_BITS:
-        counted = step(emit, "Mul", fraction, emit.constant(np.float64(2.0**FRACTION_BITS)))
-        fraction = step(emit, "Mul", step(emit, "Floor", counted), emit.constant(np.float64(2.0**-FRACTION_BITS)))
-    part = step(emit, "Mul", step(emit, "Gather", rise, at), fraction)
-    return step(emit, "Add", step(emit, "Gather", below, at), half_away(emit, part))
-
-
-EXPORTERS.update({"NvConv": _conv, "NvElementwise": _elementwise, "NvAveragePool": _average, "NvLrn": _lrn})
+        counted = emit.step("Mul", fraction, emit.constant(np.float64(2.0**FRACTION_BITS)))
+        fraction = emit.step("Mul", emit.step("Floor", counted), emit.constant(np.float64(2.0**-FRACTION_BITS)))
+    part = emit.step("Mul", emit.step("Gather", rise, at), fraction)
+    return emit.step("Add", emit.step("Gather", below, at), half_away(emit, part))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from npuc.export_onnx import Emitter
-from npuc.quantize.arithmetic.onnx_forms import step
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
+
 
 Real = type[np.floating]
 
@@ -14,12 +17,12 @@ def half_away(emit: Emitter, x: str, dtype: Real = np.float64, *, positive: bool
     """x rounded half away from zero; positive: negative results do not matter."""
     half = emit.constant(np.array(0.5, dtype), "half")
     if positive:
-        return step(emit, "Floor", step(emit, "Add", x, half))
-    magnitude = step(emit, "Floor", step(emit, "Add", step(emit, "Abs", x), half))
-    return step(emit, "Mul", magnitude, step(emit, "Sign", x))
+        return emit.step("Floor", emit.step("Add", x, half))
+    magnitude = emit.step("Floor", emit.step("Add", emit.step("Abs", x), half))
+    return emit.step("Mul", magnitude, emit.step("Sign", x))
 
 
 def clipped(emit: Emitter, x: str, low: float, high: float, dtype: Real = np.float64) -> str:
     """x within limits."""
     limits = (emit.constant(np.array(each, dtype), "limit") for each in (low, high))
-    return step(emit, "Clip", x, *limits)
+    return emit.step("Clip", x, *limits)

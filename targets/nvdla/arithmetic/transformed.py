@@ -13,7 +13,9 @@ from __future__ import annotations
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import KERNEL_SHAPE, PADDING, STRIDES
 from npuc.ops.windows import window_of
+from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE
 from npuc.targets.nvdla.formats import winograd
 from npuc.targets.nvdla.formats.precision import half_away
 from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
@@ -30,12 +32,12 @@ STEP = 2
 
 def kernel_extents(node: Node, weights: tuple[int, ...]) -> tuple[int, ...]:
     """Height and width of a convolution's kernel, whatever became of its weights."""
-    return node.integers("kernel_shape", weights[2:])
+    return KERNEL_SHAPE(node) or weights[2:]
 
 
 def strides(node: Node) -> tuple[int, int]:
     """Along rows and columns."""
-    along, across = node.integers("strides", (1, 1))
+    along, across = STRIDES(node) or (1, 1)
     return along, across
 
 
@@ -63,7 +65,7 @@ def common(stride_y: int, stride_x: int) -> Array:
 
 def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Padding before and behind rows and columns of x, so that tiles cover the result y; negative: what is cut."""
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, KERNEL_SHAPE(node))
     before = window.begins
     whole = [extended_extent(count) * stride for count, stride in zip(y[2:], window.strides, strict=True)]
     behind = [size - extent - begin for size, extent, begin in zip(whole, x[2:], before, strict=True)]
@@ -73,11 +75,11 @@ def around(node: Node, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[tuple[in
 def sums(node: Node, x: Array, u: Array) -> Array:
     """(N, K, Ho, Wo), int64 or real, of data (N, C, H, W) and weights as this operator has them."""
     stride_y, stride_x = strides(node)
-    y = window_of(node, node.integers("kernel_shape")).extents(node, x.shape[2:])
+    y = window_of(node, KERNEL_SHAPE(node)).extents(node, x.shape[2:])
     rows, columns = around(node, x.shape, (*x.shape[:2], *y))
     pads = [(0, 0), (0, 0), (rows[0], max(rows[1], 0)), (columns[0], max(columns[1], 0))]
     real = np.issubdtype(x.dtype, np.floating)
-    padded = np.pad(x, pads, constant_values=node.integer("padding")).astype(np.float64 if real else np.int64)
+    padded = np.pad(x, pads, constant_values=PADDING(node)).astype(np.float64 if real else np.int64)
     height, width = (extended_extent(count) for count in y)
     cut = padded[:, :, : height * stride_y, : width * stride_x]
     split = cut.reshape(len(x), x.shape[1], height, stride_y, width, stride_x).transpose(0, 3, 5, 1, 2, 4)
@@ -88,7 +90,7 @@ def sums(node: Node, x: Array, u: Array) -> Array:
     t = np.einsum("ip,nctupq,jq->nctuij", DATA, d, DATA, optimize=True)
     if not real:
         limits = np.iinfo(x.dtype)
-        t = np.clip(half_away(t, node.integer("pra_truncate")), limits.min, limits.max)
+        t = np.clip(half_away(t, PRA_TRUNCATE(node)), limits.min, limits.max)
     m = np.einsum("nctuij,kcij->nktuij", t, by_phase(u, stride_y, stride_x).astype(t.dtype), optimize=True)
     results = np.einsum("ai,nktuij,bj->nktaub", RESULT, m, RESULT, optimize=True)
     whole = results.reshape(len(x), len(u), STEP * results.shape[2], -1)

@@ -7,15 +7,20 @@ positions, A^T m A as one product, tiles back to a map, and the map cut to the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from npuc.export_onnx import Emitter
 from npuc.ir import Array, Node
-from npuc.quantize.arithmetic.onnx_forms import DOUBLE, FLOAT, step
+from npuc.ops.attributes import PADDING
+from npuc.ops.integer_onnx import DOUBLE, FLOAT
+from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE
 from npuc.targets.nvdla.arithmetic.rounding_onnx import clipped, half_away
 from npuc.targets.nvdla.arithmetic.transformed import DATA, RESULT, STEP, around, by_phase, strides
 from npuc.targets.nvdla.formats.winograd import TILE, extended_extent
+
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
 
 POSITIONS = TILE * TILE
 
@@ -28,16 +33,16 @@ def winograd_sums(node: Node, emit: Emitter, u: Array) -> str:
     tiles = [(extended_extent(extent) - TILE) // STEP + 1 for extent in result[2:]]
     taps = np.tile(np.einsum("ip,jq->ijpq", DATA, DATA).reshape(POSITIONS, 1, TILE, TILE), (channels, 1, 1, 1))
     taps = emit.constant(taps.astype(np.float32), "taps")
-    data = step(emit, "Conv", _data(node, emit), taps, group=channels, strides=(STEP, STEP))
-    shifted = step(emit, "Mul", data, emit.constant(np.float32(2.0 ** -node.integer("pra_truncate"))))
+    data = emit.step("Conv", _data(node, emit), taps, group=channels, strides=(STEP, STEP))
+    shifted = emit.step("Mul", data, emit.constant(np.float32(2.0 ** -PRA_TRUNCATE(node))))
     limits = np.iinfo(emit.graph.tensors[node.inputs[0]].dtype)
     t = clipped(emit, half_away(emit, shifted, np.float32), limits.min, limits.max, np.float32)
-    t = step(emit, "Cast", t, to=DOUBLE)
+    t = emit.step("Cast", t, to=DOUBLE)
     t = _arranged(emit, t, (channels, POSITIONS, tiles[0] * tiles[1]), (1, 0, 2))
     factors = weights.reshape(kernels, channels, POSITIONS).transpose(2, 0, 1).astype(np.float64)
-    products = step(emit, "MatMul", emit.constant(factors, "u"), t)
+    products = emit.step("MatMul", emit.constant(factors, "u"), t)
     back = emit.constant(np.kron(RESULT, RESULT).astype(np.float64), "back")
-    m = step(emit, "MatMul", back, _shaped(emit, products, (POSITIONS, -1)))
+    m = emit.step("MatMul", back, _shaped(emit, products, (POSITIONS, -1)))
     rows = _arranged(emit, m, (STEP, STEP, kernels, *tiles), (2, 3, 0, 4, 1))
     return _cut(emit, _shaped(emit, rows, (1, kernels, *(STEP * each for each in tiles))), result[2:])
 
@@ -47,8 +52,8 @@ def _data(node: Node, emit: Emitter) -> str:
     x, result = emit.graph.shape(node.inputs[0]), emit.graph.shape(node.output)
     (top, bottom), (left, right) = around(node, x, result)
     pads = emit.constant(np.array([0, 0, top, left, 0, 0, bottom, right]), "pads")
-    value = emit.constant(np.float32(node.integer("padding")), "value")
-    padded = step(emit, "Pad", step(emit, "Cast", node.inputs[0], to=FLOAT), pads, value)
+    value = emit.constant(np.float32(PADDING(node)), "value")
+    padded = emit.step("Pad", emit.step("Cast", node.inputs[0], to=FLOAT), pads, value)
     stride_y, stride_x = strides(node)
     height, width = (extended_extent(extent) for extent in result[2:])
     split = _arranged(emit, padded, (x[1], height, stride_y, width, stride_x), (2, 4, 0, 1, 3))
@@ -56,15 +61,15 @@ def _data(node: Node, emit: Emitter) -> str:
 
 
 def _shaped(emit: Emitter, x: str, shape: Sequence[int]) -> str:
-    return step(emit, "Reshape", x, emit.constant(np.array(shape, np.int64), "shape"))
+    return emit.step("Reshape", x, emit.constant(np.array(shape, np.int64), "shape"))
 
 
 def _arranged(emit: Emitter, x: str, shape: Sequence[int], order: tuple[int, ...]) -> str:
     """x in a shape whose axes then change places."""
-    return step(emit, "Transpose", _shaped(emit, x, shape), perm=order)
+    return emit.step("Transpose", _shaped(emit, x, shape), perm=order)
 
 
 def _cut(emit: Emitter, x: str, extents: Sequence[int]) -> str:
     """The first rows and columns."""
     limits = ([0, 0], list(extents), [2, 3])
-    return step(emit, "Slice", x, *(emit.constant(np.array(each, np.int64), "limit") for each in limits))
+    return emit.step("Slice", x, *(emit.constant(np.array(each, np.int64), "limit") for each in limits))

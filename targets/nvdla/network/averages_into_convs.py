@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Draft, rewrite
 
@@ -34,7 +35,7 @@ class AveragesIntoConvs:
 
 
 def _divided(limits: AveragesIntoConvs, draft: Draft, node: Node) -> bool:
-    average = draft.private(node.inputs[0]) if node.op == "Conv" and node.integer("group", 1) == 1 else None
+    average = draft.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
     weights = draft.constants.get(node.inputs[1]) if average else None
     if average is None or weights is None or weights.shape[2:] != (1, 1) or not _covers(draft, average):
         return False
@@ -64,7 +65,7 @@ def _covers(draft: Draft, node: Node) -> bool:
     if node.op == "GlobalAveragePool":
         return len(draft.shape(node.output)) == 4
     extents = draft.shape(node.inputs[0])[2:]
-    if node.op != "AveragePool" or node.integers("kernel_shape") != extents or len(extents) != 2:
+    if node.op != "AveragePool" or KERNEL_SHAPE(node) != extents or len(extents) != 2:
         return False
     window = window_of(node, extents)
     return not any((*window.begins, *window.ends)) and max(window.dilations) == 1

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE
 from npuc.passes.expansion.permute_channels_by_conv import LANES, is_dense
 from npuc.passes.expansion.resize_to_copies import repetitions
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
@@ -49,7 +50,7 @@ def _resize(draft: Draft, node: Node) -> bool:
 def _depth_to_space(draft: Draft, node: Node) -> bool:
     if node.op != "DepthToSpace" or not is_between(draft, node):
         return False
-    block = node.integer("blocksize")
+    block = BLOCKSIZE(node)
     if block == 1:
         return draft.bypass(node)
     if block**2 > MOST_PHASES:
@@ -92,7 +93,7 @@ def _is_convolved(draft: Draft, tensor: str) -> bool:
     node = draft.private(tensor)
     if node is not None and node.op == "Interleave":
         return all(_is_convolved(draft, name) for name in node.inputs)
-    return node is not None and node.op == "Conv" and not node.text("activation")
+    return node is not None and node.op == "Conv" and not ACTIVATION(node)
 
 
 def is_between(draft: Draft, node: Node) -> bool:
@@ -129,16 +130,16 @@ def _phases(draft: Draft, node: Node, block: int) -> tuple[list[str], list[Node]
     columns = product(range(block), repeat=2)
     names = [draft.fresh(f"{node.output}/phase_{row}_{column}") for row, column in columns]
     places = np.arange(channels * block**2)
-    places = places.reshape(channels, -1).T if node.text("mode", "DCR") == "CRD" else places.reshape(-1, channels)
+    places = places.reshape(channels, -1).T if BLOCK_MODE(node) == "CRD" else places.reshape(-1, channels)
     conv = draft.private(x)
     if conv is not None and is_dense(draft, conv):
         return names, [kernels_of(draft, conv, each, y) for y, each in zip(names, places, strict=True)]
-    words = node.text("mode", "DCR") == "DCR" and channels % LANES == 0
+    words = BLOCK_MODE(node) == "DCR" and channels % LANES == 0
     taken = sliced if words else partial(selected, draft)
     return names, [taken(x, each, y, y, node.sources) for y, each in zip(names, places, strict=True)]
 
 
 def _joins_phases(draft: Draft, node: Node, joined: Node, channels: int) -> bool:
     """Whether a node is the Concat of the phases of a DepthToSpace."""
-    concat = joined.op == "Concat" and joined.integer("axis") == 1 and node.text("mode", "DCR") == "DCR"
+    concat = joined.op == "Concat" and AXIS(joined) == 1 and BLOCK_MODE(node) == "DCR"
     return concat and all(draft.shape(name)[1] == channels for name in joined.inputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
@@ -57,7 +56,6 @@ def network(
 
     A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
     """
-    import_module("npuc.targets.nvdla.arithmetic.onnx_forms")  # its rules for the exporter
     level, precision = LEVELS[options.level], options.precision
     find = options.spreads or spreads
     nodes = on_device(graph, machine, precision)

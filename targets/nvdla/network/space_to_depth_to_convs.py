@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import BLOCKSIZE
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.permute_channels_by_conv import is_dense
 from npuc.passes.rewriting.rules import Draft, rewrite
@@ -31,7 +32,7 @@ def _into_conv(draft: Draft, node: Node) -> bool:
     before = draft.producer(node.inputs[0]) if is_dense(draft, node) else None
     if before is None or before.op != "SpaceToDepth":
         return False
-    w, block = draft.constants[node.inputs[1]], before.integer("blocksize")
+    w, block = draft.constants[node.inputs[1]], BLOCKSIZE(before)
     window = window_of(node, w.shape[2:])
     sizes = (max(window.kernel), MOST_KERNEL), (max(window.strides), MOST_STRIDE)
     padding = max(*window.begins, *window.ends), MOST_PADDING
@@ -55,7 +56,7 @@ def _spread(w: Array, block: int) -> Array:
 def _to_slices(draft: Draft, node: Node) -> bool:
     if node.op != "SpaceToDepth" or not is_between(draft, node):
         return False
-    block, (height, width) = node.integer("blocksize"), draft.shape(node.inputs[0])[2:]
+    block, (height, width) = BLOCKSIZE(node), draft.shape(node.inputs[0])[2:]
     made: list[Node] = []
     for row in range(block):
         for column in range(block):

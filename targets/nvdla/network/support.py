@@ -13,6 +13,7 @@ from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite
 from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AXIS, COUNT_INCLUDE_PAD, LRN_ALPHA, LRN_BETA, LRN_BIAS, MAX, MIN, SIZE
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.scales.constraints import MOVEMENT, average_kernel
@@ -98,7 +99,7 @@ def averaging_fields(graph: Graph, node: Node) -> str | None:
     ]
     padded = any(window.begins) or any(end > 0 for end in ends)
     beyond = any(end > given for end, given in zip(ends, window.ends, strict=True))
-    if padded and (beyond or not node.integer("count_include_pad")):
+    if padded and (beyond or not COUNT_INCLUDE_PAD(node)):
         return f"the window reaches into padding of {list(window.begins)} and {[max(end, 0) for end in ends]}"
     return None
 
@@ -135,21 +136,21 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
 
 def positive_upper_limit(_graph: Graph, node: Node) -> str | None:
     """The upper limit is positive, and the lower limit below it."""
-    low, high = node.number("min", -inf), node.number("max", inf)
+    low, high = MIN(node), MAX(node)
     return None if low < high and high > 0 and low > -inf else f"it clips to {low}..{high}"
 
 
 def few_channels(_graph: Graph, node: Node) -> str | None:
     """It adds squares of 3, 5, 7 or 9 channels; the bias is positive, and beta not negative."""
-    size, bias, beta = node.integer("size"), node.number("bias", 1.0), node.number("beta", 0.75)
-    falls = bias > 0 and beta >= 0 and node.number("alpha", 1e-4) >= 0
+    size, bias, beta = SIZE(node), LRN_BIAS(node), LRN_BETA(node)
+    falls = bias > 0 and beta >= 0 and LRN_ALPHA(node) >= 0
     return None if size in SIZES and falls else f"size {size}, bias {bias}, beta {beta}"
 
 
 def interleaving_fields(graph: Graph, node: Node) -> str | None:
     """The maps are (1, C, H, W), with up to 8192 channels, rows and columns."""
     shape = graph.shape(node.output)
-    taken = len(shape) == 4 and shape[0] == 1 and node.integer("axis") > 1 and max(shape) <= MOST_EXTENT
+    taken = len(shape) == 4 and shape[0] == 1 and AXIS(node) > 1 and max(shape) <= MOST_EXTENT
     return None if taken else f"the shape is {list(shape)}"
 
 

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import MAX, MIN
 from npuc.passes.rewriting.rules import Draft, rewrite
 
 
@@ -21,7 +22,7 @@ def upper_limits_to_minima(graph: Graph) -> Graph:
 
 
 def _minimum(draft: Draft, node: Node) -> bool:
-    low, high = node.number("min", -inf), node.number("max", inf)
+    low, high = MIN(node), MAX(node)
     if node.op != "Clip" or high == inf or (-inf < low < high and high > 0):
         return False
     x, before = node.inputs[0], []

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from npuc.targets.nvdla.arithmetic.integer import IDENTITY, Stage
+from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
+from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES

@@ -17,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import AXES, AXIS, STARTS, STEPS
 from npuc.targets.nvdla.formats.alignment import aligned, alignment
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.precision import precision_of
@@ -125,14 +126,14 @@ def is_view(graph: Graph, node: Node) -> bool:
         case "Identity":
             return True
         case "Interleave":
-            return node.integer("axis") == 2
+            return AXIS(node) == 2
         case "Reshape":
             return map_shape(shapes[0]) == map_shape(shapes[1])
         case "Concat" | "Split":
-            axis = node.integer("axis") % len(shapes[0])
+            axis = AXIS(node) % len(shapes[0])
             return axis >= 1
         case "Slice":
-            return all(step == 1 for step in node.integers("steps")) and all(node.integers("axes"))
+            return all(step == 1 for step in STEPS(node)) and all(AXES(node))
         case _:
             return False
 
@@ -151,15 +152,13 @@ def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
         return [(name, (0, row, 0)) for row, name in enumerate(node.inputs)]
     if node.op == "Slice":
         start = [0, 0, 0, 0]
-        for axis, first, extent in zip(
-            node.integers("axes"), node.integers("starts"), _extents(graph, node), strict=True
-        ):
+        for axis, first, extent in zip(AXES(node), STARTS(node), _extents(graph, node), strict=True):
             start[axis] = first if first >= 0 else first + extent
         return [(node.output, (start[1], start[2], start[3]))]
     names = node.inputs if node.op == "Concat" else node.outputs
     if node.op not in ("Concat", "Split"):
         return [(node.output, (0, 0, 0))]
-    axis = node.integer("axis") % len(graph.shape(names[0]))
+    axis = AXIS(node) % len(graph.shape(names[0]))
     found: list[tuple[str, tuple[int, int, int]]] = []
     at = 0
     for name in names:
@@ -171,7 +170,7 @@ def parts(graph: Graph, node: Node) -> list[tuple[str, tuple[int, int, int]]]:
 
 
 def _extents(graph: Graph, node: Node) -> list[int]:
-    return [graph.shape(node.inputs[0])[axis] for axis in node.integers("axes")]
+    return [graph.shape(node.inputs[0])[axis] for axis in AXES(node)]
 
 
 def contiguous(channels: int) -> Lanes:
@@ -299,12 +298,12 @@ def _line_widths(graph: Graph, nodes: Sequence[Node]) -> dict[str, int]:
     What the host takes is packed, as NVDLA's own software expects it.
     """
     found: dict[str, int] = {}
-    device = {id(node) for node in nodes}
+    device = set(nodes)
     for node in nodes:
         if node.op == "Interleave" and not is_view(graph, node):
             width = graph.shape(node.inputs[0])[3]
             found |= dict.fromkeys(node.inputs, width)
-            inside = all(id(reader) in device for reader in graph.readers[node.output])
+            inside = all(reader in device for reader in graph.readers[node.output])
             if inside and node.output not in graph.outputs:
                 found[node.output] = width * len(node.inputs)
     return found
@@ -330,7 +329,7 @@ def lanes_of(
         atom = machine.atom_elements(tensor_precision(graph, node.output))
         if not is_view(graph, node):
             found |= dict.fromkeys(node.outputs, computed(node, found))
-        elif node.op == "Concat" and node.integer("axis") % len(graph.shape(node.output)) == 1:
+        elif node.op == "Concat" and AXIS(node) % len(graph.shape(node.output)) == 1:
             found[node.output] = joined([found[name] for name in node.inputs], atom)
         else:
             for name, (channel, _, _) in [(node.output, (0, 0, 0))] if joins(graph, node) else parts(graph, node):

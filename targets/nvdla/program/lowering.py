@@ -156,7 +156,7 @@ def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice
     """What NVDLA computes at once: nodes, and pooling on what the node before it gives and nothing else reads."""
     found: list[Layer] = []
     taken: set[str] = set()
-    inside = {id(node) for node in nodes}
+    inside = set(nodes)
     for node in nodes:
         if is_view(context.graph, node) or node.output in taken:
             continue
@@ -167,14 +167,14 @@ def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice
     return found
 
 
-def _pool_behind(context: Context, node: Node, inside: Collection[int]) -> Node | None:
+def _pool_behind(context: Context, node: Node, inside: Collection[Node]) -> Node | None:
     """The pooling that alone reads a node's result, which lies in a buffer of its own."""
     graph, readers = context.graph, context.graph.readers[node.output]
     own = context.placed[node.output].view.buffer.name == node.output
     if node.op not in ("NvConv", "NvElementwise") or len(readers) != 1 or node.output in graph.outputs or not own:
         return None
     pool = readers[0]
-    return pool if pool.op in ("NvAveragePool", "MaxPool") and id(pool) in inside else None
+    return pool if pool.op in ("NvAveragePool", "MaxPool") and pool in inside else None
 
 
 class _Program:

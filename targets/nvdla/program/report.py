@@ -8,6 +8,7 @@ from math import ceil, prod
 from typing import Any
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import AVERAGE
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.emission import kind
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -124,7 +125,7 @@ def _alternative(found: Alternative) -> dict[str, Any]:
 
 def macs(graph: Graph, node: Node) -> int:
     """Multiply-accumulates of a convolution of the network; 0 for anything else, averages among them."""
-    if node.op != "NvConv" or node.integer("average"):
+    if node.op != "NvConv" or AVERAGE(node):
         return 0
     weights = graph.shape(node.inputs[1])
     return prod(graph.shape(node.output)) * prod((weights[1], *kernel_extents(node, weights)))

@@ -16,6 +16,7 @@ from npuc.quantize.network.construction import Draft, Quantised
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from npuc.targets.nvdla.quantisation.form import Form, relu
 from npuc.targets.nvdla.quantisation.groups import Group, groups
 
@@ -29,10 +30,10 @@ class Builder(Draft, ABC):
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], dtype: str) -> None:
         scales = {name: each.scale for name, each in steps.items()}
-        super().__init__(graph, scales, {name: each.zero for name, each in steps.items()}, dtype)
-        self.computed = {id(node) for node in nodes}
+        super().__init__(graph, scales, {name: each.zero for name, each in steps.items()}, dtype, OPERATORS)
+        self.computed = set(nodes)
         self.groups = groups(graph, nodes)
-        self.joined = {id(group.conv) for group in self.groups.values()}
+        self.joined = {group.conv for group in self.groups.values()}
 
     @abstractmethod
     def elementwise(self, node: Node) -> tuple[str, Form]:
@@ -81,7 +82,7 @@ class Builder(Draft, ABC):
     def built(self) -> Quantised:
         """The graph of all nodes. Raises DoesNotFit (E301), with the node, for a constant that is too large."""
         for node in self.float.nodes:
-            if id(node) in self.joined:
+            if node in self.joined:
                 continue
             try:
                 self.write(node)
@@ -92,14 +93,14 @@ class Builder(Draft, ABC):
 
     def write(self, node: Node) -> None:
         """Appends what computes a node."""
-        if id(node) not in self.computed:
+        if node not in self.computed:
             self.keep(node)
         elif node.op in CONVERSIONS and self.steps(node.inputs[0]) == self.steps(node.output):
             self.share(node.output, self.as_int8(node.inputs[0]))
         elif node.op in (*MOVEMENT, *SELECTION):
             self._move(node)
-        elif id(node) in self.groups:
-            self._group(node, self.groups[id(node)])
+        elif node in self.groups:
+            self._group(node, self.groups[node])
         elif node.op == "Conv":
             self._conv(node, node, Form(), self.scales[node.output], relu(node))
         elif node.op in ("AveragePool", "GlobalAveragePool"):

@@ -8,11 +8,11 @@ for themselves.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import HARD_ALPHA, HARD_BETA, MIN
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, Share, addends, factor, factors, share, two_factors
@@ -90,12 +90,12 @@ class Elementwise(Builder):
             case "PRelu" | "LeakyRelu":
                 return x, self._brought(self.sloped(node), ratio)
             case "Clip":
-                low, shift = addends(np.array(node.number("min", -inf) / y * 2.0**self.fraction).reshape(FEW))
+                low, shift = addends(np.array(MIN(node) / y * 2.0**self.fraction).reshape(FEW))
                 return x, self._brought(self._second(Stage(MAX, shift), low), ratio)
             case "HardSigmoid":
-                beta, shift = addends(np.array(node.number("beta", 0.5) / y * 2.0**self.fraction).reshape(FEW))
+                beta, shift = addends(np.array(HARD_BETA(node) / y * 2.0**self.fraction).reshape(FEW))
                 form = self._second(Stage(SUM, shift, relu=1), beta)
-                return x, self._brought(form, ratio * node.number("alpha", 0.2))
+                return x, self._brought(form, ratio * HARD_ALPHA(node))
             case _:
                 steps = self.steps(x), self.steps(node.output)
                 return x, every_value(node, *steps) if self.bits == 8 else wide_entries(node, *steps)

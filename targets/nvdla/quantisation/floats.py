@@ -7,11 +7,12 @@ Source: in-memory formats, FP16 Supporting.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import inf
 
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops import attributes
+from npuc.ops.attributes import GROUP, HARD_ALPHA, HARD_BETA
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.constraints import average_kernel, tensors_of
@@ -88,9 +89,9 @@ class Floats(Builder):
             case "PRelu" | "LeakyRelu":
                 return x, self.sloped(node)
             case "Clip":
-                return x, Form(Stage(MAX), operands={"x1_alu": _few(node.number("min", -inf))})
+                return x, Form(Stage(MAX), operands={"x1_alu": _few(attributes.MIN(node))})
             case "HardSigmoid":
-                operands = {"x1_mul": _few(node.number("alpha", 0.2)), "x2_alu": _few(node.number("beta", 0.5))}
+                operands = {"x1_mul": _few(HARD_ALPHA(node)), "x2_alu": _few(HARD_BETA(node))}
                 return x, Form(Stage(multiply=1), Stage(SUM, relu=1), {**operands})
             case _:
                 return x, half_entries(node)
@@ -128,7 +129,7 @@ class Floats(Builder):
 
     def _seen(self, conv: Node) -> tuple[Array, Array]:
         """Mean and variance of what each kernel of a convolution reads, (K or 1, C, 1, 1)."""
-        groups = conv.integer("group", 1)
+        groups = GROUP(conv)
         found = self.seen.get(conv.inputs[0], UNKNOWN)
         kernels, channels = self.float.shape(conv.inputs[1])[:2]
         of_groups = (

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, LEAKY_ALPHA
 from npuc.ops.windows import window_of
+from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.fixed_point import (
     MOST_CONVERTER_SHIFT,
     factor,
 )
-from npuc.targets.nvdla.arithmetic.integer import ALU, IDENTITY, IDLE, Stage
+from npuc.targets.nvdla.arithmetic.integer import ALU, IDLE, Stage
 
 SUM, MAX, MIN = (ALU.index(name) for name in ("sum", "max", "min"))
 COMPARISONS = {"Add": SUM, "Sub": SUM, "Max": MAX, "Min": MIN}
@@ -78,7 +80,7 @@ def explicit_window(node: Node, kernel: tuple[int, int], graph: Graph) -> dict[s
 
 def relu(node: Node) -> int:
     """Whether a node ends in ReLU, as a stage has it."""
-    return int(node.text("activation") in ("Relu", "Clip"))
+    return int(ACTIVATION(node) in ("Relu", "Clip"))
 
 
 def few(value: int) -> Array:
@@ -89,7 +91,7 @@ def few(value: int) -> Array:
 def slopes(graph: Graph, node: Node) -> Array:
     """The slopes of a PRelu or LeakyRelu as an operand, (1, 1, 1), (C, 1, 1) or (C, H, W)."""
     if node.op == "LeakyRelu":
-        return np.full(FEW, node.number("alpha", 0.01))
+        return np.full(FEW, LEAKY_ALPHA(node))
     given = graph.constants[node.inputs[1]]
     return given.reshape((-1, 1, 1) if given.ndim < 3 else given.shape[-3:]).astype(np.float64)
 

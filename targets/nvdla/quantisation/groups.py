@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class Group:
         return second if first == self.conv.output else first
 
 
-def groups(graph: Graph, nodes: Sequence[Node]) -> dict[int, Group]:
+def groups(graph: Graph, nodes: Sequence[Node]) -> dict[Node, Group]:
     """For the last node (by id) of every pass of more than one node, the group."""
-    integer = {id(node) for node in nodes}
-    found: dict[int, Group] = {}
+    integer = set(nodes)
+    found: dict[Node, Group] = {}
     taken: set[str] = set()
     for node in nodes:
         if node.op not in ("Add", "PRelu", "LeakyRelu"):
@@ -40,17 +41,17 @@ def groups(graph: Graph, nodes: Sequence[Node]) -> dict[int, Group]:
         if candidates:
             conv = max(candidates, key=graph.nodes.index)
             taken.add(conv.output)
-            found[id(node)] = Group(conv, node)
+            found[node] = Group(conv, node)
     return found
 
 
-def _joins(graph: Graph, node: Node, name: str, integer: set[int]) -> bool:
+def _joins(graph: Graph, node: Node, name: str, integer: set[Node]) -> bool:
     """Whether the tensor is of a convolution that can compute the node in its own pass."""
     conv = graph.producers.get(name)
-    if conv is None or id(conv) not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
+    if conv is None or conv not in integer or conv.op != "Conv" or graph.only_reader(name) is None:
         return False
     if node.op != "Add":
-        return not conv.text("activation")
+        return not ACTIVATION(conv)
     other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
     same = other != name and graph.shape(other) == graph.shape(name) == graph.shape(node.output)
-    return same and graph.constant(other) is None and conv.text("activation") in ("", "Relu")
+    return same and graph.constant(other) is None and ACTIVATION(conv) in ("", "Relu")

@@ -9,6 +9,7 @@ from math import ceil, inf, log2
 import numpy as np
 
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.improvement.equalisation import SUFFIX
@@ -61,7 +62,7 @@ class Integers(Elementwise):
         """The integers of the weights; the form gets the stages that make steps of `unit` of their sums."""
         x, w = conv.inputs[0], self.float.constants[conv.inputs[1]]
         steps = self.steps(x)
-        single = conv.integer("group", 1) == 1
+        single = GROUP(conv) == 1
         sums = kept(w, bias, steps.scale, steps.zero, unit, twice=single) if x in self.given else None
         fraction = 0 if form.x2 == IDLE else self.fraction
         if sums is None and self._by_winograd(conv):
@@ -85,7 +86,7 @@ class Integers(Elementwise):
     def read(self, conv: Node, weights: Array) -> str:
         """The map that a convolution reads: with every channel twice for weights of 9 bits in two parts."""
         x = super().read(conv, weights)
-        if weights.shape[1] * conv.integer("group", 1) == self.float.shape(conv.inputs[0])[1]:
+        if weights.shape[1] * GROUP(conv) == self.float.shape(conv.inputs[0])[1]:
             return x
         twice = f"{x}/twice"
         if twice not in self.have:
@@ -121,7 +122,7 @@ class Integers(Elementwise):
         """The least and the largest integer of a node's result, by its activation or as a Clip from 0."""
         zero, whole = self.zeros[node.output], np.iinfo(self.dtype)
         top = upper_limit(node) / self.scales[node.output] + zero
-        low = node.text("activation") in ("Relu", "Clip") or is_relu(node)
+        low = ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)
         return zero if low else whole.min, whole.max if top >= whole.max - 0.5 else round(top)
 
     def finish(
@@ -148,7 +149,7 @@ class Integers(Elementwise):
 
     def write(self, node: Node) -> None:
         """Appends what computes a node; sums of maps with given scales by two passes where one is too coarse."""
-        if node.op == "Add" and id(node) in self.computed and id(node) not in self.groups:
+        if node.op == "Add" and node in self.computed and node not in self.groups:
             parts = self._given_maps(node)
             if parts is not None and self.part_of(1.0, *parts).error(self._ratio(*parts)) > CLOSE:
                 return self._add_exactly(node, *parts)

@@ -8,8 +8,10 @@ from math import inf
 import numpy as np
 
 from npuc.ir import Array, Node
+from npuc.ops.attributes import AVERAGE
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import IntegerLayer, LayerWeights, source_of
+from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.fixed_point import FRACTION, MOST_MULTIPLIER
 from npuc.targets.nvdla.arithmetic.integer import operands, stages
 from npuc.targets.nvdla.quantisation.sums import COLUMN
@@ -20,7 +22,7 @@ class Multiplied:
 
     def layer(self, quantised: Quantised, node: Node) -> IntegerLayer | None:
         """The convolution of an NvConv; None for other nodes, averages, weights transformed or in two parts."""
-        if node.op != "NvConv" or node.integer("average") or node.integer("winograd"):
+        if node.op != "NvConv" or AVERAGE(node) or WINOGRAD(node):
             return None
         if node.inputs[0] not in quantised.scales:  # every channel twice, as weights have 9 bits
             return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
+from npuc.ops.attributes import LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.fixed_point import MOST_CONVERTER_SHIFT, factor
 from npuc.targets.nvdla.arithmetic.integer import LE_ENTRIES, LO_ENTRIES, Table, interpolated
@@ -24,7 +25,7 @@ from npuc.targets.nvdla.quantisation.rounding import half
 
 def normalised(node: Node, x: Steps, y: Steps, bits: int = 8) -> tuple[ResponseTables, dict[str, Attr]]:
     """ResponseTables of (bias + alpha / size * sum)^-beta times 2^p, and the attributes of the operator NvLrn."""
-    size, power = node.integer("size"), _power(node, x.scale)
+    size, power = SIZE(node), _power(node, x.scale)
     gain = MOST_ENTRY / float(power(np.array(0.0)))
     most = size * (2 ** (bits - 1) + abs(x.zero)) ** 2
     tables = tables_of(lambda sums: np.minimum(power(sums) * gain, MOST_ENTRY), most)
@@ -52,7 +53,7 @@ def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str,
 
     Raises DoesNotFit (E301) for values that fp16 has not.
     """
-    size, power = node.integer("size"), _power(node, 1.0)
+    size, power = SIZE(node), _power(node, 1.0)
     reach = min(HEADROOM * largest or 1.0, FP16_MOST)
     most = min(size * reach**2, FP17_SQUARES)
     lo = Table(0.0, int(np.ceil(np.log2(most / (LO_ENTRIES - 1)))))
@@ -72,6 +73,6 @@ def normalised_half(node: Node, largest: float) -> tuple[Array, Array, dict[str,
 
 def _power(node: Node, scale: float) -> Callable[[Array], Array]:
     """(bias + alpha / size * sum)^-beta of sums of squares of inputs with a scale."""
-    size, alpha, beta = node.integer("size"), node.number("alpha", 1e-4), node.number("beta", 0.75)
-    bias, unit = node.number("bias", 1.0), alpha / size * scale**2
+    size, alpha, beta = SIZE(node), LRN_ALPHA(node), LRN_BETA(node)
+    bias, unit = LRN_BIAS(node), alpha / size * scale**2
     return lambda sums: np.maximum(bias + unit * sums, np.finfo(np.float64).tiny) ** -beta

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
-from npuc.quantize.arithmetic.operators import accumulator_bound
+from npuc.ops.accumulators import accumulator_bound
 from npuc.quantize.scales.model_scales import integers_of
 from npuc.targets.nvdla.arithmetic.fixed_point import (
     MOST_MULTIPLIER,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.calibration.histograms import Spread
 from npuc.quantize.scales.assignment import Ties
@@ -58,5 +59,5 @@ def upper_limit(node: Node) -> float:
     """The largest result that a node's own definition or its activation allows; infinite without one."""
     if node.op == "HardSigmoid":
         return 1.0
-    clips = node.op == "Clip" or node.text("activation") == "Clip"
-    return node.number("max", inf) if clips else inf
+    clips = node.op == "Clip" or ACTIVATION(node) == "Clip"
+    return MAX(node) if clips else inf

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from npuc.ir import Node
+from npuc.ops.attributes import STRIDES
 from npuc.targets.nvdla.machine.parameters import MOST_STRIDE, Machine
 from npuc.targets.nvdla.operations.operation import Surface
 from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
@@ -35,7 +36,7 @@ def in_batches(machine: Machine, shape: Geometry, tile: RowTile, result: Surface
 
 def needs_batches(node: Node) -> bool:
     """Whether only multi-batch mode computes a convolution: its windows move on by more than a stride can."""
-    return max(node.integers("strides", (1,))) > MOST_STRIDE
+    return max(STRIDES(node) or (1,)) > MOST_STRIDE
 
 
 def covers(shape: Geometry) -> bool:

@@ -12,8 +12,10 @@ from functools import partial
 from math import ceil
 
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.targets.nvdla.arithmetic.attributes import WINOGRAD
 from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.formats import winograd
@@ -95,7 +97,7 @@ def choose(
 
 def _possible(node: Node, alternatives: Sequence[Alternative]) -> Sequence[Alternative]:
     """What the weights as they are can be: transformed ones nothing else."""
-    return [each for each in alternatives if each.form.kind == "winograd" or not node.integer("winograd")]
+    return [each for each in alternatives if each.form.kind == "winograd" or not WINOGRAD(node)]
 
 
 def _best(alternatives: Sequence[Alternative], asked: str) -> Alternative:
@@ -136,7 +138,7 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
 
 def _feature_forms(context: Context, node: Node, *, inexact: bool) -> Iterator[WeightForm]:
     """The forms for data that lies as a feature cube."""
-    allowed = inexact or node.integer("winograd")
+    allowed = inexact or WINOGRAD(node)
     kinds = ["direct", *(["winograd"] if allowed and _as_winograd(context, node) else [])]
     for compressed in (False, True) if context.machine.compression else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
@@ -154,7 +156,7 @@ def _as_winograd(context: Context, node: Node) -> bool:
     whole = all(extent % winograd.TILE == 0 for extent in graph.shape(node.output)[2:])
     return (
         context.machine.winograd
-        and node.integer("group", 1) == 1
+        and GROUP(node) == 1
         and max(window.dilations) == 1
         and max(extended) == winograd.KERNEL
         and (whole or _alone(graph, node))
@@ -191,8 +193,8 @@ def _pixels(graph: Graph, name: str) -> str:
         each.op == "NvConv"
         and each.inputs.count(name) == 1
         and each.inputs[0] == name
-        and each.integer("group", 1) == 1
-        and not each.integer("winograd")
+        and GROUP(each) == 1
+        and not WINOGRAD(each)
         and not needs_batches(each)
         and max(window_of(each, graph.shape(each.inputs[1])[2:]).dilations) == 1
         for each in readers

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import pairwise
 
 from npuc.ir import Node
+from npuc.ops.attributes import GROUP
+from npuc.targets.nvdla.arithmetic.attributes import PRA_TRUNCATE, TRUNCATE
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.pixels import FORMATS
 from npuc.targets.nvdla.formats.winograd import TILE
@@ -101,7 +103,7 @@ def _convolution(
     sdp = select_sdp(context, node, y, part.first, part.count, tile)
     source = replace(part.source(x, tile, shape.line_step), channels=shape.channels)
     result = _in_tiles(part.result(y, tile)) if winograd else part.result(y, tile)
-    truncated = node.integer("truncate"), node.integer("pra_truncate")
+    truncated = TRUNCATE(node), PRA_TRUNCATE(node)
     return Convolution(source, kernels, window, banks, sdp, result, None, *truncated)
 
 
@@ -191,7 +193,7 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
     fitting = [
         each for each in options if all(_fits(context, _shape(context, node, part, x, DIRECT)) for part in each)
     ]
-    if node.integer("group", 1) == 1:
+    if GROUP(node) == 1:
         return fitting[0]
     return min(fitting, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts))
 

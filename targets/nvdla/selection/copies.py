@@ -15,8 +15,10 @@ import numpy as np
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
+from npuc.ops.attributes import AXIS
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.nvdla.arithmetic.integer import IDENTITY, IDLE, operands
+from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
+from npuc.targets.nvdla.arithmetic.integer import IDLE, operands
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, is_view, tensor_precision, with_copies
 from npuc.targets.nvdla.selection.parts import sharing
@@ -111,7 +113,7 @@ def _misplaced(graph: Graph, node: Node, lanes: Mapping[str, Lanes], *, given: b
             return [] if fit else [at for at in gaps if at > 1]
         case "NvElementwise" | "Interleave":
             return gaps if len({lanes[name] for name in node.inputs if name in lanes}) > 1 else []
-        case "Concat" if is_view(graph, node) and node.integer("axis") % len(graph.shape(node.output)) > 1:
+        case "Concat" if is_view(graph, node) and AXIS(node) % len(graph.shape(node.output)) > 1:
             return gaps if len({lanes[name] for name in node.inputs}) > 1 else []
         case _:
             return []

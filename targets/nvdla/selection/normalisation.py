@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from npuc.ir import Node
+from npuc.ops.attributes import SIZE
+from npuc.targets.nvdla.arithmetic.attributes import ZERO
 from npuc.targets.nvdla.arithmetic.integer import converter, tables
 from npuc.targets.nvdla.operations.operation import Normalisation, Tables
 from npuc.targets.nvdla.selection.context import Context
@@ -17,5 +19,5 @@ def select_normalisation(context: Context, node: Node) -> Normalisation:
     le, lo = (
         ramp(table, context.graph.constants[name]) for table, name in zip(placed, node.inputs[1:3], strict=True)
     )
-    size, zero = node.integer("size"), node.integer("zero")
+    size, zero = SIZE(node), ZERO(node)
     return Normalisation(x.surface(), size, zero, Tables(lo, le), converter(node), y.surface())

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import GROUP, PADDING
 from npuc.ops.windows import window_of
+from npuc.targets.nvdla.arithmetic.attributes import SHARING, WINOGRAD
 from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -34,7 +36,7 @@ def geometry(graph: Graph, node: Node, lanes: int) -> Geometry:
     window = window_of(node, (kernel_height, kernel_width))
     out_height, out_width = graph.shape(node.output)[2:]
     stride, step = window.strides[0], 1
-    skips = kernel_height == 1 and not node.integer("winograd")  # whose weights are of the stride already
+    skips = kernel_height == 1 and not WINOGRAD(node)  # whose weights are of the stride already
     if skips and not window.begins[0] and (out_height - 1) * stride < height:
         height, stride, step = out_height, 1, stride
     return Geometry(
@@ -71,10 +73,10 @@ def sharing(graph: Graph, machine: Machine, node: Node, x: Lanes) -> int:
     shape = geometry(graph, node, x[-1] + 1)
     atom = machine.atom_elements(shape.precision)
     group = min(machine.kernel_group(shape.precision), atom)
-    most = node.integer("sharing", atom)
+    most = SHARING(node) or atom
     if kernels_together(machine, shape) >= group:
         return most
-    if node.integer("group", 1) == 1:
+    if GROUP(node) == 1:
         together = expect_kernels(machine, shape, node.name, node.op)
         return min(most, together)
     kernels = graph.shape(node.output)[1]
@@ -118,7 +120,7 @@ def parts_of(
     lanes: of input and result. width: lanes from one pass to the next, and how many of them one computes.
     """
     x, y = lanes
-    groups, channels = node.integer("group", 1), len(x)
+    groups, channels = GROUP(node), len(x)
     kernels, extent = graph.shape(node.output)[1] // groups, y[-1] + 1
     group_of = {lane: number // kernels for number, lane in enumerate(y)}
     found: list[Part] = []
@@ -138,7 +140,7 @@ def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]
     Zeros outside groups and where lanes hold no channel. views: of the input and of the result.
     """
     w = graph.constants[node.inputs[1]]
-    per_group, kernels = w.shape[1], len(w) // node.integer("group", 1)
+    per_group, kernels = w.shape[1], len(w) // GROUP(node)
     lanes_in, lanes_out = (view.lane_numbers for view in views)
     dense = np.zeros((part.count, part.lanes, *w.shape[2:]), w.dtype)
     inside = views[1].channels_in(part.first, part.count)
@@ -155,7 +157,7 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Win
     start = tile.row * shape.stride_y - shape.top
     end = start + shape.reached(tile.rows)
     pads = max(-start, 0), shape.left, max(end - shape.height, 0), shape.right
-    return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, node.integer("padding"))
+    return hardware_window((shape.stride_y, shape.stride_x), window.dilations, pads, PADDING(node))
 
 
 def hardware_window(

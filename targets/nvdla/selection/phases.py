@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from npuc.allocation import Buffer as Lifetime
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import ON_DEVICE
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.operations.surfaces import Surfaces, is_view
 from npuc.targets.nvdla.selection import COMPUTED
@@ -29,7 +30,7 @@ def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
         part: list[Node] = []
         later: list[Node] = []
         for node in waiting:
-            if (id(node) in device) is on_device and all(name in ready for name in node.inputs):
+            if (node in device) is on_device and all(name in ready for name in node.inputs):
                 part.append(node)
                 ready.update(node.outputs)
             else:
@@ -39,16 +40,16 @@ def phases_of(graph: Graph) -> Iterator[tuple[bool, list[Node]]]:
         waiting, on_device = later, not on_device
 
 
-def _on_device(graph: Graph) -> set[int]:
+def _on_device(graph: Graph) -> set[Node]:
     """Nodes that NVDLA computes, and movement of their results that needs no copy, with nothing but maps."""
-    found: set[int] = set()
+    found: set[Node] = set()
     held: set[str] = set()
     for node in graph.nodes:
-        ours = node.op != "Interleave" or node.integer("on_device")
+        ours = node.op != "Interleave" or ON_DEVICE(node)
         computed = ours and node.op in COMPUTED and graph.tensors[node.output].dtype in HOST_DTYPES.values()
         moves = is_view(graph, node) and not any(name in graph.constants for name in node.inputs)
         if computed or (moves and any(name in held for name in node.inputs)):
-            found.add(id(node))
+            found.add(node)
             held.update(node.outputs)
     return found
 
@@ -62,12 +63,12 @@ def loads_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
 
 def stores_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
     """The tensors that the host reads, or that are the network's."""
-    device = {id(node) for node in nodes}
+    device = set(nodes)
     return [
         name
         for node in nodes
         for name in node.outputs
-        if name in graph.outputs or any(id(reader) not in device for reader in graph.readers[name])
+        if name in graph.outputs or any(reader not in device for reader in graph.readers[name])
     ]
 
 

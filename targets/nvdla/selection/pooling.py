@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Node
+from npuc.ops.attributes import KERNEL_SHAPE, PADDING
 from npuc.ops.windows import window_of
+from npuc.targets.nvdla.arithmetic.attributes import RECIPROCALS
 from npuc.targets.nvdla.model.averages import ONE
 from npuc.targets.nvdla.operations.operation import (
     Pooling,
@@ -37,7 +39,7 @@ def flies(context: Context, node: Node) -> bool:
 
     Source: PDP keeps a line of results for every window that is open, together so many columns.
     """
-    kernel = node.integers("kernel_shape")
+    kernel = KERNEL_SHAPE(node)
     stride = window_of(node, kernel).strides[0]
     columns = context.placed[node.output].view.width * -(-kernel[0] // stride)
     return _behind(context, node) >= 0 and columns <= context.machine.pdp_columns
@@ -45,13 +47,13 @@ def flies(context: Context, node: Node) -> bool:
 
 def pooled_rows(context: Context, node: Node, first: int, end: int) -> tuple[int, int]:
     """The rows of the map that the rows of the result from first to before end need."""
-    (kernel, _), (stride, top, height) = node.integers("kernel_shape"), _vertical(context, node)
+    (kernel, _), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
     return max(first * stride - top, 0), min((end - 1) * stride - top + kernel, height)
 
 
 def most_pooled(context: Context, node: Node, rows: int) -> int:
     """The most rows of the result for which so many rows of the map suffice, wherever they lie."""
-    (kernel, _), (stride, _, height) = node.integers("kernel_shape"), _vertical(context, node)
+    (kernel, _), (stride, _, height) = KERNEL_SHAPE(node), _vertical(context, node)
     if rows >= height:
         return context.placed[node.output].view.height
     return max((rows - kernel) // stride + 1, 0)
@@ -59,31 +61,31 @@ def most_pooled(context: Context, node: Node, rows: int) -> int:
 
 def _vertical(context: Context, node: Node) -> tuple[int, int, int]:
     """Stride, padding at the top, and rows of the map."""
-    window = window_of(node, node.integers("kernel_shape"))
+    window = window_of(node, KERNEL_SHAPE(node))
     return window.strides[0], window.begins[0], context.placed[node.inputs[0]].view.height
 
 
 def _behind(context: Context, node: Node) -> int:
     """How far windows reach behind the last column; negative for columns that none reaches."""
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
-    kernel = node.integers("kernel_shape")
+    kernel = KERNEL_SHAPE(node)
     window = window_of(node, kernel)
     return (y.view.width - 1) * window.strides[1] + kernel[1] - window.begins[1] - x.view.width
 
 
 def _pooling(context: Context, node: Node, source: Surface, result: Surface, first: int) -> Pooling:
     """PDP for rows of the result from the first on."""
-    (kernel, across), (stride, top, height) = node.integers("kernel_shape"), _vertical(context, node)
+    (kernel, across), (stride, top, height) = KERNEL_SHAPE(node), _vertical(context, node)
     window = window_of(node, (kernel, across))
     bottom = (first + result.height - 1) * stride - top + kernel - height
     pads = max(top - first * stride, 0), window.begins[1], max(bottom, 0), max(_behind(context, node), 0)
     average = node.op == "NvAveragePool"
-    reciprocals = node.integers("reciprocals") if average else (ONE, ONE)
+    reciprocals = RECIPROCALS(node) if average else (ONE, ONE)
     return Pooling(
         source,
         "AVERAGE" if average else "MAX",
         (kernel, across),
-        hardware_window(window.strides, (1, 1), pads, node.integer("padding")),
+        hardware_window(window.strides, (1, 1), pads, PADDING(node)),
         (reciprocals[0], reciprocals[1]),
         result,
     )
