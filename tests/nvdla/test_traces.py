@@ -10,6 +10,7 @@ import pytest
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
+from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "traces"
@@ -123,7 +124,7 @@ def test_calls_that_the_given_programs_do_not_use_are_understood(tmp_path: Path)
     (tmp_path / "x.cfg").write_text(
         "mem_reserve(pri_mem, 0x80000000, 0x10);\n"
         "poll_field_equal(NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, FLUSH_DONE, 0x1);\n"
-        "sync_wait(NVDLA_SDP, sync_id_0); sync_notify(NVDLA_SDP, sync_id_0);\n"
+        "sync_wait(NVDLA_SDP, sync_id_0); sync_notify(NVDLA_CDMA, sync_id_0);\n"
         'check_file(sync_id_0, pri_mem, 0x80000000, 0x4, "golden.dat");\n'
         'mem_init(sec_mem, 0x90000000, "golden.dat", RANDOM); // with a remark\n'
         "poll_reg_equal(NVDLA_CDMA, NVDLA_CDMA.S_CBUF_FLUSH_STATUS_0, 1);\n"
@@ -219,3 +220,39 @@ def test_a_poll_of_some_bits_cannot_be_written() -> None:
     polled = trace.Trace("bits", "nv_small", (Poll(0x3000, 1, 0),), (), ())
     with pytest.raises(ArtefactError, match="under a mask"):
         trace.written(polled)
+
+
+def test_units_in_lower_case_are_understood(tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text(
+        "reg_write(nvdla_cdma.S_POINTER_0, 0x1);\nintr_notify(cdma_dat_0, sync_id_0);\n"
+    )
+    found = trace.read(tmp_path / "a.cfg")
+    assert found.commands == (Write(register_map("nv_small")["CDMA.S_POINTER"].address, 1), Wait("CDMA_DAT", 0))
+
+
+def test_sequencers_run_in_an_order_that_sync_wait_allows(tmp_path: Path) -> None:
+    """CDMA stands first in the file, and waits for CSC; interrupts are waited for where nothing else goes on."""
+    lines = [
+        "intr_notify(sdp_0, done)",
+        "sync_wait(NVDLA_CDMA, ready)",
+        "reg_write(NVDLA_CDMA.D_OP_ENABLE_0, 0x1)",
+        "sync_wait(NVDLA_CDMA, done)",
+        "reg_write(NVDLA_CDMA.S_POINTER_0, 0x1)",
+        "reg_write(NVDLA_CSC.D_OP_ENABLE_0, 0x1)",
+        "sync_notify(NVDLA_CSC, ready)",
+    ]
+    (tmp_path / "a.cfg").write_text(";\n".join(lines) + ";\n")
+    known = register_map("nv_small")
+    places = [known[each].address for each in ("CSC.D_OP_ENABLE", "CDMA.D_OP_ENABLE", "CDMA.S_POINTER")]
+    assert trace.read(tmp_path / "a.cfg").commands == (
+        Write(places[0], 1),
+        Write(places[1], 1),
+        Wait("SDP", 0),
+        Write(places[2], 1),
+    )
+
+
+def test_sequencers_that_wait_for_ever_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text("sync_wait(NVDLA_CDMA, never);\n")
+    with pytest.raises(ArtefactError, match="never, which nothing announces"):
+        trace.read(tmp_path / "a.cfg")

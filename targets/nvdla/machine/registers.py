@@ -145,8 +145,12 @@ class RegisterMap:
         return {each.address: each for each in self.registers}
 
     def __getitem__(self, title: str) -> Register:
-        """The register CDMA.D_BANK, also written NVDLA_CDMA.D_BANK_0. Raises EncodingError (E504) if unknown."""
-        plain = title.removeprefix("NVDLA_")
+        """The register CDMA.D_BANK, also written NVDLA_CDMA.D_BANK_0, or its unit in lower case.
+
+        Raises EncodingError (E504) if unknown.
+        """
+        unit, dot, name = title.partition(".")
+        plain = f"{unit.upper()}{dot}{name}".removeprefix("NVDLA_")
         found = self.by_title.get(plain) or self.by_title.get(re.sub(r"_0$", "", plain))
         if found is None:
             raise EncodingError("E504", f"{self.name} has no register {title}")

@@ -1,8 +1,8 @@
 """Reads test programs: NAME.cfg of nv_small's verification environment, input.txn of nv_full's.
 
-Commands run in the order of the file: `intr_notify` waits for its interrupt there. In the environment of nv_small
-every block has a sequencer of its own, which sync_wait and sync_notify order; the order of the file is one that
-they allow. All memories (pri_mem, sec_mem) are one.
+Commands run in the order of the file: `intr_notify` waits for its interrupt there. Where sync_wait orders the
+sequencers that blocks have in the environment of nv_small, they run in an order that it allows. Units may be
+written in lower case (cdma_dat_0). All memories (pri_mem, sec_mem) are one.
 Source: the test programs, and the configuration file format of NVDLA's verification guide.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register
 from npuc.targets.nvdla.model.nvdla import STATUS
 from npuc.targets.nvdla.trace.dat import dump, packets, text_of
 from npuc.targets.nvdla.trace.program import MACHINES, Check, Trace
+from npuc.targets.nvdla.trace.sequencing import Call, Deadlock, in_order
 
 WORD_BYTES = 4
 ALL_BITS = 0xFFFFFFFF
@@ -104,16 +105,25 @@ class _Cfg(_Reading):
             "sync_wait": lambda _: None,
             "sync_notify": lambda _: None,
         }
-        for number, line in self.lines():
-            for call in filter(None, (each.strip() for each in line.split(";"))):
-                match = re.fullmatch(r"(\w+)\s*\((.*)\)", call)
-                if match is None or match[1] not in calls:
-                    raise self.refused(number, call, ", ".join(calls))
+        try:
+            for call in in_order(list(self._calls(calls))):
                 try:
-                    calls[match[1]]([each.strip() for each in match[2].split(",")])
+                    calls[call.name](call.words)
                 except (ValueError, IndexError, KeyError):
-                    raise self.refused(number, call, "names and numbers of this call") from None
+                    raise self.refused(call.line, call.text, "names and numbers of this call") from None
+        except Deadlock as error:
+            reason = f"{self.path.name}: every sequencer waits for {error}, which nothing announces"
+            raise ArtefactError("E504", reason, limit="sync_notify or intr_notify for each sync_wait") from None
         return self.trace()
+
+    def _calls(self, known: Iterable[str]) -> Iterator[Call]:
+        """The calls as they stand."""
+        for number, line in self.lines():
+            for text in filter(None, (each.strip() for each in line.split(";"))):
+                match = re.fullmatch(r"(\w+)\s*\((.*)\)", text)
+                if match is None or match[1] not in known:
+                    raise self.refused(number, text, ", ".join(known))
+                yield Call(number, text, match[1], tuple(each.strip() for each in match[2].split(",")))
 
     def _mem_init(self, words: Sequence[str]) -> None:
         """mem_init(memory, address, bytes or "file", pattern)."""
@@ -156,7 +166,7 @@ class _Cfg(_Reading):
         if len(words) == 1:
             self.commands.append(Wait())
             return
-        source, _, group = words[0].rpartition("_")
+        source, _, group = words[0].upper().rpartition("_")
         self.commands.append(Wait(source, int(group)))
 
     def _check_crc(self, words: Sequence[str]) -> None:
