@@ -80,6 +80,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "figures": _figures(report, timeline, evidence.verification),
         "memories": [_memory(name, use) for name, use in report["memory"].items()],
         "host_steps": report["host_steps"],
+        "partitions": _partitions(report),
         "network": Markup(network.drawing(boxes)) if boxes else "",
         "shades": shades,
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
@@ -95,6 +96,25 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     found["rows"] = [[_cell(layer, each) for each in found["columns"]] for layer in layers]
     found["sections"] = _sections(found)
     return rendered("report.html", found)
+
+
+def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What runs where, in order; nothing where all of it is one part."""
+    parts = report.get("partitions", ())
+    if len(parts) < 2:
+        return []
+    return [
+        {
+            "path": each["path"] or "",
+            "place": each["place"],
+            "nodes": ", ".join(each["nodes"]),
+            "macs": count(each["macs"]),
+            "bytes_in": count(each["bytes_in"]),
+            "bytes_out": count(each["bytes_out"]),
+            "why": "; ".join(f"{why['op']}: {why['reason']}" for why in each["reasons"]),
+        }
+        for each in parts
+    ]
 
 
 def _name(program: Program) -> str:

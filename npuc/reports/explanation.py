@@ -21,7 +21,8 @@ def explanation(
     """The report of `npuc explain`.
 
     graph: graph.json. verification: the report of `npuc verify`, whose errors are told. asked: the name of an ONNX
-    node, a tensor or a layer, or the number of an instruction.
+    node (of a fused one also a part of its name between semicolons), a tensor or a layer, or the number of an
+    instruction.
     Raises ArtefactError (E508) where the program has nothing of that name.
     """
     listing = target.listing(program)
@@ -31,10 +32,12 @@ def explanation(
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
     tensors = {each["tensor"] for each in integer}
     timeline = target.timeline(program)
+    parts = program.manifest["report"].get("partitions", ())
     return {
         "status": "ok",
         "asked": asked,
         "nodes": sorted(around),
+        "partitions": [part for part in parts if nodes & set(part["nodes"])] if len(parts) > 1 else [],
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
         "host_steps": [step for step in program.manifest["report"]["host_steps"] if step["node"] in around],
         "layers": layers,
@@ -55,6 +58,9 @@ def _nodes(report: Report, graph: Report, listing: Sequence[Report], asked: str)
         return set(listing[int(asked)]["nodes"])
     names = dict(_names(report, graph, listing))
     if asked not in names:
+        fused = next((name for name in names if asked in name.split(";")), None)
+        if fused is not None:
+            return set(names[fused])
         raise ArtefactError(
             "E508",
             f"the program has no node, tensor or layer '{asked}'.{closest(asked, names)}",
@@ -68,6 +74,8 @@ def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator
     """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it wins."""
     for step in report["host_steps"]:
         yield step["node"], [step["node"]]
+    for part in report.get("partitions", ()):
+        yield from ((node, [node]) for node in part["nodes"])
     for each in graph.get("layers", ()):
         tensor = graph["tensors"].get(each["tensor"], {})
         for name in (each["name"], each["tensor"], tensor.get("float", each["tensor"])):

@@ -60,6 +60,9 @@ def _proof(proof: Shown) -> str:
     return f"proved on {_plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
+PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
+
+
 def places(report: Shown) -> list[str]:
     """What runs where, where the host has regions of its own: a line, and one for each reason."""
     told = report.get("partitions", ())
@@ -291,6 +294,13 @@ def explanation(report: Shown) -> str:
     lines = [f"{report['asked']}: {', '.join(map(str, report['nodes']))}"]
     lines += ["", "passes", *(f"  {each['text']}" for each in report["passes"])] if report["passes"] else []
     lines += [f"host: {each['op']} '{each['node']}': {each['reason']}" for each in report["host_steps"]]
+    lines += [f"runs in {each['path'] or 'the program'}: {PLACES[each['place']]}" for each in report["partitions"]]
+    lines += [
+        f"  {why['op']}: {why['reason']}; {why['remedy'] or 'nothing brings it back'}"
+        for each in report["partitions"]
+        for why in each["reasons"]
+        if set(why["nodes"]) & set(report["nodes"])
+    ]
     for layer in report["layers"]:
         lines += ["", f"layer {layer['name']}: {layer['op']}", *(f"  {each}" for each in _costs(layer))]
     for each in report["tensors"]:
@@ -307,7 +317,8 @@ def explanation(report: Shown) -> str:
             for use in report["buffers"]
             if use["tensor"] == each["tensor"]
         ]
-    lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
+    if report["instructions"]:
+        lines += ["", "instructions", *(f"  {each['index']}: {each['text']}" for each in report["instructions"])]
     return "\n".join(lines)
 
 

@@ -83,3 +83,25 @@ def test_with_the_model_the_errors_of_a_node_are_those_of_verify(digits: Digits)
     text = npuc("explain", digits.program, "n0_Conv", *command).done()
     assert f"  error {layer['entire']['sqnr_db']:.1f} dB, cosine" in text
     assert "--model" in npuc("explain", digits.program, "n0_Conv", "--data", digits.few).usage()
+
+
+def test_a_node_on_the_host_leads_to_its_region_and_to_the_reason(write: WriteModel, tmp_path: Path) -> None:
+    network = """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        a = Conv <pads = [1, 1, 1, 1]> (x, w)
+        k = Constant <value = int32 {1}> ()
+        s = CumSum(a, k)
+        y = Relu(s)
+    }"""
+    compiled(write(network, w=(4, 4, 3, 3)), tmp_path / "o").done()
+    told = npuc("explain", tmp_path / "o", "CumSum_2").done()
+    assert "runs in host/region_0.onnx: on the host" in told and "CumSum: " in told
+    npuc("report", tmp_path / "o", "-o", tmp_path / "o.html").done()
+    assert "host/region_0.onnx" in (tmp_path / "o.html").read_text(encoding="utf-8")
+
+
+def test_a_part_of_a_fused_name_is_enough(tmp_path: Path) -> None:
+    from npuc.reports.explanation import _nodes
+
+    report = {"host_steps": [], "layers": [{"name": "l", "nodes": ["model/relu;model/conv;model/bias"]}]}
+    listing = [{"nodes": ["model/relu;model/conv;model/bias"]}]
+    assert _nodes(report, {}, listing, "model/conv") == {"model/relu;model/conv;model/bias"}
