@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
@@ -120,7 +121,7 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
     outcomes: Counter[tuple[str, str]] = Counter()
     findings: dict[str, int] = {}
     began, told, spent = perf_counter(), perf_counter(), Counter[str]()
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, suppress(KeyboardInterrupt):  # what ran until then is reported
         for number in range(seed, seed + count):
             name = names[number % len(names)]
             started = process_time()
