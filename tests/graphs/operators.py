@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 
 from npuc.ir import Array, Attr
-from npuc.ops.resize import COORDINATES, NEAREST
 from tests.graphs.drawing import Drawing, Shape
 
 Draw = Callable[[Drawing], object]
@@ -31,6 +30,8 @@ LIMITS = (
     (0.2, 0.9),
     (-2.0, -0.3),
 )
+COORDINATES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners")
+NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 REDUCTIONS = ("ReduceMean", "ReduceMean", "ReduceMax", "ReduceSum", "ReduceMin")
 
 
