@@ -30,7 +30,10 @@ SLICED = {
         "y",
         RELU,
         CONV,
-        node("AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), ceil_mode=1),
+        node(
+            "AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1,
+            count_include_pad=1,
+        ),
         w=(2, 2, 3, 3),
     ),
     "a Concat of rows": network(
@@ -90,6 +93,9 @@ MOVED = {
         "y",
         RELU,
         node("AveragePool", "a", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    ),
+    "an average of one window that is partly padding": network(
+        (1, 3, 2, 2), "y", RELU, node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))
     ),
     "an average that counts its padding": network(
         (1, 3, 5, 5),

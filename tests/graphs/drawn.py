@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from npuc.ir import Graph
+from tests.graphs.declared import declared
 from tests.graphs.drawing import MOST_ELEMENTS, Drawing, Shape
 from tests.graphs.operators import OPERATORS
 from tests.graphs.splicing import splice
@@ -35,6 +36,8 @@ def draw(seed: int, *, steps: tuple[int, int] = (1, 9)) -> Drawing:
     for _ in range(net.number(*steps)):
         if net.chance(0.3):
             splice(net)
+        elif net.chance(0.15):
+            declared(net)
         else:
             net.pick(OPERATORS)(net)
     while not [name for name in net.computed if name not in net.inputs]:
