@@ -52,7 +52,7 @@ class Isolated:
 
         model = onnx.load_model_from_string(reference)
         written = {name for node in model.graph.node for name in node.output}
-        self.names = sorted(written.intersection(shown))
+        self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         cut = _cut(model, shapes, set(self.names))
         self.layers = session(with_outputs(cut, self.names))
@@ -79,6 +79,16 @@ class Isolated:
         largest = np.abs(exact).max(initial=0, where=np.isfinite(exact))
         sizes = np.maximum(np.abs(magnitudes).astype(np.float64), self.smallest)
         return np.where(sizes < self.largest, ROUNDINGS * self.unit * (sizes + largest), np.inf)
+
+
+def _integers(model: Any) -> set[str]:
+    """The tensors that QuantizeLinear gives, moved or not: whole numbers, which are compared as they are."""
+    found: set[str] = set()
+    for node in model.graph.node:
+        moved = node.op_type != "DequantizeLinear" and found.intersection(node.input[:1])
+        if node.op_type == "QuantizeLinear" or moved:
+            found.update(node.output)
+    return found
 
 
 def _cut(model: Any, shapes: Mapping[str, Any], names: set[str]) -> Any:

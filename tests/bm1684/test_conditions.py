@@ -31,7 +31,13 @@ SLICED = {
         RELU,
         CONV,
         node(
-            "AveragePool", "b", "y", kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1), ceil_mode=1,
+            "AveragePool",
+            "b",
+            "y",
+            kernel_shape=(3, 3),
+            strides=(2, 2),
+            pads=(1, 1, 1, 1),
+            ceil_mode=1,
             count_include_pad=1,
         ),
         w=(2, 2, 3, 3),
@@ -138,3 +144,18 @@ def test_integers_are_refused() -> None:
     )
     assert support.floats(graph, graph.nodes[1])
     assert not support.floats(network((1, 2), "y", node("Relu", "x", "y")), node("Relu", "x", "y"))
+
+
+def test_integers_that_are_moved_to_an_output_are_verified(tmp_path: Path) -> None:
+    need_compiler()
+    graph = network(
+        (1, 4, 4, 3),
+        "q y",
+        RELU,
+        node("QuantizeLinear", "a s z", "q"),
+        node("Transpose", "q", "y", perm=(0, 2, 3, 1)),
+        s=0.05,
+        z=np.int8(3),
+    )
+    report = verified(graph, Case("bm1684", "fp32"), tmp_path, samples=2)
+    assert all(each["max_abs_error"] <= 1 for each in report["outputs"])
