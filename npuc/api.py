@@ -140,17 +140,14 @@ def verify(
     ArtefactError (E501) if the program is another model's.
     """
     from npuc.verification.checking import verify as verified
-    from npuc.verification.metrics import Tolerance
+    from npuc.verification.criterion import tolerance
 
     types = driver.program_inputs(program.program)
     samples = data.varied(types) if inputs is None else program.samples(inputs)
-    usual = Tolerance.of(program.program.precision, synthetic=samples.synthetic)
-    tolerance = Tolerance(
-        usual.sqnr_db if min_sqnr_db is None else min_sqnr_db, usual.cosine if min_cosine is None else min_cosine
-    )
     with _model_file(model) as path, TemporaryDirectory() as folder:
         program.save(Path(folder) / "program")
-        return verified(path, Path(folder) / "program", program.program, program.target, samples, tolerance)
+        asked = tolerance(path, program.program, samples, min_sqnr_db, min_cosine)
+        return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)
 
 
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:

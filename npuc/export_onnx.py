@@ -187,7 +187,9 @@ def _opset(graph: Graph) -> int:
     """The smallest of 17, 19 and 21 that has every form of the graph."""
     quantised = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
     names = {name for node in quantised for name in (*node.inputs, *node.outputs) if name}
-    if any(graph.tensors[name].dtype in ("int16", "uint16") for name in names):
+    types = {graph.tensors[name].dtype for name in names}
+    types |= {node.text("dtype") for node in graph.nodes if node.op == "FakeQuantize"}
+    if types & {"int16", "uint16"}:
         return 21
     dilated = any(node.op == "AveragePool" and max(DILATIONS(node), default=1) > 1 for node in graph.nodes)
     return 19 if dilated else OPSET

@@ -112,10 +112,10 @@ def _verified(
 ) -> dict[str, Any]:
     """The errors of every layer."""
     from npuc.verification.checking import verify
-    from npuc.verification.metrics import Tolerance
+    from npuc.verification.criterion import criterion
 
     return verify(
-        model, artefact, program, target, samples, Tolerance.of(program.precision, synthetic=samples.synthetic),
+        model, artefact, program, target, samples, criterion(model, program, samples),
         allow_modified=allow_modified, chip_model=chip_model,
     )  # fmt: skip
 

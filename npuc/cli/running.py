@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.storage.data import Samples
     from npuc.target import Target
-    from npuc.verification.metrics import Tolerance
 
 
 @click.command()
@@ -76,9 +75,11 @@ def run(
 @click.argument("artefact", type=PATH)
 @data_option
 @click.option("--samples", "count", type=click.IntRange(min=1), help="Use at most this many samples.")
-@click.option("--min-sqnr", type=float, metavar="DB", help="Tolerance on outputs [int8: 10; fp16, fp32: 60].")
 @click.option(
-    "--min-cosine", type=float, metavar="C", help="Tolerance on outputs [int8: 0.95; fp16, fp32: 0.9999]."
+    "--min-sqnr", type=float, metavar="DB", help="Tolerance on outputs [fp32: 60; else near the format's best]."
+)
+@click.option(
+    "--min-cosine", type=float, metavar="C", help="Tolerance on outputs [fp32: 0.9999; else near the best]."
 )
 @chip_options
 @click.option("--sort", is_flag=True, help="The layers with the largest errors first.")
@@ -111,11 +112,12 @@ def verify(
     from npuc.reports import summaries
     from npuc.text import progress
     from npuc.verification import checking
+    from npuc.verification.criterion import tolerance as tolerance_of
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     samples = _samples(program, data, count)
-    tolerance = _tolerance(program, samples, min_sqnr, min_cosine)
+    tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
         report = checking.verify(
             model, artefact, program, target, samples, tolerance,
@@ -131,13 +133,6 @@ def verify(
     else:
         say(summaries.verified(shown(report), tolerance))
     return 0 if report["status"] == "ok" else 1
-
-
-def _tolerance(program: Program, samples: Samples, sqnr_db: float | None, cosine: float | None) -> Tolerance:
-    from npuc.verification.metrics import Tolerance
-
-    usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
-    return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
 
 
 def _bisected(

@@ -214,9 +214,12 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         lines.append(f"simulator and integer reference {exact}")
     if report.get("cycles") is not None:
         lines.append(f"{count(report['cycles'])} cycles a sample on the {report['chip_model']} chip model")
-    limits = (
-        f"at least {tolerance.sqnr_db:g} dB and cosine {tolerance.cosine:g}" if tolerance.judges else "every bit"
-    )
+    asked = [
+        f"{short(each['name'])} at least {each['sqnr_db']:.1f} dB and cosine {each['cosine']:.4f}"
+        for each in report["criterion"] or ()
+    ]
+    limits = "; ".join(asked) or "every bit"
+    lines += [f"criterion: {limits}"] if asked else []
     lines += _bisected(report["bisect"]) if "bisect" in report else []
     judged = "verified" if tolerance.judges else "verified; synthetic data do not tell how accurate it is"
     lines.append(judged if report["status"] == "ok" else f"MISMATCH (tolerance: {limits})")

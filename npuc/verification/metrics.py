@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ class Tolerance:
 
     sqnr_db: float = 10.0
     cosine: float = 0.95
+    limits: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of single outputs, the signal to noise in dB that they must reach instead, with the cosine that it means."""
 
     @classmethod
     def of(cls, precision: str, *, synthetic: bool = False) -> Tolerance:
@@ -91,10 +93,21 @@ class Tolerance:
         """Whether there is anything that it does not admit."""
         return self.sqnr_db > -np.inf or self.cosine > -1
 
-    def admits(self, difference: Difference) -> bool:
-        """Whether a comparison is within it."""
-        sqnr = difference.sqnr_db
-        return (sqnr is None or sqnr >= self.sqnr_db) and difference.cosine >= self.cosine
+    def of_output(self, name: str) -> tuple[float, float]:
+        """Least signal to noise in dB, and least cosine."""
+        if name not in self.limits:
+            return self.sqnr_db, self.cosine
+        sqnr = self.limits[name]
+        return sqnr, float(np.sqrt(max(0.0, 1 - 10 ** (-sqnr / 10))))
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        """What an output must reach."""
+        return {"name": name, **dict(zip(("sqnr_db", "cosine"), self.of_output(name), strict=True))}
+
+    def admits(self, name: str, difference: Difference) -> bool:
+        """Whether the comparison of an output is within it."""
+        sqnr, (least, cosine) = difference.sqnr_db, self.of_output(name)
+        return (sqnr is None or sqnr >= least) and difference.cosine >= cosine
 
 
 def expected(model: Path, samples: Samples) -> dict[str, Array]:

@@ -49,10 +49,11 @@ class Outputs:
         assert exact is not None and found is not None
         labels = np.concatenate(self.labels) if self.labels else None
         counted = {name: None if each is None else task(each, labels) for name, each in stacked.items()}
-        within = all(map(tolerance.admits, self.differences.values()))
+        within = all(tolerance.admits(name, each) for name, each in self.differences.items())
         return {
             "status": "ok" if sound and within else "mismatch",
             "argmax_agreement": agreement(exact, found) if exact.shape[1] > 1 else None,
             "task": None if labels is None or exact.shape[1] < 2 else counted,
             "outputs": [{"name": name, **each.as_json()} for name, each in self.differences.items()],
+            "criterion": [tolerance.as_json(name) for name in self.differences] if tolerance.judges else None,
         }

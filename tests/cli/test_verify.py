@@ -63,7 +63,7 @@ def test_outside_the_tolerance_the_status_is_mismatch(digits: Digits, tolerance:
     assert outcome.code == 1 and outcome.json["status"] == "mismatch" and outcome.json["bit_exact"] is True
     assert outcome.err == ""
     text = npuc(*command)
-    assert text.code == 1 and text.out.splitlines()[-1].startswith("MISMATCH (tolerance: at least")
+    assert text.code == 1 and text.out.splitlines()[-1].startswith("MISMATCH (tolerance: n11_Gemm at least")
 
 
 def test_a_changed_model_is_refused(digits: Digits, tmp_path: Path) -> None:

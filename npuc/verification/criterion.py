@@ -1,0 +1,136 @@
+"""What a program's outputs must reach: relative to what its number format can give for this network at all.
+
+The float network runs once more with every result rounded as the format would at best: fp16 to the nearest number;
+integers to 8 or 16 bits over exactly the range that the samples have, weights with a scale per channel. An output
+may lose MARGIN against that, and need not be better than ENOUGH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from npuc.frontend import load
+from npuc.ir import Array, Graph, Node
+from npuc.passes import FLOAT_PASSES
+from npuc.pipeline import run_passes
+from npuc.program import Program
+from npuc.reference import graph_session
+from npuc.storage.data import Samples
+from npuc.verification.metrics import Difference, Tolerance
+
+MARGIN = {"int8": 12.0, "int16": 20.0, "fp16": 6.0}
+"""Decibels. Integers have scales chosen on other samples, shifts for factors, and no zero points everywhere."""
+ENOUGH = {"int8": 15.0, "int16": 30.0, "fp16": 60.0}
+LEVELS = {"int8": 255, "int16": 65535}
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+Range = tuple[float, float]
+
+
+def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
+    """The tolerance of a program on samples; the usual one where the format says nothing about the network."""
+    usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
+    if program.precision not in MARGIN or not usual.judges:
+        return usual
+    read = load(model, {port.name: port.shape for port in program.inputs})
+    graph = run_passes(read, FLOAT_PASSES)
+    best = ideal(graph, program.precision, samples)
+    margin, enough = MARGIN[program.precision], ENOUGH[program.precision]
+    return replace(usual, limits={name: min(sqnr - margin, enough) for name, sqnr in best.items()})
+
+
+def tolerance(
+    model: Path, program: Program, samples: Samples, sqnr_db: float | None, cosine: float | None
+) -> Tolerance:
+    """What is asked for; where nothing is, the criterion of the program."""
+    if sqnr_db is None and cosine is None:
+        return criterion(model, program, samples)
+    usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
+    return Tolerance(usual.sqnr_db if sqnr_db is None else sqnr_db, usual.cosine if cosine is None else cosine)
+
+
+def ideal(graph: Graph, precision: str, samples: Samples) -> dict[str, float]:
+    """Signal to noise in dB of each output under ideal rounding; outputs without noise are left out."""
+    floats = [name for node in graph.nodes for name in node.outputs if _is_float(graph, name)]
+    names = list(dict.fromkeys([*floats, *graph.outputs]))
+    ranges = dict.fromkeys([*names, *graph.inputs], (0.0, 0.0))
+    exact, feeds = graph_session(graph, names), list(samples.feeds())
+    wanted: list[Mapping[str, Array]] = []
+    for feed in feeds:
+        values = dict(zip(names, exact.run(names, feed), strict=True))
+        wanted.append({name: values[name] for name in graph.outputs})
+        for name, value in {**values, **feed}.items():
+            ranges[name] = _widened(ranges[name], value)
+    found = graph_session(_rounded(graph, precision, ranges), graph.outputs)
+    differences = {name: Difference() for name in graph.outputs}
+    for feed, right in zip(feeds, wanted, strict=True):
+        for name, value in zip(graph.outputs, found.run(list(graph.outputs), feed), strict=True):
+            differences[name].add(right[name], value)
+    return {name: each.sqnr_db for name, each in differences.items() if each.sqnr_db is not None}
+
+
+def _is_float(graph: Graph, name: str) -> bool:
+    return bool(name) and graph.tensors[name].dtype == "float32"
+
+
+def _widened(span: Range, values: Array) -> Range:
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return min(span[0], float(finite.min(initial=0))), max(span[1], float(finite.max(initial=0)))
+
+
+def _rounded(graph: Graph, precision: str, ranges: Mapping[str, Range]) -> Graph:
+    """The graph with inputs, weights and float results rounded, but for those that a limit follows."""
+    tensors, constants, nodes = dict(graph.tensors), dict(graph.constants), list[Node]()
+
+    def round_off(source: str, name: str, span: Range) -> None:
+        tensors[source] = tensors[name] = graph.tensors.get(name) or graph.tensors[source]
+        if precision == "fp16":
+            tensors[f"{name}{HALF}"] = replace(tensors[name], dtype="float16")
+            nodes.append(Node("Cast", (source,), (f"{name}{HALF}",), {"to": "float16"}, f"{name}{HALF}"))
+            nodes.append(Node("Cast", (f"{name}{HALF}",), (name,), {"to": "float32"}, name))
+        else:
+            nodes.append(Node("FakeQuantize", (source,), (name,), _steps(span, precision), name))
+
+    read = {name: f"{name}{ROUNDED}" for name in graph.inputs if _is_float(graph, name) and np.ptp(ranges[name])}
+    for source, name in read.items():
+        round_off(source, name, ranges[source])
+    for node in graph.nodes:
+        if node.op in PRODUCTS and node.inputs[1] in constants:
+            weight = node.inputs[1]
+            constants[weight] = _rounded_weight(graph.constants[weight], node, precision)
+        own = [each for each in node.outputs if _is_rounded(graph, each) and np.ptp(ranges[each])]
+        outputs = tuple(f"{each}{EXACT}" if each in own else each for each in node.outputs)
+        nodes.append(replace(node, inputs=tuple(read.get(each, each) for each in node.inputs), outputs=outputs))
+        for each in own:
+            round_off(f"{each}{EXACT}", each, ranges[each])
+    return replace(graph, nodes=tuple(nodes), tensors=tensors, constants=constants)
+
+
+ROUNDED, EXACT, HALF = "/rounded", "/exact", "/half"
+LIMITS = ("Relu", "Clip")
+
+
+def _is_rounded(graph: Graph, name: str) -> bool:
+    reader = graph.only_reader(name) if name else None
+    return _is_float(graph, name) and (reader is None or reader.op not in LIMITS)
+
+
+def _steps(span: Range, precision: str) -> dict[str, float | int | str]:
+    """The attributes of a FakeQuantize over a range that includes 0."""
+    low = int(np.iinfo(precision).min)
+    scale = (span[1] - span[0]) / LEVELS[precision]
+    return {"scale": scale, "zero_point": round(low - span[0] / scale), "dtype": precision}
+
+
+def _rounded_weight(w: Array, node: Node, precision: str) -> Array:
+    """Weights with a scale for every output channel, the largest of which is exact."""
+    if precision == "fp16":
+        return w.astype(np.float16).astype(np.float32)
+    channel = {"Conv": 0, "Gemm": 1 - node.integer("transB")}.get(node.op, w.ndim - 1)
+    others = tuple(axis for axis in range(w.ndim) if axis != channel and node.op != "ConvTranspose")
+    scale = np.abs(w).max(axis=others or None, keepdims=True) / (LEVELS[precision] // 2)
+    scale = np.where(scale > 0, scale, np.float32(1))
+    return np.asarray(np.rint(w / scale) * scale).astype(np.float32)

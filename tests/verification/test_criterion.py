@@ -1,0 +1,66 @@
+"""What verify asks of a program is relative to what its number format can give for the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from npuc.frontend import load
+from npuc.models.digits import FOLDER
+from npuc.program import Program
+from npuc.storage import data
+from npuc.storage.data import Samples, varied
+from npuc.verification.criterion import criterion, ideal, tolerance
+from npuc.verification.metrics import Difference, Tolerance
+
+MODEL = FOLDER / "digits.onnx"
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    graph = load(MODEL)
+    return data.load([FOLDER / "digits_test.npz"], {name: graph.tensors[name] for name in graph.inputs}).first(20)
+
+
+def _program(precision: str) -> Program:
+    ports = [{"name": "input", "shape": [1, 1, 8, 8], "dtype": "float32"}]
+    return Program({"target": "t", "precision": precision, "inputs": ports}, {})
+
+
+def test_a_format_with_twice_the_bits_has_twice_the_decibels(samples: Samples) -> None:
+    """A bit is worth 6.02 dB: 16 bits have 48 dB more than 8; fp16 with 11 of them lies between."""
+    best = {name: ideal(load(MODEL), name, samples)["n11_Gemm"] for name in ("int8", "fp16", "int16")}
+    assert 30 < best["int8"] < 50
+    assert best["int16"] - best["int8"] == pytest.approx(48, abs=6)
+    assert best["int8"] + 12 < best["fp16"] < best["int16"]
+
+
+@pytest.mark.parametrize(("precision", "most"), [("int8", 15.0), ("int16", 30.0), ("fp16", 60.0)])
+def test_an_output_need_not_be_better_than_enough(samples: Samples, precision: str, most: float) -> None:
+    asked = criterion(MODEL, _program(precision), samples)
+    sqnr, cosine = asked.of_output("n11_Gemm")
+    assert most - 12 <= sqnr <= most
+    assert cosine == pytest.approx(np.sqrt(1 - 10 ** (-sqnr / 10)))
+
+
+def test_what_is_asked_for_takes_its_place(samples: Samples) -> None:
+    assert tolerance(MODEL, _program("int8"), samples, 33.0, None) == Tolerance(33.0, 0.95)
+    assert tolerance(MODEL, _program("fp16"), samples, None, 0.5) == Tolerance(60.0, 0.5)
+
+
+def test_made_up_samples_and_fp32_have_no_relative_criterion() -> None:
+    graph = load(MODEL)
+    made_up = varied({name: graph.tensors[name] for name in graph.inputs})
+    assert not criterion(MODEL, _program("int8"), made_up).judges
+    assert criterion(MODEL, _program("fp32"), made_up) == Tolerance(60.0, 0.9999)
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.1, True), (0.25, False)])
+def test_the_limit_of_an_output_decides(noise: float, within: bool) -> None:
+    """20 dB and 12 dB, where 15 are asked for."""
+    asked, apart = replace(Tolerance(), limits={"y": 15.0}), Difference()
+    exact = np.random.default_rng(0).standard_normal(10000)
+    apart.add(exact, exact + noise * np.random.default_rng(1).standard_normal(10000))
+    assert asked.admits("y", apart) is within
