@@ -94,6 +94,20 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
     return placeable(maps, set(), machine)
 
 
+def expect_no_host(lowered: Lowered) -> None:
+    """Raises UnsupportedOperator (E203) for a step of the host that is no conversion of inputs or outputs."""
+    for step in lowered.steps:
+        if isinstance(step, HostStep) and not step.conversion:
+            raise UnsupportedOperator(
+                "E203",
+                f"it would run on the host: {step.reason}",
+                node=step.node,
+                op=step.op,
+                tensor=step.outputs[0],
+                remedy="drop --strict, use a larger machine, or cut the network before it",
+            )
+
+
 class _WeightImage:
     """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
 
