@@ -166,6 +166,8 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
     Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
     """
+    if not run.jobs:  # a map under another name
+        return [explicit(run, machine)]
     refusal = implicit_refusal(run)
     if refusal is None:
         segments = cut(run.jobs, machine, extended=False)
