@@ -6,10 +6,16 @@ python docs/generate.py writes them; tests/test_documentation.py checks that the
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from npuc.errors import CODES
+from npuc.ops import OPS, Parameter
+from npuc.ops.attributes import Attribute
+from npuc.ops.declaration import sentence
 from npuc.target import TARGETS, target
+from npuc.targets.easynpu.layers.operators import OPERATORS as EASYNPU
 from npuc.targets.easynpu.machine import isa
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS as NVDLA
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py from the code; edit there -->"
@@ -41,7 +47,44 @@ def operators() -> str:
     for name in TARGETS:
         rows = [f"| {row['op']} | {row['runs as']} | {row['constraints']} |" for row in target(name).operators()]
         lines += ["", f"## {name}", "", "| operator | runs as | constraints |", "|--|--|--|", *rows]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *declarations()])
+
+
+def declarations() -> list[str]:
+    """The operators of graphs, by their declarations."""
+    lines = [
+        "## The operators of the graph",
+        "",
+        "What the frontend makes of a model, passes rewrite and targets read. A pattern names extents: a capital",
+        "name stands for one extent, one in small letters for an attribute, a name behind `*` for any number of",
+        "extents. `Graph.check` refuses every other form, after every pass.",
+        "",
+        "| operator | from | inputs | outputs | attributes | what must hold | meaning |",
+        "|--|--|--|--|--|--|--|",
+    ]
+    for row in (
+        *OPS.values(),
+        *(row for table in (EASYNPU, NVDLA) for row in table.values() if row.name not in OPS),
+    ):
+        inputs, outputs = (", ".join(map(_parameter, each)) for each in (row.inputs, row.outputs))
+        attributes = "<br>".join(map(_attribute, row.attributes))
+        demands = "<br>".join(f"{sentence(rule)}." for rule in row.requires)
+        lines.append(
+            f"| {row.name} | {row.origin} | {inputs} | {outputs} | {attributes} | {demands} | {row.summary} |"
+        )
+    return lines
+
+
+def _parameter(each: Parameter) -> str:
+    """Name and pattern; brackets around what is optional."""
+    shape = f" `[{', '.join(each.shape.split())}]`" if each.shape != "*" else ""
+    text = f"{each.name}{'...' if each.variadic else ''}{shape}"
+    return f"({text})" if each.optional else text
+
+
+def _attribute(each: Attribute[Any]) -> str:
+    default = "" if each.required or each.default in ((), "", None) else f", {each.default}"
+    return f"`{each.name}`: {each.meaning} ({each.limit}{default})"
 
 
 def instruction_set() -> str:

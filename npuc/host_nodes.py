@@ -13,8 +13,6 @@ from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.quantize.scales.model_scales import steps_of
 
 BORDER = ("QuantizeLinear", "DequantizeLinear")
-ORDERS = ("Reshape", "Transpose", "SpaceToDepth", "DepthToSpace", "Identity")
-"""Movement that gives every element another place, and neither takes parts nor joins them."""
 
 
 def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Iterator[HostStep]:
@@ -37,7 +35,7 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
         scale, zero = (graph.constants[name] for name in node.inputs[1:])
         attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
         inputs = node.inputs[:1]
-    conversion = node.op in BORDER or (at_border and node.op in ORDERS)
+    conversion = node.op in BORDER or (at_border and node.op in MOVEMENT)
     if conversion:
         reason = "conversion between the network's and the machine's layout"
     return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
@@ -113,7 +111,7 @@ def problems(
 
 def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:
     """Whether a node only moves data between the network's inputs or outputs and the array."""
-    if node.op not in (*ORDERS, *BORDER):
+    if node.op not in (*MOVEMENT, *BORDER):
         return False
     from networkx import ancestors, descendants
 

@@ -188,10 +188,19 @@ class Graph:
     def check(self, *, fully: bool | None = None) -> None:
         """Raises ModelError where an invariant of this module does not hold: E104, or what declarations raise.
 
-        What was verified of a node with inputs of the same types is believed, unless fully (default: whether the
-        environment variable NPUC_CHECK is "full").
+        A graph is checked once, and what was verified of a node with inputs of the same types is believed, unless
+        fully (default: whether the environment variable NPUC_CHECK is "full").
         """
-        fully = os.environ.get(CHECK) == "full" if fully is None else fully
+        if os.environ.get(CHECK) == "full" if fully is None else fully:
+            self._verify(fully=True)
+        _ = self._is_sound
+
+    @cached_property
+    def _is_sound(self) -> bool:
+        self._verify(fully=False)
+        return True
+
+    def _verify(self, *, fully: bool) -> None:
         self._check_tensors()
         for node in self.nodes:
             self._check_node(node, fully)

@@ -20,7 +20,7 @@ TABLES: Mapping[str, Operators] = {
 }
 """Every operator of npuc and of its targets, with a table that has it."""
 
-EXTENTS = {
+EXTENTS: Mapping[str, Any] = {
     "N": 1,
     "I": 2,
     "P": 3,
@@ -33,8 +33,13 @@ EXTENTS = {
     "*T": (3,),
     "Hk": 3,
     "Wk": 3,
+    "*X": (2, 4, 6),
+    "*": (2, 4, 6),
+    "M": 2,
+    "E": 65,
+    "O": 257,
+    "G": 1,
 }
-EXTENTS |= {"*X": (2, 4, 6), "*": (2, 4, 6), "M": 2, "E": 65, "O": 257, "G": 1}
 POOL = {"kernel_shape": (2, 3), "strides": (2, 1), "pads": (1, 0, 0, 1)}
 ATTRS: Mapping[str, Mapping[str, Any]] = {
     "Conv": {"group": 2, "pads": (1, 0, 1, 2), "activation": "Relu"},

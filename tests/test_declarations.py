@@ -223,6 +223,14 @@ def test_a_node_is_verified_once_unless_everything_is_checked() -> None:
     assert calls == ["n", "m"]
 
 
+def test_every_graph_of_the_tests_is_checked_fully() -> None:
+    graph = _graph(Node("Relu", ("x",), ("y",), {}, "n"))
+    graph.nodes[0].typings[(TensorType((1, 4)),)] = (TensorType((9,)),)  # what is believed would be wrong
+    graph.check()
+    with pytest.raises(ModelError, match="the operator gives"):
+        replace(graph, inputs=graph.inputs).check(fully=False)
+
+
 def test_a_node_is_known_by_its_outputs() -> None:
     first, again = (Node("Relu", ("x",), ("y",), {"a": 1}) for _ in range(2))
     assert {first} == {again} and first.with_attrs(a=2) not in {first}

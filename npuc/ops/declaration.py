@@ -156,6 +156,11 @@ class Op:
         return {each.name: each for each in self.attributes}
 
     @cached_property
+    def _bounded(self) -> tuple[tuple[int, Parameter], ...]:
+        """The inputs not all of whose values are legal, with their positions."""
+        return tuple((at, each) for at, each in enumerate(self.inputs) if each.bounded)
+
+    @cached_property
     def _factors(self) -> tuple[Attribute[Any], ...]:
         """The attributes that patterns name."""
         patterns = (tokens(each.shape) for each in (*self.inputs, *self.outputs))
@@ -164,8 +169,9 @@ class Op:
 
     def expect_values(self, node: Node, constants: Mapping[str, Array]) -> None:
         """Raises ModelError (E105) where a constant input has values that its parameter does not allow."""
-        for each, name in zip(self.inputs, node.inputs, strict=False):
-            if each.bounded and name in constants and constants[name].size:
+        for at, each in self._bounded:
+            name = node.inputs[at] if given(node, at) else ""
+            if name in constants and constants[name].size:
                 least, most = constants[name].min(), constants[name].max()
                 if not each.low <= least <= most <= each.high:
                     limit = f"{each.low:g}..{each.high:g}"

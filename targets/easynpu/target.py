@@ -95,8 +95,6 @@ class EasyNpu:
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
-        if options.strict:
-            lowering.expect_no_host(lowered)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)

@@ -123,29 +123,6 @@ def test_a_fully_connected_layer_of_many_inputs_is_exact(length: int, tmp_path: 
     assert _taken(found) > 0
 
 
-@pytest.mark.parametrize("behind", ["", "Sigmoid", "Add"])
-@pytest.mark.parametrize("shape", [[1, 1000], [1, 40, 5, 7]])
-def test_a_map_that_no_memory_holds_comes_pixel_by_pixel_to_a_fully_connected_layer(
-    shape: list[int], behind: str, tmp_path: Path
-) -> None:
-    length = int(np.prod(shape))
-    nodes = [
-        helper.make_node("Flatten", ["x"], ["f"], "flat"),
-        helper.make_node("Gemm", ["f", "w", "b"], ["y" if not behind else "g"], "gemm", transB=1),
-    ]
-    if behind == "Add":  # of another such layer
-        nodes.append(helper.make_node("Gemm", ["f", "v"], ["h"], "other", transB=1))
-    if behind:
-        nodes.append(helper.make_node(behind, ["g", "h"] if behind == "Add" else ["g"], ["y"], "behind"))
-    constants = {"w": _weights(70, length), "b": _weights(1, 70, seed=1)[0], "v": _weights(70, length, seed=2)}
-    used = {name: each for name, each in constants.items() if name != "v" or behind == "Add"}
-    model = _model(tmp_path / "model.onnx", nodes, shape, [1, 70], used)
-    found, report = _compiled(model, tmp_path, weight=300, maps=50)
-    assert report["bit_exact"]
-    assert report["outputs"][0]["sqnr_db"] > 25
-    assert _taken(found) > 0
-
-
 @pytest.mark.parametrize("size", [(40, 40), (41, 67), (7, 300), (80, 80)])
 def test_averages_of_any_size_are_near_the_mean(size: tuple[int, int], tmp_path: Path) -> None:
     nodes = [helper.make_node("GlobalAveragePool", ["x"], ["y"], "mean")]

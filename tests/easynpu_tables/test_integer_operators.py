@@ -79,13 +79,13 @@ def test_slopes_mean_the_same_to_onnxruntime(
 
 def test_segments_of_different_number_are_refused() -> None:
     constants = {"starts": np.array([-128, 0], np.int8), "a": np.zeros(2, np.int8), "b": np.zeros(1, np.int32)}
-    with pytest.raises(ModelError, match="segments"):
+    with pytest.raises(ModelError, match="has shape"):
         graph("IntTable", (1, 4), constants, shift=0)
 
 
 def test_slopes_for_another_number_of_channels_are_refused() -> None:
     constants = {name: np.zeros(3, np.int8) for name in "abcd"}
-    with pytest.raises(ModelError, match="slopes"):
+    with pytest.raises(ModelError, match="has shape"):
         graph("IntPRelu", (1, 4, 2, 2), constants)
 
 

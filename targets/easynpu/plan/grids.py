@@ -60,8 +60,6 @@ class Strip:
     """Maps and weights between host and DTCMs."""
     compute_cycles: int
     """Cycles in which the PEs multiply; halo counts as often as it is computed."""
-    streams: bool = False
-    """The first layer's map comes part by part with its weights."""
 
     def cost(self, weight: float) -> float:
         """In cycles. weight: what a word of traffic counts for."""

@@ -194,10 +194,8 @@ def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str
         )
 
 
-def explicit(run: Run, machine: Machine, streamed: str | None = None) -> Placement:
+def explicit(run: Run, machine: Machine) -> Placement:
     """Every buffer at an address of its own, in the skip DTCM where an addition reads it and there is room.
-
-    streamed: a buffer that comes part by part to the start of the Fmap DTCM; all others lie in the skip DTCM.
 
     A copy of a result goes there too, and the result itself does not: a DTCM takes one word a cycle.
     Raises DoesNotFit (E302) where the buffers alive together exceed both memories, or a result and its copy one.
@@ -207,15 +205,12 @@ def explicit(run: Run, machine: Machine, streamed: str | None = None) -> Placeme
     operands = {job.operand.buffer for job in run.jobs if job.operand is not None}
     operands -= {job.result.buffer for job, _ in copied}
     skip, fmap = assign(buffers, operands | {copy for _, copy in copied}, machine)
-    if streamed is not None:
-        skip, fmap = [each for each in buffers if each.name != streamed], []
-        expect_room(machine, "skip", sum(each.size for each in skip), run.jobs[0], "its small maps do not fit")
     in_fmap = {buffer.name for buffer in fmap}
     for job, copy in copied:
         if (copy in in_fmap) == (job.result.buffer in in_fmap):
             together = run.words(copy) + run.words(job.result.buffer)
             raise _not_apart(job, together)
-    addresses, in_skip = dict(allocate(fmap)), allocate(skip)
+    addresses, in_skip = allocate(fmap), allocate(skip)
     needed = peak(fmap, addresses)
     if needed > machine.fmap_words:
         step = max(range(len(run.jobs)), key=lambda at: sum(b.size for b in fmap if b.first <= at <= b.last))
@@ -224,8 +219,6 @@ def explicit(run: Run, machine: Machine, streamed: str | None = None) -> Placeme
         "fmap": Usage(needed, lower_bound(fmap)),
         "skip": Usage(peak(skip, in_skip), lower_bound(skip)),
     }
-    if streamed is not None:
-        addresses[streamed] = 0
     return _explicit_places(run, addresses, in_skip, usage)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from npuc.allocation import Buffer
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
-from npuc.targets.easynpu.layers.convolutions import load_of, parts_in_turn
+from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
@@ -60,8 +60,7 @@ class Range:
     def best(self, weight: float, limit: float = inf) -> Strip | None:
         """The cheapest strip that fits, if one below the limit does."""
         cheap = [(cost, at) for at, strip in enumerate(self.strips) if (cost := strip.cost(weight)) < limit]
-        strips = (self.strips[at] for _, at in sorted(cheap))
-        return next((strip for strip in strips if strip.streams or self.fits(strip.grid)), None)
+        return next((self.strips[at] for _, at in sorted(cheap) if self.fits(self.strips[at].grid)), None)
 
     def fits(self, grid: Grid) -> bool:
         """Whether every tile can be placed: the buffers of its views, by lifetime; tiles of one kind are alike."""
@@ -153,20 +152,6 @@ class Range:
                 fitting &= legal_tiles(part, self.machine, rows[:, None, at], columns[None, :, at])
         return fitting
 
-    def _streamed(self) -> int | None:
-        """How often the map of a layer of one pixel is loaded that no DTCM holds; None for others."""
-        head, *others = self.nodes
-        x = head.inputs[0]
-        fused = all(id(node) in self.before for node in others)
-        alone = self.inputs[:1] == (x,) and not any(x in node.inputs for node in others)
-        if not (fused and alone and parts_in_turn(self.graph, head, self.machine, others)):
-            return None
-        channels, *extents = map_shape(self.graph.shape(head.output))
-        large = whole(self.graph, x).words > max(self.machine.fmap_words, self.machine.skip_words)
-        if extents != [1, 1] or not large:
-            return None
-        return ceil(channels / load_of(self.graph, head, self.machine, others).outputs)
-
     def _fused(self) -> Iterator[tuple[Node, Node]]:
         """The nodes that continue on the result of another, and that other."""
         known = {node: node for node in self.nodes}
@@ -198,10 +183,6 @@ class Range:
             for r, c in np.argwhere(fitting):
                 grid = Grid(parts, rows.counts[r], columns.counts[c])
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
-        if (times := self._streamed()) is not None:
-            loads = sum(whole(self.graph, name).words for name in self.inputs[1:])
-            loads += times * whole(self.graph, self.inputs[0]).words
-            yield Strip(self.nodes, Grid(), loads + stored + weights, int(sums[0, 0] @ cycles), streams=True)
 
 
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:

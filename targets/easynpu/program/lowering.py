@@ -12,23 +12,21 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.easynpu.layers.jobs import Job, Stage
+from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.support import HOST
-from npuc.targets.easynpu.layers.windows import Window, whole
+from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine import isa
-from npuc.targets.easynpu.machine.memory import LANES, Place
+from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
     Crossing,
-    PlacedJob,
     Placement,
     Run,
     Usage,
-    expect_room,
     explicit,
     fits_implicitly,
     implicit,
@@ -96,20 +94,6 @@ def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool
     return placeable(maps, set(), machine)
 
 
-def expect_no_host(lowered: Lowered) -> None:
-    """Raises UnsupportedOperator (E203) for a step of the host that is no conversion of inputs or outputs."""
-    for step in lowered.steps:
-        if isinstance(step, HostStep) and not step.conversion:
-            raise UnsupportedOperator(
-                "E203",
-                f"it would run on the host: {step.reason}",
-                node=step.node,
-                op=step.op,
-                tensor=step.outputs[0],
-                remedy="drop --strict, use a larger machine, or cut the network before it",
-            )
-
-
 class _WeightImage:
     """The weight file: every distinct stream once; a stream that the DTCM still holds is not loaded again."""
 
@@ -157,8 +141,7 @@ def _tiles(graph: Graph, plan: Plan, machine: Machine) -> Iterator[Placement]:
     """The placed runs of a plan, tile by tile."""
     for strip in plan.strips:
         for tile in tiles_of(graph, strip.nodes, strip.grid):
-            run = run_of(graph, strip.nodes, machine, tile, documented=False)
-            yield from _streamed(run, machine) if strip.streams else placed(run, machine, False)
+            yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
@@ -166,8 +149,6 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
     Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
     """
-    if not run.jobs:  # a map under another name
-        return [explicit(run, machine)]
     refusal = implicit_refusal(run)
     if refusal is None:
         segments = cut(run.jobs, machine, extended=False)
@@ -222,45 +203,6 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
         found.append(Placement(here, inputs, outputs, placement.usage))
         start += len(jobs)
     return found
-
-
-def _streamed(run: Run, machine: Machine) -> Iterator[Placement]:
-    """The run of a layer of one pixel: each part reads a pixel that is loaded with the weights of the part."""
-    tensor = run.jobs[0].stages[0].node.inputs[0]
-    buffer = run.inputs[tensor].buffer
-    placement = explicit(run, machine, streamed=buffer)
-    loaded = [piece for each in placement.jobs for piece in pieces(each, machine)]
-    segments = cut([each.job for each in loaded], machine, extended=True)
-    given = tuple(each for each in placement.inputs if each.tensor != tensor)
-    for position, jobs in enumerate(segments):
-        here = [loaded.pop(0) for _ in jobs]
-        parts: list[Crossing] = []
-        fed = tuple(_fed(each, tensor, buffer, parts) for each in here)
-        words = sum(each.window.words for each in parts)
-        expect_room(machine, "fmap", words, here[0].job, f"the pixels of its parts take {words} words")
-        inputs = (*(given if position == 0 else ()), *parts)
-        outputs = placement.outputs if position == len(segments) - 1 else ()
-        yield Placement(fed, inputs, outputs, {**placement.usage, "fmap": Usage(words, words)})
-
-
-def _fed(placed: PlacedJob, tensor: str, buffer: str, parts: list[Crossing]) -> PlacedJob:
-    """The job with the pixels that its words read one behind the other in the Fmap DTCM, added to the parts."""
-    stages: list[Stage] = []
-    sources = list[Place]()
-    given = iter(placed.sources)
-    for stage in placed.job.stages:
-        place, view, word = next(given) if stage.source is not None else None, stage.source, stage.word
-        if view is not None and view.buffer == buffer and isinstance(word, isa.Layer):
-            first = LANES * view.group
-            window = Window((first, first + word.Ci), (view.row, view.row + 1), (view.column, view.column + 1))
-            at = sum(each.window.words for each in parts)
-            place = Place("fmap", at, window.words, window.words, 1)
-            parts.append(Crossing(tensor, window, place))
-            stage = replace(stage, word=replace(word, Hi=1, Wi=1))
-        if place is not None:
-            sources.append(place)
-        stages.append(stage)
-    return replace(placed, job=replace(placed.job, stages=tuple(stages)), sources=tuple(sources))
 
 
 def _segment(
