@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Protocol
 
 import numpy as np
@@ -24,7 +25,17 @@ LARGE = 1 << 26
 """Arrays of more bytes are not held in memory."""
 
 
-DAMAGED = (ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+DAMAGED = (
+    ValueError,
+    TypeError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What numpy raises for a file that is damaged, encrypted or pickled, or claims more than the memory holds."""
 
 

@@ -1,0 +1,81 @@
+"""python -m tests.fuzz KIND COUNT [FIRST SEED]: a long run; prints every case that breaks a promise of SECURITY.md.
+
+Cases run in processes with limits on memory and time, which are replaced when one dies.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from tests.fuzz.cases import KINDS, outcome
+
+MEMORY, SECONDS = 2 << 30, 60
+
+
+def worker(kind: str, first: int, end: int, folder: Path, pipe: int) -> None:
+    """Runs cases and writes a line after each; a case that breaks a promise gets its traceback."""
+    with os.fdopen(pipe, "w") as out:
+        for seed in range(first, end):
+            signal.alarm(SECONDS)
+            print(f"begin {seed}", file=out, flush=True)
+            started = time.perf_counter()
+            try:
+                found = outcome(kind, seed, folder / str(seed))
+            except BaseException as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                found = f"{type(error).__name__} at {'/'.join(Path(place.filename).parts[-2:])}:{place.lineno} {str(error)[:80]!r}"
+            print(f"end {found}", file=out, flush=True)
+            if time.perf_counter() - started > 10:
+                print(f"slow {time.perf_counter() - started:.0f}", file=out, flush=True)
+            if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > MEMORY:
+                print("end memory", file=out, flush=True)
+                os._exit(0)
+    os._exit(0)
+
+
+def main(kind: str, count: str, start: str = "0") -> int:
+    counts, broken = Counter[str](), 0
+    seed, end = int(start), int(start) + int(count)
+    outcome(kind, seed, Path(tempfile.mkdtemp()) / "warm")
+    with tempfile.TemporaryDirectory() as folder:
+        while seed < end:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(reading)
+                resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY, 4 * MEMORY))
+                worker(kind, seed, end, Path(folder), writing)
+            os.close(writing)
+            last = ""
+            with os.fdopen(reading) as lines:
+                for line in lines:
+                    word, _, rest = line.rstrip("\n").partition(" ")
+                    if word == "begin":
+                        seed = int(rest)
+                    elif word == "slow" or not (rest == "done" or (len(rest) == 4 and rest[0] == "E")):
+                        broken += 1
+                        print(f"{kind} {seed}: {word} {rest}", flush=True)
+                    else:
+                        counts[rest] += 1
+                    last = word
+            status = os.waitpid(child, 0)[1]
+            if last == "begin":
+                broken += 1
+                print(f"{kind} {seed}: the process ended with status {status}", flush=True)
+            seed += 1
+    print(f"{kind}: {count} cases, {broken} broken promises, {dict(counts.most_common())}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3 or sys.argv[1] not in KINDS:
+        sys.exit(f"{__doc__}\nKINDs: {', '.join(KINDS)}")
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,273 @@
+"""What is fed with mutated files: a case is a kind and a seed, and ends in results or in an NpucError."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import warnings
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import parser
+
+from npuc import annotation, driver
+from npuc.errors import NpucError
+from npuc.ir import TensorType
+from npuc.page.page import Evidence, page
+from npuc.program import MANIFEST, Program, as_loaded, canonical_json, load, load_evidence, save, sealed
+from npuc.reports import explanation, listings, summaries
+from npuc.escaping import shown
+from npuc.storage import data
+from npuc.target import Options, target
+from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
+
+TARGETS = ("easynpu", "nvdla-small", "bm1684")
+TEXT = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,3,8,8] x) => (float[1,5] y) <float[4,3,3,3] w, float[4] b, float[5,64] v, int64[2] s = {1, 64}> {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+    r = Relu (c)
+    p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
+    f = Reshape (p, s)
+    g = Gemm <transB = 1> (f, v)
+    y = Softmax (g)
+}
+"""
+
+
+@cache
+def model() -> onnx.ModelProto:
+    """A small network with a convolution, a pool, a matrix and a host step."""
+    made = parser.parse_model(TEXT)
+    chance = np.random.default_rng(16)
+    for name, extents in (("w", (4, 3, 3, 3)), ("b", (4,)), ("v", (5, 64))):
+        values = chance.standard_normal(extents).astype(np.float32) + 0.1
+        made.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return made
+
+
+@cache
+def program(name: str) -> Program:
+    """The network's program."""
+    folder = Path(_folder())
+    onnx.save(model(), folder / "model.onnx")
+    return as_loaded(driver.compile_model(folder / "model.onnx", target(name), Options(level="0"), {})[0])
+
+
+@cache
+def _folder() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="npuc-fuzz-")
+
+
+def models(chance: random.Random, folder: Path) -> None:
+    """A model is checked and compiled."""
+    path = folder / "model.onnx"
+    path.write_bytes(changed_model(model(), chance))
+    name = chance.choice(TARGETS)
+    made, _ = driver.compile_model(path, target(name), Options(level="0"), {})
+    save(made, folder / "model.npu")
+
+
+def _npy(values: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+
+def samples(chance: random.Random, folder: Path) -> None:
+    """Samples are read."""
+    values = np.random.default_rng(1).standard_normal((4, 1, 3, 8, 8)).astype(np.float32)
+    arrays: dict[str, Any] = {"x": values, "y": np.arange(4)}
+    if chance.random() < 0.3:
+        arrays[chance.choice("xy")] = chance.choice(
+            (
+                np.array(["a"]),
+                np.zeros((0, 3)),
+                np.float64("nan"),
+                np.zeros(3, complex),
+                np.zeros((4, 1, 3, 8, 8), ">f8"),
+            )
+        )
+    members = {f"{name}.npy": _npy(values) for name, values in arrays.items()}
+    inside = chance.random() < 0.6
+    with zipfile.ZipFile(
+        folder / "s.npz", "w", chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    ) as archive:
+        for name, content in members.items():
+            archive.writestr(name, changed_bytes(content[:200], chance) + content[200:] if inside else content)
+    if not inside:
+        (folder / "s.npz").write_bytes(changed_bytes((folder / "s.npz").read_bytes(), chance))
+    for block in data.load([folder / "s.npz"], {"x": TensorType((1, 3, 8, 8), "float32")}).batches(2):
+        assert block.inputs["x"].shape[1:] == (1, 3, 8, 8)
+
+
+def machines(chance: random.Random, folder: Path) -> None:
+    """A machine file is read and compiled for."""
+    name = chance.choice(TARGETS)
+    kind = target(name)
+    from npuc.storage.machine_files import as_toml
+
+    text = as_toml(kind.machine_values(None))
+    text = (
+        changed_lines(text, chance)
+        if chance.random() < 0.8
+        else changed_bytes(text.encode(), chance).decode(errors="replace")
+    )
+    (folder / "m.toml").write_text(text, encoding="utf-8", errors="replace")
+    onnx.save(model(), folder / "model.onnx")
+    driver.compile_model(folder / "model.onnx", kind, Options(str(folder / "m.toml"), level="0"), {})
+
+
+def artefacts(chance: random.Random, folder: Path) -> None:
+    """An artefact, sealed again, is loaded and used by every command that takes one."""
+    name = chance.choice(TARGETS)
+    original = program(name)
+    manifest: Any = json.loads(json.dumps(original.manifest))
+    files = {**original.files, **original.evidence}
+    if chance.random() < 0.75:
+        manifest = changed_json(manifest, chance, ("seal", "files", "report") if chance.random() < 0.8 else ())
+    else:
+        changed = chance.choice(sorted(original.files))
+        files[changed] = changed_bytes(files[changed], chance)
+    path = folder / "a.npu"
+    path.mkdir()
+    for each, content in files.items():
+        (path / each).write_bytes(content)
+    made = sealed(manifest, files)
+    if chance.random() < 0.1:
+        made = changed_json(made, chance)
+    (path / MANIFEST).write_bytes(canonical_json(made))
+    used = chance.sample(USES, 3)
+    for use in used:
+        try:
+            use(path, folder, chance)
+        except NpucError:
+            pass
+
+
+def _listed(path: Path, folder: Path, chance: random.Random) -> None:
+    found = load(path)
+    kind = target(found.target)
+    for form in ("text", "json", "csv"):
+        listings.listing(kind.listing(found), form)
+
+    for name in found.files:
+        annotation.view(
+            name, len(found.files[name]), annotation.rows(found.files[name], kind.held(found, name)), "text"
+        )
+
+
+def _run(path: Path, folder: Path, chance: random.Random) -> None:
+    found = load(path)
+    driver.run_program(found, target(found.target), data.synthetic(driver.program_inputs(found), 1))
+
+
+def _reported(path: Path, folder: Path, chance: random.Random) -> None:
+    found = load(path)
+    graph = json.loads(load_evidence(path, found)["graph.json"])
+    page(found, target(found.target), Evidence(graph))
+
+
+def _explained(path: Path, folder: Path, chance: random.Random) -> None:
+    found = load(path)
+    graph = json.loads(load_evidence(path, found)["graph.json"])
+    told = explanation.explanation(found, target(found.target), graph, chance.choice(("0", "1", "c", "y")))
+    summaries.explanation(shown(told))
+
+
+def _exported(path: Path, folder: Path, chance: random.Random) -> None:
+    found = load(path)
+    kind = target(found.target)
+    for form in kind.exports:
+        try:
+            kind.exported(found, form)
+        except NpucError:
+            pass
+
+
+def _verified(path: Path, folder: Path, chance: random.Random) -> None:
+    from npuc.verification.checking import verify
+    from npuc.verification.metrics import Tolerance
+
+    found = load(path)
+    onnx.save(model(), folder / "model.onnx")
+    made = data.synthetic(driver.program_inputs(found), 1)
+    verify(folder / "model.onnx", path, found, target(found.target), made, Tolerance.of(found.precision))
+
+
+USES = (_listed, _run, _reported, _explained, _exported, _verified)
+
+
+def texts(chance: random.Random, folder: Path) -> None:
+    """A listing is assembled and run."""
+    kind = target("easynpu")
+    original = program("easynpu")
+    text = listings.listing(kind.listing(original), "text")
+    (folder / "l.txt").write_text(changed_lines(text, chance), encoding="utf-8", errors="surrogatepass")
+    made = kind.assembled(original, folder / "l.txt")
+    driver.run_program(made, kind, data.synthetic(driver.program_inputs(made), 1))
+
+
+def loadables(chance: random.Random, folder: Path) -> None:
+    """A loadable, or raw words, are listed."""
+    kind = target("nvdla-small")
+    content = exported_loadable()
+    (folder / "n.nvdla").write_bytes(changed_bytes(content, chance))
+    from npuc.target import file_listing
+
+    listings.listing((file_listing(folder / "n.nvdla") or kind.raw_listing)(folder / "n.nvdla"), "text")
+
+
+@cache
+def exported_loadable() -> bytes:
+    return target("nvdla-small").exported(program("nvdla-small"), "loadable")["network.nvdla"]
+
+
+@cache
+def exported_trace() -> dict[str, bytes]:
+    return target("nvdla-small").exported(program("nvdla-small"), "nvdla-trace")
+
+
+def traces(chance: random.Random, folder: Path) -> None:
+    """A test program is read."""
+    from npuc.targets.nvdla.trace import read
+
+    files = dict(exported_trace())
+    name = chance.choice(sorted(files))
+    if name.endswith(".dat") or chance.random() < 0.2:
+        files[name] = changed_bytes(files[name], chance)
+    else:
+        files[name] = changed_lines(files[name].decode(), chance).encode(errors="replace")
+    for each, content in files.items():
+        (folder / each).write_bytes(content)
+    read(folder / "trace_0.cfg")
+
+
+KINDS: dict[str, Callable[[random.Random, Path], None]] = {
+    "models": models, "samples": samples, "machines": machines, "artefacts": artefacts, "listings": texts,
+    "loadables": loadables, "traces": traces,
+}  # fmt: skip
+
+
+def outcome(kind: str, seed: int, folder: Path) -> str:
+    """ "done", or the code of the NpucError that a case ends in; whatever else is raised is a finding."""
+    folder.mkdir(parents=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            KINDS[kind](random.Random(f"{kind} {seed}"), folder)
+        return "done"
+    except NpucError as error:
+        assert str(error).isprintable() or all(line.isprintable() for line in str(error).split("\n"))
+        return error.problems[0].code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
