@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.budget import expect_room
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS
@@ -72,8 +73,15 @@ class HostStep:
                 return self._by_onnxruntime(inputs)
             case _:
                 node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)
+                self._expect_room(node, inputs)
                 results = [OPS[self.op].compute(node, sample) for sample in zip(*inputs, strict=True)]
                 return tuple(np.stack(column) for column in zip(*results, strict=True))
+
+    def _expect_room(self, node: Node, inputs: list[Array]) -> None:
+        """Raises ModelError (E105, E110) for attributes that contradict the inputs, or ask for too much memory."""
+        found = OPS[self.op].infer(node, [type_of(values[0]) for values in inputs])
+        size = sum(each.size * np.dtype(each.dtype).itemsize for each in found)
+        expect_room(2 * size * len(inputs[0]), "a tensor", node=self.node)
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
         """Operators whose last bits depend on who computes them: the host's library is onnxruntime."""

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -47,6 +48,59 @@ class Port:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What the program was compiled from."""
+
+    name: str = "a network"
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class _MemoryUse:
+    peak_bytes: int
+    capacity_bytes: int | None
+    lower_bound_bytes: int
+
+
+@dataclass(frozen=True)
+class _HostNode:
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    macs: int
+    cycles: int
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What every target's report has; targets add to it."""
+
+    target: str
+    machine: str
+    instructions: int
+    segments: int
+    macs: int
+    cycles: int
+    utilization: float | None
+    memory: Mapping[str, _MemoryUse]
+    host_steps: tuple[_HostNode, ...]
+    layers: tuple[_Layer, ...]
+
+
+DTYPES = ("float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+"""Element types of inputs and outputs."""
+LARGEST_PORT = 1 << 31
+"""Elements of an input or output."""
+
+
+@dataclass(frozen=True)
 class Program:
     """What the machine gets: the manifest and its files by name; `evidence` is for verification only.
 
@@ -70,12 +124,34 @@ class Program:
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The network's inputs."""
-        return read(tuple[Port, ...], self.manifest.get("inputs"), "inputs")
+        return _ports(self.manifest, "inputs")
 
     @property
     def outputs(self) -> tuple[Port, ...]:
         """The network's outputs."""
-        return read(tuple[Port, ...], self.manifest.get("outputs"), "outputs")
+        return _ports(self.manifest, "outputs")
+
+    @property
+    def model(self) -> Model:
+        """What it was compiled from."""
+        return read(Model, self.manifest.get("model", {}), "model")
+
+
+def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
+    found = read(tuple[Port, ...], manifest.get(key), key)
+    for number, port in enumerate(found):
+        if port.dtype not in DTYPES:
+            raise _damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(DTYPES))
+        if min(port.shape, default=1) < 1 or prod(port.shape) > LARGEST_PORT:
+            raise _damaged(f"{key}[{number}].shape is {list(port.shape)}", f"1..{LARGEST_PORT} elements")
+    if len({port.name for port in found}) < len(found):
+        raise _damaged(f"two of the {key} have one name")
+    return found
+
+
+def _damaged(reason: str, limit: str | None = None) -> ArtefactError:
+    remedy = "compile the model again"
+    return ArtefactError("E502", f"{MANIFEST} is damaged: {reason}", limit=limit, remedy=remedy)
 
 
 def sha256(data: bytes) -> str:
@@ -261,7 +337,9 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     if not _intact(manifest):
         _modified(MANIFEST, "it does not match its seal", allow_modified)
     if not _lists_files(manifest):
-        raise ArtefactError("E502", f"{MANIFEST} is damaged: it has no table of files", remedy=remedy)
+        raise _damaged("it has no table of files")
+    if "report" in manifest:
+        read(_Report, manifest["report"], "report")
     return manifest
 
 
@@ -285,13 +363,16 @@ def _lists_files(manifest: Mapping[str, Any]) -> bool:
 def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modified: bool) -> bytes:
     if name not in manifest["files"] or not _is_inside(name):
         raise ArtefactError("E502", f"{name!r} is not listed in {MANIFEST} as a file of its directory")
+    expected = manifest["files"][name]
     try:
+        if not allow_modified and (directory / name).stat().st_size != expected["bytes"]:  # a device, too
+            size = (directory / name).stat().st_size
+            _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
         data = (directory / name).read_bytes()
     except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
         raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
     except OSError as error:
         raise ArtefactError("E502", f"{name!r} cannot be read: {error.strerror or error}") from None
-    expected = manifest["files"][name]
     if len(data) != expected["bytes"]:
         _modified(name, f"it has {len(data)} bytes, {expected['bytes']} were written", allow_modified)
     elif sha256(data) != expected["sha256"]:

@@ -216,7 +216,7 @@ def expect_chip_model(target: Target, chip_model: str) -> None:
 
 
 def modified_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --allow-modified. A program that was changed may fail anywhere: that is E502, and no traceback."""
+    """Adds --allow-modified. A seal says that a program is whole, not who made it: what it makes fail is E502."""
 
     @click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
     @wraps(command)
@@ -226,10 +226,9 @@ def modified_option(command: Callable[..., T]) -> Callable[..., T]:
         except (NpucError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception as error:
-            if not allow_modified:
-                raise
-            reason = f"the modified program cannot be used ({type(error).__name__}: {error})"
-            raise ArtefactError("E502", reason, remedy="compile the model again") from error
+            reason = f"the program contradicts itself ({type(error).__name__}: {error})"
+            remedy = "compile the model again; a program that npuc wrote and that gives this is a bug to report"
+            raise ArtefactError("E502", reason, remedy=remedy) from error
 
     return guarded
 

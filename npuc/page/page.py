@@ -118,7 +118,7 @@ def _partitions(report: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _name(program: Program) -> str:
-    return str(program.manifest.get("model", {}).get("name", "program"))
+    return program.model.name
 
 
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:

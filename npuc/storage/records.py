@@ -25,6 +25,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from npuc.errors import ArtefactError
 
 T = TypeVar("T")
+LARGEST = 1 << 53
+"""The largest number in a manifest: beyond it JSON readers disagree, and no machine has so much of anything."""
 
 
 def read(kind: type[T], value: Any, where: str, file: str = "manifest.json") -> T:
@@ -58,6 +60,8 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _sequence(arguments, value, where)
     if origin is Mapping and isinstance(value, dict):
         return {key: _value(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
+    if type(value) in (int, float) and not abs(value) <= LARGEST:
+        raise _WrongValue(f"{where} is {_short(value)}", f"-{LARGEST}..{LARGEST}")
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is kind:
@@ -103,6 +107,12 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def _wrong(where: str, value: Any, kind: Any) -> _WrongValue:
-    shown = repr(value)
     wanted = kind.__name__ if isinstance(kind, type) else str(kind)
-    return _WrongValue(f"{where} is {shown if len(shown) <= 60 else shown[:57] + '...'}", wanted)
+    return _WrongValue(f"{where} is {_short(value)}", wanted)
+
+
+def _short(value: Any) -> str:
+    if type(value) is int and abs(value) > LARGEST:
+        return f"a number of {value.bit_length()} bits"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,4 +1,4 @@
-"""python -m tests.fuzz KIND COUNT [FIRST SEED]: a long run; prints every case that breaks a promise of SECURITY.md.
+"""python -m tests.fuzz KIND COUNT [SEED]: a long run; prints every case that breaks a promise of SECURITY.md.
 
 Cases run in processes with limits on memory and time, which are replaced when one dies.
 """
@@ -31,7 +31,8 @@ def worker(kind: str, first: int, end: int, folder: Path, pipe: int) -> None:
                 found = outcome(kind, seed, folder / str(seed))
             except BaseException as error:
                 place = traceback.extract_tb(error.__traceback__)[-1]
-                found = f"{type(error).__name__} at {'/'.join(Path(place.filename).parts[-2:])}:{place.lineno} {str(error)[:80]!r}"
+                where = f"{'/'.join(Path(place.filename).parts[-2:])}:{place.lineno}"
+                found = f"{type(error).__name__} at {where} {str(error)[:80]!r}"
             print(f"end {found}", file=out, flush=True)
             if time.perf_counter() - started > 10:
                 print(f"slow {time.perf_counter() - started:.0f}", file=out, flush=True)

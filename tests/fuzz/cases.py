@@ -9,21 +9,21 @@ import shutil
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 from onnx import parser
 
-from npuc import annotation, driver
+from npuc import driver
 from npuc.errors import NpucError
 from npuc.ir import TensorType
-from npuc.page.page import Evidence, page
-from npuc.program import MANIFEST, Program, as_loaded, canonical_json, load, load_evidence, save, sealed
-from npuc.reports import explanation, listings, summaries
-from npuc.escaping import shown
+from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
+from npuc.reports import listings
 from npuc.storage import data
 from npuc.target import Options, target
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
@@ -138,6 +138,9 @@ def artefacts(chance: random.Random, folder: Path) -> None:
     else:
         changed = chance.choice(sorted(original.files))
         files[changed] = changed_bytes(files[changed], chance)
+    values = np.random.default_rng(2).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    np.savez(folder.parent / "x.npz", x=values)
+    (folder.parent / "l.txt").write_text(listings.listing(target("easynpu").listing(program("easynpu")), "text"))
     path = folder / "a.npu"
     path.mkdir()
     for each, content in files.items():
@@ -146,65 +149,41 @@ def artefacts(chance: random.Random, folder: Path) -> None:
     if chance.random() < 0.1:
         made = changed_json(made, chance)
     (path / MANIFEST).write_bytes(canonical_json(made))
-    used = chance.sample(USES, 3)
-    for use in used:
-        try:
-            use(path, folder, chance)
-        except NpucError:
-            pass
-
-
-def _listed(path: Path, folder: Path, chance: random.Random) -> None:
-    found = load(path)
-    kind = target(found.target)
-    for form in ("text", "json", "csv"):
-        listings.listing(kind.listing(found), form)
-
-    for name in found.files:
-        annotation.view(
-            name, len(found.files[name]), annotation.rows(found.files[name], kind.held(found, name)), "text"
-        )
-
-
-def _run(path: Path, folder: Path, chance: random.Random) -> None:
-    found = load(path)
-    driver.run_program(found, target(found.target), data.synthetic(driver.program_inputs(found), 1))
-
-
-def _reported(path: Path, folder: Path, chance: random.Random) -> None:
-    found = load(path)
-    graph = json.loads(load_evidence(path, found)["graph.json"])
-    page(found, target(found.target), Evidence(graph))
-
-
-def _explained(path: Path, folder: Path, chance: random.Random) -> None:
-    found = load(path)
-    graph = json.loads(load_evidence(path, found)["graph.json"])
-    told = explanation.explanation(found, target(found.target), graph, chance.choice(("0", "1", "c", "y")))
-    summaries.explanation(shown(told))
-
-
-def _exported(path: Path, folder: Path, chance: random.Random) -> None:
-    found = load(path)
-    kind = target(found.target)
-    for form in kind.exports:
-        try:
-            kind.exported(found, form)
-        except NpucError:
-            pass
-
-
-def _verified(path: Path, folder: Path, chance: random.Random) -> None:
-    from npuc.verification.checking import verify
-    from npuc.verification.metrics import Tolerance
-
-    found = load(path)
     onnx.save(model(), folder / "model.onnx")
-    made = data.synthetic(driver.program_inputs(found), 1)
-    verify(folder / "model.onnx", path, found, target(found.target), made, Tolerance.of(found.precision))
+    for command in chance.sample(COMMANDS, 3):
+        told = io.StringIO()
+        with redirect_stdout(told), redirect_stderr(told):
+            ended = _command([each.replace("@", str(folder)) for each in command])
+        assert all(line.isprintable() for line in told.getvalue().split("\n"))
+        if ended:
+            raise ended
 
 
-USES = (_listed, _run, _reported, _explained, _exported, _verified)
+COMMANDS = [
+    each.split()
+    for each in (
+        "dump @/a.npu", "dump @/a.npu --json", "dump @/a.npu --image weight", "dump @/a.npu --image weights",
+        "run @/a.npu --data @/../x.npz -o @/y.npz", "report @/a.npu -o @/r.html",
+        "verify @/model.onnx @/a.npu --samples 1", "verify @/model.onnx @/a.npu --samples 1 --bisect -o @/bisect",
+        "explain @/a.npu c", "explain @/a.npu 1", "diff @/a.npu @/a.npu", "export @/a.npu --format c -o @/c",
+        "export @/a.npu --format bin -o @/b", "export @/a.npu --format readmemh -o @/h",
+        "export @/a.npu --format loadable -o @/l", "export @/a.npu --format nvdla-trace -o @/t",
+        "export @/a.npu --format okkernel -o @/o", "assemble @/../l.txt --images @/a.npu -o @/d.npu",
+    )
+]  # fmt: skip
+
+
+def _command(arguments: list[str]) -> NpucError | None:
+    """Runs a command; usage errors are none, as not every target has every format."""
+    from npuc.cli import npuc
+
+    try:
+        npuc.main(arguments, standalone_mode=False, prog_name="npuc")
+    except NpucError as error:
+        return error
+    except click.ClickException:
+        pass
+    return None
 
 
 def texts(chance: random.Random, folder: Path) -> None:
@@ -265,9 +244,10 @@ def outcome(kind: str, seed: int, folder: Path) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             KINDS[kind](random.Random(f"{kind} {seed}"), folder)
-        return "done"
+        told, code = "", "done"
     except NpucError as error:
-        assert str(error).isprintable() or all(line.isprintable() for line in str(error).split("\n"))
-        return error.problems[0].code
+        told, code = str(error), error.problems[0].code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    assert all(line.isprintable() for line in told.split("\n"))
+    return code

@@ -10,9 +10,9 @@ from typing import Any
 import onnx
 
 ABSURD: tuple[Any, ...] = (
-    None, True, -1, 0, 1, 2, 3, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 31) - 1, 1 << 40, 1 << 63, -(1 << 63), 1 << 70,
-    10**400, 0.5, -1.5, 1e308, float("inf"), float("nan"), "", "x", "int8", "float32", "../../etc/passwd", "a\nhalt", "\x1b[2J",
-    "*/ int x; /*", "\ud800", [], [0], [1, 2], [[]], [1 << 40] * 5, {}, {"a": 1},
+    None, True, -1, 0, 1, 2, 3, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 31) - 1, 1 << 40, 1 << 63, -(1 << 63),
+    1 << 70, 10**400, 0.5, -1.5, 1e308, float("inf"), float("nan"), "", "x", "int8", "float32", "../../etc/passwd",
+    "a\nhalt", "\x1b[2J", "*/ int x; /*", "\ud800", [], [0], [1, 2], [[]], [1 << 40] * 5, {}, {"a": 1},
 )  # fmt: skip
 NUMBERS = tuple(each for each in ABSURD if type(each) is int and abs(each) < 1 << 63)
 
@@ -110,7 +110,9 @@ def _change_field(message: Any, model: onnx.ModelProto, chance: random.Random) -
     field, value = chance.choice(found)
     names = [name for node in model.graph.node for name in (*node.input, *node.output)] or [""]
     draw: Callable[[], Any] = {
-        field.CPPTYPE_STRING: lambda: chance.choice((chance.choice(names), "", "Conv", "Reshape", "Loop", "a\n*/\x1b", "x" * 300)),
+        field.CPPTYPE_STRING: lambda: chance.choice(
+            (chance.choice(names), "", "Conv", "Reshape", "Loop", "a\n*/\x1b", "x" * 300)
+        ),
         field.CPPTYPE_FLOAT: lambda: chance.choice((0.0, -1.0, 1e38, float("inf"), float("nan"))),
     }.get(field.cpp_type, lambda: chance.choice(NUMBERS))  # fmt: skip
     if field.type == field.TYPE_BYTES:

@@ -106,7 +106,7 @@ def source(program: Program, found: Plan) -> str:
 
 def _model(program: Program) -> str:
     """The file that the program was compiled from."""
-    return str(program.manifest.get("model", {}).get("name", "a network"))
+    return program.model.name
 
 
 def _title(program: Program) -> str:

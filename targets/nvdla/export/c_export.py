@@ -102,7 +102,7 @@ def _title(program: Program, contents: Contents) -> str:
 
 def _model(program: Program) -> str:
     """The file that the program was compiled from."""
-    return str(program.manifest.get("model", {}).get("name", "a network"))
+    return program.model.name
 
 
 def _segments(contents: Contents) -> list[Segment]:
