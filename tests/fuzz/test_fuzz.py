@@ -1,0 +1,55 @@
+"""A few hundred seeded cases of every kind: results or an error by number, never anything else.
+
+`python -m tests.fuzz KIND COUNT` runs as many as wanted, with limits on memory and time.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.fuzz import cases, mutation
+
+COUNTS = {
+    "models": 50, "samples": 60, "machines": 30, "artefacts": 50, "listings": 40, "loadables": 40, "traces": 40,
+}  # fmt: skip
+FINDINGS = [("samples", 4), ("artefacts", 49), ("artefacts", 73), ("artefacts", 1472), ("artefacts", 1492)]
+"""Cases that once ended in a traceback."""
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_mutated_file_gives_results_or_an_error_by_number(tmp_path: Path, kind: str) -> None:
+    assert COUNTS.keys() == cases.KINDS.keys()
+    found = {cases.outcome(kind, seed, tmp_path / str(seed)) for seed in range(COUNTS[kind])}
+    assert found > {"done"}, "mutations must neither leave everything sound nor break everything"
+
+
+@pytest.mark.parametrize(("kind", "seed"), FINDINGS)
+def test_what_was_found_once_stays_mended(tmp_path: Path, kind: str, seed: int) -> None:
+    cases.outcome(kind, seed, tmp_path / "case")
+
+
+def test_the_harness_lets_no_other_exception_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(chance: random.Random, folder: Path) -> None:
+        raise IndexError
+
+    monkeypatch.setitem(cases.KINDS, "broken", broken)
+    with pytest.raises(IndexError):
+        cases.outcome("broken", 1, tmp_path / "case")
+
+
+def test_mutations_change_something_and_are_the_same_for_the_same_seed() -> None:
+    model, text = cases.model(), "Conv Ho=1 Wo=2\nhalt"
+    value = {"a": [1, 2, {"b": "c"}], "d": 1.5}
+    for mutate in (
+        lambda chance: mutation.changed_model(model, chance),
+        lambda chance: mutation.changed_json(value, chance),
+        lambda chance: mutation.changed_lines(text, chance),
+        lambda chance: mutation.changed_bytes(bytes(range(100)), chance),
+    ):
+        first, second = ([repr(mutate(random.Random(seed))) for seed in range(20)] for _ in range(2))
+        assert first == second and len(set(first)) > 10
+    onnx.checker.check_model(model)
