@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def _change(holder: Any, last: Any, chance: random.Random) -> None:
         case 3 if isinstance(value, list) and value:
             chance.shuffle(value)
         case _:
-            holder[last] = chance.choice(ABSURD)
+            holder[last] = copy.deepcopy(chance.choice(ABSURD))
 
 
 def changed_model(model: onnx.ModelProto, chance: random.Random) -> bytes:
