@@ -16,7 +16,14 @@ from tests.fuzz import cases, mutation
 COUNTS = {
     "models": 50, "samples": 60, "machines": 30, "artefacts": 50, "listings": 40, "loadables": 40, "traces": 40,
 }  # fmt: skip
-FINDINGS = [("samples", 4), ("artefacts", 49), ("artefacts", 73), ("artefacts", 1472), ("artefacts", 1492)]
+FINDINGS = [
+    ("samples", 4),
+    ("artefacts", 49),
+    ("artefacts", 73),
+    ("artefacts", 1472),
+    ("artefacts", 1492),
+    ("artefacts", 10746),
+]
 """Cases that once ended in a traceback."""
 
 

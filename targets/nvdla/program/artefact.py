@@ -30,6 +30,8 @@ RECORD_WORDS = 4
 STATUS = "GLB.S_INTR_STATUS"
 LARGEST = 1 << 31
 """Bytes of memory that a program may ask for."""
+MOST_LANES = 1 << 16
+"""Of a cube: the registers that hold a number of channels have fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ class TensorMove:
     def cube(self, machine: Machine) -> Cube:
         """The cube of all lanes. Raises ArtefactError (E502) where the entry makes no sense."""
         channels, height, width = self.map_shape
-        lanes = self.place.lane_numbers if sum(count for _, count in self.place.lanes) <= LARGEST else []
+        runs = self.place.lanes
+        few = sum(count for _, count in runs) == channels and all(
+            first + count <= MOST_LANES for first, count in runs
+        )
+        lanes = self.place.lane_numbers if few and min((count for _, count in runs), default=0) > 0 else []
         valid = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
         if self.place.precision not in machine.precisions:
             raise _damaged(f"{machine.name} has no {self.place.precision}")
