@@ -205,11 +205,11 @@ OURS = {
     },
     "the page's templates and drawings escape what they are given (rendering.py, svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
-        ("page.py", "report['machine']"), ("sweep.py", "name"), ("sweep.py", "report['model']"),
+        ("page.py", "why['op']"), ("page.py", "report['machine']"), ("sweep.py", "name"), ("sweep.py", "report['model']"),
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
-        ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
+        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"), ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("text.py", "name[3 - width:]"), ("figures.py", "name"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
@@ -217,7 +217,7 @@ OURS = {
         ("c_export.py", "title"), ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"),
         ("kernel.py", "region.name"), ("observation.py", "each.layer"),
         ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
-        ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
+        ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "title"),
         ("writing.py", "register.title"),
     },
