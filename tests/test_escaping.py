@@ -205,11 +205,13 @@ OURS = {
     },
     "the page's templates and drawings escape what they are given (rendering.py, svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
-        ("page.py", "why['op']"), ("page.py", "report['machine']"), ("sweep.py", "name"), ("sweep.py", "report['model']"),
+        ("page.py", "why['op']"), ("page.py", "report['machine']"), ("sweep.py", "name"),
+        ("sweep.py", "report['model']"),
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
     },
     "parts of a message that is escaped where it is printed": {
-        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"), ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
+        ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
+        ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("text.py", "name[3 - width:]"), ("figures.py", "name"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
