@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from npuc.api import Compiled, Data, compile
-from npuc.errors import DataError, ModelError, NpucError
+from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.ir import Array
 from npuc.target import FLOATING, Options
@@ -52,15 +52,15 @@ class Prepared(BackendRep):
         del kwargs
         feeds = self.feeds(inputs)
         compiled = self.compiled(feeds)
-        batch = {port.name: feeds[port.name][None].astype(port.dtype) for port in compiled.program.inputs}
+        batch = {port.name: sample(feeds[port.name], port.dtype) for port in compiled.program.inputs}
         found = {name: first(values) for name, values in compiled.runner(batch).items()}
         names = [port.name for port in self.model.graph.output]
         return namedtupledict("Outputs", names)(*(found[name] for name in names))
 
-    def compiled(self, feeds: Mapping[str, Array]) -> Compiled:
+    def compiled(self, feeds: Mapping[str, Any]) -> Compiled:
         """The program that runs these inputs."""
         refusal: NpucError | None = None
-        for data, fallback in dict.fromkeys(self._ways()):
+        for data, fallback in dict.fromkeys(self._ways(feeds)):
             try:
                 found = self._program(feeds, data, fallback)
             except NpucError as error:
@@ -71,43 +71,44 @@ class Prepared(BackendRep):
         assert refusal is not None
         raise refusal
 
-    def _ways(self) -> Sequence[tuple[int, str]]:
+    def _ways(self, feeds: Mapping[str, Any]) -> Sequence[tuple[int, str]]:
         """How many inputs may be data, and where what the target refuses goes: the way that was found, or all."""
         if self.way is not None:
             return [self.way]
         count = len(self.names)
+        if not all(map(is_numeric, feeds.values())):
+            return [(count, self.options.fallback)]
         return [(count, "refuse"), (min(count, 1), "refuse"), (count, self.options.fallback)]
 
-    def feeds(self, inputs: Any) -> dict[str, Array]:
-        """The inputs by name."""
+    def feeds(self, inputs: Any) -> dict[str, Any]:
+        """The inputs by name: arrays, or lists and None where they are sequences and optional."""
         values = inputs if isinstance(inputs, Mapping) else dict(zip(self.names, inputs, strict=False))
         missing = [name for name in self.names if name not in values]
         if missing or len(inputs) != len(self.names):
             limit = f"the inputs {', '.join(self.names) or 'none'}"
             raise DataError("E401", f"{len(inputs)} inputs are fed", tensor=(*missing, None)[0], limit=limit)
         feeds = {name: values[name] for name in self.names}
-        for name, value in feeds.items():
-            if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in "fiub":
-                kind = getattr(value, "dtype", type(value).__name__)
-                raise ModelError("E107", f"the input is of type {kind}", tensor=name, limit="tensors of numbers")
-        return {name: np.asarray(value) for name, value in feeds.items()}
+        return {name: np.asarray(each) if isinstance(each, np.generic) else each for name, each in feeds.items()}
 
-    def _program(self, feeds: Mapping[str, Array], count: int, fallback: str) -> Compiled:
+    def _program(self, feeds: Mapping[str, Any], count: int, fallback: str) -> Compiled:
         data, constants = list(feeds.items())[:count], list(feeds.items())[count:]
-        shapes = tuple((value.shape, value.dtype.str) for value in feeds.values())
+        shapes = tuple(
+            (each.shape, each.dtype.str) if isinstance(each, np.ndarray) else None for each in feeds.values()
+        )
         key = (shapes, *(value.tobytes() for _, value in constants))
         if key not in self.programs:
             self.programs[key] = self._compile(dict(data), dict(constants), fallback)
         return self.programs[key]
 
-    def _compile(self, data: Mapping[str, Array], constants: Mapping[str, Array], fallback: str) -> Compiled:
+    def _compile(self, data: Mapping[str, Any], constants: Mapping[str, Array], fallback: str) -> Compiled:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
         calibration = self.calibration
-        if calibration is None and self.options.precision not in FLOATING and data:
+        numeric = all(map(is_numeric, data.values()))
+        if calibration is None and self.options.precision not in FLOATING and data and numeric:
             calibration = {name: like(value) for name, value in data.items()}
-        shapes = {name: value.shape for name, value in data.items()}
+        shapes = {name: value.shape for name, value in data.items() if is_numeric(value) and value.size}
         options = replace(self.options, fallback=fallback)
         return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
 
@@ -115,6 +116,20 @@ class Prepared(BackendRep):
 def first(values: Array) -> Any:
     """The first sample's value: an array, or what else the host gives."""
     return values[0] if values.dtype == object else values[0, ...]
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether an input is a tensor of numbers."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+
+
+def sample(value: Any, dtype: str) -> Array:
+    """An input as the one sample of a batch."""
+    if is_numeric(value):
+        return value[None].astype(dtype)
+    batch = np.empty(1, object)
+    batch[0] = value
+    return batch
 
 
 def like(value: Array) -> Array:

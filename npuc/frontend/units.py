@@ -23,7 +23,7 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
-from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
+from npuc.frontend.reading import OLDEST_OPSET, ONNX_DOMAINS, check_names, opset_of
 from npuc.ir import Array, Node, TensorType
 
 HOST_TYPES: Mapping[int, str] = {
@@ -108,7 +108,7 @@ def survey(
 
     Raises ModelError where the model is not well formed, or an input stays dynamic.
     """
-    opset = opset_of(model)
+    opset = _opset(model)
     expect_small(model)
     model = without_functions(model)
     check_names(model.graph)
@@ -123,12 +123,23 @@ def survey(
         avoided |= wanted
 
 
+def _opset(model: onnx.ModelProto) -> int | NpucError:
+    """The opset, or why npuc does not know it: then the host runs everything."""
+    try:
+        return opset_of(model)
+    except NpucError as error:
+        return error
+
+
 class _Survey:
     """One walk over the nodes. avoided: those whose importers leave an output out that something reads."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path | None, opset: int, avoided: Collection[str]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, folder: Path | None, opset: int | NpucError, avoided: Collection[str]
+    ) -> None:
         self.model, self.avoided = model, avoided
-        self.to = Builder(opset, folder, fold_weights=True)
+        self.unknown = opset.problems[0] if isinstance(opset, NpucError) else None
+        self.to = Builder(opset if isinstance(opset, int) else OLDEST_OPSET, folder, fold_weights=True)
         self.units: list[Unit] = []
         self.protos: dict[str, TypeProto] = {}
         self.opsets = list(model.opset_import)
@@ -145,7 +156,9 @@ class _Survey:
         declared = {each.name: each.type for each in (*graph.value_info, *graph.input)}
         self.inputs = [each.name for each in graph.input if each.name not in to.constants]
         typed = onnx.GraphProto(name=graph.name, node=graph.node)
-        typed.input.extend(each for each in graph.input if _code(each.type) in HOST_TYPES)
+        typed.input.extend(
+            each for each in graph.input if _code(each.type) in HOST_TYPES and not _is_empty(each.type)
+        )
         to.types.update(input_types(typed, to.constants, shapes, HOST_TYPES))
         self.protos |= {name: declared[name] for name in self.inputs}
         self.protos |= {name: proto_of(found) for name, found in to.types.items()}
@@ -194,6 +207,9 @@ class _Survey:
         if wanted:
             self._foreign(name, proto, declared, None)
             return wanted
+        if self.unknown is not None:
+            self._foreign(name, proto, declared, self.unknown)
+            return set()
         unknown = [each for each in reads if each not in to.types]
         if name in self.avoided or unknown:
             self._foreign(name, proto, declared, self._unknown(name, proto, unknown))
@@ -257,6 +273,12 @@ class _Survey:
         told = problem or Problem("E201", "the operator is not known to npuc")
         where = replace(told, node=name, op=proto.op_type)
         self.units.append(Unit(name, proto, (), where))
+
+
+def _is_empty(found: TypeProto) -> bool:
+    """Whether a dimension is declared as 0."""
+    dims = found.tensor_type.shape.dim
+    return any(each.WhichOneof("value") == "dim_value" and not each.dim_value for each in dims)
 
 
 def _code(found: TypeProto) -> int:

@@ -7,7 +7,7 @@ make of the samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,8 @@ from tempfile import TemporaryDirectory
 
 from npuc import driver
 from npuc.budget import budget
-from npuc.errors import DataError, NpucError
-from npuc.frontend.units import Network
-from npuc.ir import Graph, TensorType
+from npuc.errors import NpucError, Problem
+from npuc.ir import Graph
 from npuc.pipeline import Hook
 from npuc.program import Program, file_sha256
 from npuc.regions import partition
@@ -30,6 +29,7 @@ from npuc.regions.planning import (
     Key,
     Plan,
     Steps,
+    deny,
     deny_refused,
     key_of,
     optimised,
@@ -87,7 +87,9 @@ def compile_model(
 
 def may_fall_back(error: NpucError) -> bool:
     """Whether the host could help."""
-    located = all(each.node or each.tensor or each.code[1] == "3" for each in error.problems)
+    located = all(
+        each.node or each.tensor or each.code[1] == "3" or each.code == "E103" for each in error.problems
+    )
     return located and not any(each.code in FATAL or each.code[1] not in "123" for each in error.problems)
 
 
@@ -98,19 +100,20 @@ def _composite(plan: Plan, calibration: Sequence[Path]) -> tuple[Program, Sample
         if not any(part.on_npu for part in settled(plan)):
             return assembled(plan, partitioned(plan), {}), Samples({})
         types = {name: network.types[name] for name in network.inputs if name in network.types}
-        samples = _samples(network, types, calibration)
+        if len(types) < len(network.inputs):
+            _deny_uncalibrated(plan, set(network.inputs) - set(types))
+            return assembled(plan, partitioned(plan), {}), Samples({})
+        samples = load_samples(calibration, types) if calibration else synthetic(types)
         lowered = _lowered(plan, samples, stack)
     parts = partitioned(plan)
     return entire(plan, parts, lowered) or assembled(plan, parts, lowered), samples
 
 
-def _samples(network: Network, types: Mapping[str, TensorType], calibration: Sequence[Path]) -> Samples:
-    """The samples of the model's inputs. Raises DataError (E402) for inputs that are no tensors of numbers."""
-    strange = [name for name in network.inputs if name not in types]
-    if strange:
-        reason = "the input is no tensor of numbers: the NPU's parts cannot be calibrated"
-        raise DataError("E402", reason, tensor=strange[0], limit="tensors of numbers")
-    return load_samples(calibration, types) if calibration else synthetic(types)
+def _deny_uncalibrated(plan: Plan, strange: Collection[str]) -> None:
+    """Sends all to the host: there are no samples of inputs that are no tensors of numbers."""
+    reason, limit = "an input is no tensor of numbers: nothing behind it can be calibrated", "tensors of numbers"
+    problem = Problem("E107", reason, tensor=min(strange), limit=limit)
+    deny(plan, [unit.name for unit in plan.network.units], problem)
 
 
 def _lowered(plan: Plan, samples: Samples, stack: ExitStack) -> dict[Key, Lowered]:

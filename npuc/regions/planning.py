@@ -23,7 +23,7 @@ from npuc.text import closest
 
 ROUNDS = 64
 """How often the target may refuse."""
-FATAL = ("E101", "E102", "E103", "E104", "E108", "E109", "E110", "E203", "E305")
+FATAL = ("E101", "E102", "E104", "E108", "E109", "E110", "E203", "E305")
 """Refusals that no host can help."""
 
 Key = tuple[tuple[str, ...], tuple[str, ...]]
@@ -97,7 +97,7 @@ def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
             return parts
         smallest = min(on_npu, key=lambda part: part_macs(plan.network, part))
         reason, remedy = f"the program may have {most} partitions", f"--max-partitions {len(on_npu)}"
-        _deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
+        deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
 
 
 def part_macs(network: Network, part: partition.Part) -> int:
@@ -105,7 +105,7 @@ def part_macs(network: Network, part: partition.Part) -> int:
     return sum(parts_of.macs(network, network.by_name[name]) for name in part.blocks)
 
 
-def _deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
+def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
     """Sends units to the host, those that go there already left as they are."""
     for name in names:
         unit = plan.network.by_name[name]
@@ -121,7 +121,7 @@ def settled(plan: Plan) -> tuple[partition.Part, ...]:
             return parts
     for part in partitioned(plan):
         if part.on_npu:
-            _deny(plan, part.blocks, Problem("E202", "the target refuses part after part"))
+            deny(plan, part.blocks, Problem("E202", "the target refuses part after part"))
     return partitioned(plan)
 
 
@@ -141,7 +141,7 @@ def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) 
         return True
     if not program.manifest["report"]["instructions"]:
         reason, remedy = "the target leaves all of this part to the host", "npuc operators --target TARGET"
-        _deny(plan, part.blocks, Problem("W204", reason, remedy=remedy))
+        deny(plan, part.blocks, Problem("W204", reason, remedy=remedy))
         return True
     plan.tried.add(key)
     return False
@@ -168,9 +168,9 @@ def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Pa
     graph = plan.graphs[key][0] if key in plan.graphs else None
     before = len(plan.denied)
     for problem in error.problems:
-        _deny(plan, [name for name in blamed(plan.network, graph, problem) if name in part.blocks], problem)
+        deny(plan, [name for name in blamed(plan.network, graph, problem) if name in part.blocks], problem)
     if len(plan.denied) == before:
-        _deny(plan, part.blocks, error.problems[0])
+        deny(plan, part.blocks, error.problems[0])
 
 
 def blamed(network: Network, graph: Graph | None, problem: Problem) -> list[str]:

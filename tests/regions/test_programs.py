@@ -266,3 +266,31 @@ def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
         program_of(model, tmp_path / name)
     first, second = (json.loads((tmp_path / name / "out.npu" / "manifest.json").read_text()) for name in "ab")
     assert first == second
+
+
+def test_opsets_that_npuc_does_not_know_run_on_the_host(tmp_path: Path) -> None:
+    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Sigmoid(x) }")
+    model.opset_import[0].version, model.ir_version = 6, 3
+    program = program_of(model, tmp_path)
+    assert places(program) == [("host", ("Sigmoid",))] and checked(program, tmp_path)["outputs"][0]["exact"]
+
+
+def test_scalars_cross_as_scalars(tmp_path: Path) -> None:
+    body = f"a = Conv<{SAME}>(x, w)\n m = ReduceMax<keepdims = 0>(a)\n t = Tan(s)\n u = Add(m, t)\n y = Mul(a, u)"
+    text = f"g (float[1,8,6,6] x, float s) => (float[1,8,6,6] y) {{ {body} }}"
+    program = program_of(model_of(text, w=C8["w"]), tmp_path)
+    assert [port.shape for port in program.inputs] == [(1, 8, 6, 6), ()]
+    samples = Samples({
+        "x": np.random.default_rng(1).normal(1, 1, (2, 1, 8, 6, 6)).astype(np.float32),
+        "s": np.full(2, 0.5, np.float32),
+    })  # fmt: skip
+    assert checked(program, tmp_path, samples)["status"] == "ok"
+
+
+def test_a_bound_input_is_a_constant_of_the_program(tmp_path: Path) -> None:
+    body = f"c = If<then_branch = yes () => (float[1,8,6,6] p) {{ p = Conv<{SAME}>(x, w) }},"
+    body += " else_branch = no () => (float[1,8,6,6] q) { q = Sin(x) }>(flag)\n y = Relu(c)"
+    text = f"g (float[1,8,6,6] x, bool flag) => (float[1,8,6,6] y) {{ {body} }}"
+    program = program_of(model_of(text, w=C8["w"]), tmp_path, options={"bind": (("flag", 1.0),)})
+    assert [port.name for port in program.inputs] == ["x"]
+    assert not is_composite(program) and program.manifest["bound"] == {"flag": 1.0}
