@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from npuc.errors import ModelError, NpucError, Problem
 from npuc.frontend.limits import LARGEST_TENSOR
-from npuc.ir import TensorType
+from npuc.ir import Array, TensorType
 
 INPUT_TYPES: dict[int, str] = {
     TensorProto.FLOAT: "float32",
@@ -147,3 +148,28 @@ def _unbound(name: str, dims: Sequence[Dim] | None, empty: int | None) -> Proble
     unknown = [dim or f"number {axis}" for axis, dim in enumerate(dims) if not isinstance(dim, int)]
     reason = f"the input has {len(unknown)} dynamic dimension{'s' * (len(unknown) > 1)} ({', '.join(unknown)})"
     return Problem("E106", reason, tensor=name, remedy=f"--input-shape {name}={_hint(dims)}")
+
+
+def bound_values(model: onnx.ModelProto, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
+    """What inputs are bound to, in their own types. Raises ModelError (E109) for what is no scalar input."""
+    found: dict[str, Array] = {}
+    inputs = {each.name: each.type.tensor_type for each in model.graph.input}
+    for name, value in bind:
+        if name not in inputs:
+            limit = f"inputs: {', '.join(inputs)}"
+            raise ModelError("E109", "a value is given, but the model has no such input", tensor=name, limit=limit)
+        shape = [each.dim_value for each in inputs[name].shape.dim]
+        if any(extent != 1 for extent in shape):
+            raise ModelError(
+                "E109", f"one value is given for an input of shape {shape}", tensor=name, limit="a scalar"
+            )
+        found[name] = np.full(shape, value, onnx.helper.tensor_dtype_to_np_dtype(inputs[name].elem_type))
+    return found
+
+
+def with_bound(model: onnx.ModelProto, bind: Mapping[str, float]) -> onnx.ModelProto:
+    """The model, some of whose scalar inputs are constants; the one that is given is changed. Raises E109."""
+    for name, value in bound_values(model, [*bind.items()]).items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+        model.graph.input.remove(next(each for each in model.graph.input if each.name == name))
+    return model

@@ -138,6 +138,8 @@ def _figures(report: Report, timeline: Timeline, verification: Report | None) ->
         ("segments", count(report["segments"])),
         ("layers", count(len(report["layers"]))),
     ]
+    if report.get("npu_macs_share") is not None:
+        found.append(("MACs on the NPU", f"{100 * report['npu_macs_share']:.1f} %"))
     if verification is not None:
         if verification.get("cycles") is not None and verification["chip_model"] != "own":
             found.append((f"cycles, {verification['chip_model']}'s model", count(verification["cycles"])))

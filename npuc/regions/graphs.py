@@ -47,7 +47,7 @@ def region_model(
         [_named(unit) for unit in units],
         network.name or "region",
         [helper.make_value_info(name, known[name]) for name in given],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
+        [onnx.ValueInfoProto(name=name, type=known.get(name)) for name in outputs],
     )
     graph.initializer.extend(numpy_helper.from_array(network.constants[name], name) for name in constants)
     return helper.make_model(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from npuc import driver
 from npuc.errors import ModelError, NpucError, Problem
+from npuc.frontend.binding import bound_values
 from npuc.frontend.reading import read_model
 from npuc.frontend.units import Network, Unit, survey
-from npuc.ir import Array, Graph
+from npuc.ir import Graph
 from npuc.pipeline import Hook, run_passes
 from npuc.regions import graphs as parts_of
 from npuc.regions import partition
@@ -48,25 +46,6 @@ def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]
     """The units of a model file. Raises ModelError as the frontend does, and as `bound_values`."""
     proto = read_model(model)
     return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
-
-
-def bound_values(proto: Any, bind: Sequence[tuple[str, float]]) -> dict[str, Array]:
-    """What inputs are bound to, in their own types. Raises ModelError (E109) for what is no scalar input."""
-    from onnx import helper
-
-    found: dict[str, Array] = {}
-    inputs = {each.name: each.type.tensor_type for each in proto.graph.input}
-    for name, value in bind:
-        if name not in inputs:
-            limit = f"inputs: {', '.join(inputs)}"
-            raise ModelError("E109", "a value is given, but the model has no such input", tensor=name, limit=limit)
-        shape = [each.dim_value for each in inputs[name].shape.dim]
-        if any(extent != 1 for extent in shape):
-            raise ModelError(
-                "E109", f"one value is given for an input of shape {shape}", tensor=name, limit="a scalar"
-            )
-        found[name] = np.full(shape, value, helper.tensor_dtype_to_np_dtype(inputs[name].elem_type))
-    return found
 
 
 def refused(network: Network, options: Options) -> dict[str, Problem]:

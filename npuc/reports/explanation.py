@@ -39,7 +39,7 @@ def explanation(
         "nodes": sorted(around),
         "partitions": [part for part in parts if nodes & set(part["nodes"])] if len(parts) > 1 else [],
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
-        "host_steps": [step for step in program.manifest["report"]["host_steps"] if step["node"] in around],
+        "host_steps": [step for step in on_host(program.manifest["report"]) if step["node"] in around],
         "layers": layers,
         "tensors": [_tensor(each, graph, verification) for each in integer],
         "buffers": [
@@ -50,6 +50,20 @@ def explanation(
         ],
         "instructions": [entry for entry in listing if around & set(entry["nodes"])],
     }  # fmt: skip
+
+
+def on_host(report: Report) -> list[dict[str, Any]]:
+    """Every node that the host runs, and why: steps of the target's programs, and nodes of regions."""
+    regions = [each for each in report.get("partitions", ()) if (each["path"] or "").startswith("host/")]
+    return [
+        *report["host_steps"],
+        *(
+            {"node": node, "op": reason["op"], "reason": f"{reason['reason']} ({region['path']})"}
+            for region in regions
+            for reason in region["reasons"]
+            for node in reason["nodes"]
+        ),
+    ]
 
 
 def _nodes(report: Report, graph: Report, listing: Sequence[Report], asked: str) -> set[str]:
@@ -72,7 +86,7 @@ def _nodes(report: Report, graph: Report, listing: Sequence[Report], asked: str)
 
 def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator[tuple[str, Sequence[str]]]:
     """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it wins."""
-    for step in report["host_steps"]:
+    for step in on_host(report):
         yield step["node"], [step["node"]]
     for part in report.get("partitions", ()):
         yield from ((node, [node]) for node in part["nodes"])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
@@ -40,7 +41,8 @@ class CompositeCheck:
         self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
-        self.fp32 = session(*without_weights(read_model(model)))
+        fp32 = with_bound(read_model(model), program.manifest.get("bound", {}))
+        self.fp32 = session(*without_weights(fp32))
         self.said = Outputs(self.outputs)
         self.exact, self.chip_model = program.precision not in FLOATING, chip_model
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ModelError
+from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs, without_weights
@@ -89,7 +90,8 @@ class FloatCheck:
         self.layers = self.alone.layers
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         outputs = [port.name for port in program.outputs]
-        fp32 = model_of(model, {port.name: port.shape for port in program.inputs})
+        shapes = {port.name: port.shape for port in program.inputs}
+        fp32 = with_bound(model_of(model, shapes), program.manifest.get("bound", {}))
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.names)))
         self.said = Outputs(outputs)

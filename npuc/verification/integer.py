@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ModelError
+from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import expect_exact_integers, present, session, with_outputs, without_weights
@@ -38,7 +39,8 @@ class IntegerCheck:
         self.bits = Bits(evidence, program, target)
         self.said, self.errors = Outputs(self.bits.outputs), _Errors()
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
-        fp32 = model_of(model, {port.name: port.shape for port in program.inputs})
+        shapes = {port.name: port.shape for port in program.inputs}
+        fp32 = with_bound(model_of(model, shapes), program.manifest.get("bound", {}))
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]

@@ -294,3 +294,12 @@ def test_a_bound_input_is_a_constant_of_the_program(tmp_path: Path) -> None:
     program = program_of(model_of(text, w=C8["w"]), tmp_path, options={"bind": (("flag", 1.0),)})
     assert [port.name for port in program.inputs] == ["x"]
     assert not is_composite(program) and program.manifest["bound"] == {"flag": 1.0}
+    assert checked(program, tmp_path)["bit_exact"]
+
+
+def test_only_scalar_inputs_are_bound(tmp_path: Path) -> None:
+    model = model_of("g (float[1,8] x) => (float[1,8] y) { y = Relu(x) }")
+    for name in ("x", "z"):
+        with pytest.raises(NpucError) as refused:
+            program_of(model, tmp_path, options={"bind": ((name, 1.0),)})
+        assert refused.value.problems[0].code == "E109"

@@ -1,0 +1,114 @@
+"""Every command takes a program with host regions, and says what runs where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.cli.process import npuc
+from tests.regions.nets import model_of
+
+BODY = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n d = CumSum(a, k)\n e = Conv<pads = [1, 1, 1, 1]>(d, v)\n y = Sin(e)"
+TEXT = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {BODY} }}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, samples, and its program."""
+    found = tmp_path_factory.mktemp("regions")
+    onnx.save(model_of(TEXT, w=(8, 8, 3, 3), v=(8, 8, 3, 3)), found / "m.onnx")
+    np.savez(found / "x.npz", x=np.random.default_rng(2).normal(1, 2, (4, 8, 6, 6)).astype(np.float32))
+    options = ("--target", "easynpu", "-o", found / "m.npu", "--calibration", found / "x.npz", "-O0")
+    (found / "said.txt").write_text(npuc("compile", found / "m.onnx", *options).done())
+    return found
+
+
+def test_compile_says_a_line_for_each_reason(folder: Path) -> None:
+    said = (folder / "said.txt").read_text()
+    assert "2 parts on the NPU, 2 regions on the host; 100.0 % of the MACs on the NPU" in said
+    assert "host: CumSum 'CumSum_1' (0.0 % of the MACs, 2,304 bytes cross): the operator is not known" in said
+
+
+def test_a_model_that_leaves_nothing_on_the_npu_is_told_so(tmp_path: Path) -> None:
+    onnx.save(model_of("g (float[1,8] x) => (float[1,8] y) { y = Sin(x) }"), tmp_path / "m.onnx")
+    said = npuc("compile", tmp_path / "m.onnx", "--target", "bm1684", "-o", tmp_path / "m.npu").done()
+    assert "NOTHING runs on the NPU" in said
+
+
+def test_run_and_verify_take_all_parts(folder: Path, tmp_path: Path) -> None:
+    data = ("--data", folder / "x.npz")
+    npuc("run", folder / "m.npu", *data, "-o", tmp_path / "y.npz").done()
+    npuc("run", folder / "m.npu", *data, "-o", tmp_path / "z.npz", "--stepping").done()
+    with np.load(tmp_path / "y.npz") as one, np.load(tmp_path / "z.npz") as other:
+        np.testing.assert_array_equal(one["y"], other["y"])
+    report = npuc("verify", folder / "m.onnx", folder / "m.npu", *data, "--json").json
+    assert report["bit_exact"] and [layer["name"] for layer in report["layers"]] == ["a", "e"]
+
+
+def test_dump_explain_and_report_name_parts_and_regions(folder: Path, tmp_path: Path) -> None:
+    listing = npuc("dump", folder / "m.npu", "--json").json["instructions"]
+    assert {entry["part"] for entry in listing} == {"npu/part_0", "npu/part_1"}
+    assert [entry["index"] for entry in listing] == list(range(len(listing)))
+    part = npuc("dump", folder / "m.npu" / "npu" / "part_1", "--json").json["instructions"]
+    assert [entry["word"] for entry in part] == [each["word"] for each in listing if each["part"] == "npu/part_1"]
+    told = npuc("explain", folder / "m.npu", "CumSum_1").done()
+    assert "host: CumSum 'CumSum_1': the operator is not known (host/region_0.onnx)" in told
+    assert npuc("explain", folder / "m.npu", "Conv_2", "--json").json["tensors"][0]["tensor"] == "part_1/e/int8"
+    npuc("report", folder / "m.npu", "-o", tmp_path / "r.html").done()
+    assert "CumSum_1" in (tmp_path / "r.html").read_text()
+
+
+def test_export_gives_every_part_and_region_and_their_order(folder: Path, tmp_path: Path) -> None:
+    npuc("export", folder / "m.npu", "--format", "readmemh", "-o", tmp_path / "o").done()
+    steps = json.loads((tmp_path / "o" / "steps.json").read_text())["steps"]
+    assert [step["path"] for step in steps] == [
+        "npu/part_0", "host/region_0.onnx", "npu/part_1", "host/region_1.onnx",
+    ]  # fmt: skip
+    assert all((tmp_path / "o" / step["path"]).exists() for step in steps)
+    onnx.checker.check_model(onnx.load(tmp_path / "o" / "host" / "region_0.onnx"))
+
+
+def test_a_loadable_that_lacks_a_region_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    options = ("--target", "nvdla-small", "-o", tmp_path / "n.npu", "--calibration", folder / "x.npz", "-O0")
+    npuc("compile", folder / "m.onnx", *options).done()
+    said = npuc("export", tmp_path / "n.npu", "--format", "loadable", "-o", tmp_path / "o").refused("E506")
+    assert "host/region_0.onnx" in said
+
+
+def test_diff_tells_what_went_to_the_host(folder: Path, tmp_path: Path) -> None:
+    assert "same program" in npuc("diff", folder / "m.npu", folder / "m.npu").done()
+    options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--calibration", folder / "x.npz", "-O0")
+    npuc("compile", folder / "m.onnx", *options, "--max-partitions", "1").done()
+    totals = npuc("diff", folder / "m.npu", tmp_path / "n.npu", "--json").json["totals"]
+    assert totals["npu_macs_share"] == [1.0, 0.5]
+
+
+def test_check_lists_everything_at_once_grouped_and_with_its_place(tmp_path: Path) -> None:
+    body = "a = Conv(x, w)\n b = Sin(a)\n c = Sin(b)\n d = Conv(c, w)\n f = CumSum(d, k)\n"
+    body += "y = Softmax<axis = 1>(f)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"
+    onnx.save(model_of(text, w=(8, 8, 1, 1)), tmp_path / "m.onnx")
+    outcome = npuc("check", tmp_path / "m.onnx", "--target", "easynpu", "--json")
+    assert outcome.code == 0 and outcome.json["errors"] == []
+    found = {(each["op"], each["count"], each["place"]) for each in outcome.json["groups"]}
+    assert found == {("Sin", 2, "host"), ("CumSum", 1, "host"), ("Softmax", 1, "host")}
+    assert npuc("check", tmp_path / "m.onnx", "--target", "easynpu", "--strict").code == 1
+
+
+def test_check_says_that_the_host_runs_what_strict_refuses(tmp_path: Path) -> None:
+    model = model_of("g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Conv(x, w)\n y = Softmax<axis = 1>(a) }",
+                     w=(8, 8, 1, 1))  # fmt: skip
+    onnx.save(model, tmp_path / "m.onnx")
+    said = npuc("check", tmp_path / "m.onnx", "--target", "easynpu").done()
+    assert "runs all but 1 node, which the host runs" in said and "Softmax" in said
+
+
+def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: Path) -> None:
+    options = ("--target", "easynpu", "-o", tmp_path / "n.npu", "--deny", "Conv")
+    assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()
+    assert "exclude each other" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
+    assert "NAME=VALUE" in npuc("compile", folder / "m.onnx", "--target", "easynpu", "--bind", "x").usage()
