@@ -13,6 +13,7 @@ from npuc.export_onnx import to_onnx
 from npuc.storage.data import synthetic
 from npuc.target import Options, target
 from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.easynpu.networks import Network, random_machine
 
 
@@ -26,8 +27,8 @@ def compiled_and_verified(folder: Path, seed: int) -> dict[str, object]:
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
-    tolerance = verify.Tolerance(sqnr_db=-100, cosine=-1)
-    return verify.verify(model, out, replace(loaded), easynpu, samples, tolerance)
+    tolerance = Tolerance(sqnr_db=-100, cosine=-1)
+    return verify(model, out, replace(loaded), easynpu, samples, tolerance)
 
 
 REFUSALS = ("E202", "E205", "E302", "E303")

@@ -12,6 +12,7 @@ from npuc.export_onnx import to_onnx
 from npuc.storage.data import synthetic
 from npuc.target import Options, target
 from npuc.verification.checking import verify
+from npuc.verification.metrics import Tolerance
 from tests.easynpu.networks import Network, random_machine
 
 REFUSALS = ("E202", "E205", "E302", "E303")
@@ -76,7 +77,7 @@ def outcome(folder: Path, seed: int, isa: str) -> tuple[str | None, bool, int]:
     program.save(compiled, out)
     loaded = program.load(out)
     samples = synthetic(driver.program_inputs(loaded), 2, seed=1)
-    report = verify.verify(model, out, loaded, easynpu, samples, verify.Tolerance(sqnr_db=-100, cosine=-1))
+    report = verify(model, out, loaded, easynpu, samples, Tolerance(sqnr_db=-100, cosine=-1))
     words = sum(entry["mnemonic"] == "reshape" for entry in loaded.manifest["instructions"])
     return None, report["bit_exact"] is True, words
 
