@@ -12,7 +12,7 @@ import numpy as np
 from npuc.budget import expect_room
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array, Node, TensorType, type_of
-from npuc.ops import OPS
+from npuc.ops import OPS, infer
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class HostStep:
 
     def _expect_room(self, node: Node, inputs: list[Array]) -> None:
         """Raises ModelError (E105, E110) for attributes that contradict the inputs, or ask for too much memory."""
-        found = OPS[self.op].infer(node, [type_of(values[0]) for values in inputs])
+        found = infer(node, [type_of(values[0]) for values in inputs])
         size = sum(each.size * np.dtype(each.dtype).itemsize for each in found)
         expect_room(2 * size * len(inputs[0]), "a tensor", node=self.node)
 
