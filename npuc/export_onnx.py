@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike
 from onnx import helper, numpy_helper
 
 from npuc import __version__
+from npuc.external_weights import HEAVY, outside
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.names import Names
 from npuc.ops.attributes import ACTIVATION, DILATIONS, MAX, MIN
-from npuc.reference import HEAVY, outside
 
 OPSET = 17
 IR_VERSIONS = {17: 8, 19: 9, 21: 10}

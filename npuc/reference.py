@@ -20,8 +20,6 @@ from npuc.ir import Array, Graph
 if TYPE_CHECKING:
     import onnx
 
-HEAVY = 1 << 20
-"""Bytes of a constant that is better not copied."""
 LARGE = 1 << 27
 """Bytes of float32 weights that onnxruntime shall not rearrange, as that takes several copies of them."""
 NO_WEIGHTS: Mapping[str, Array] = {}
@@ -148,25 +146,6 @@ def graph_session(graph: Graph, outputs: Sequence[str], *, few_runs: bool = Fals
 
     weights: dict[str, Array] = {}
     return session(to_onnx(graph, outputs, weights), weights, few_runs=few_runs)
-
-
-def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
-    """The model and its heavy float32 constants apart, for `session`; the model that is given loses them."""
-    import onnx
-
-    weights: dict[str, Array] = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_type == tensor.FLOAT and tensor.ByteSize() > HEAVY and tensor.HasField("raw_data"):
-            weights[tensor.name] = onnx.numpy_helper.to_array(tensor)
-            outside(tensor)
-    return onnx.ModelProto.FromString(model.SerializeToString()), weights
-
-
-def outside(tensor: onnx.TensorProto) -> None:
-    """Leaves name, type and shape of a constant, whose value `session` gets beside the model."""
-    tensor.ClearField("raw_data")
-    tensor.data_location = tensor.EXTERNAL
-    tensor.external_data.add(key="location", value="memory")
 
 
 def present(model: Any, names: Sequence[str]) -> list[str]:

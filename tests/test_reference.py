@@ -8,9 +8,10 @@ import pytest
 
 from npuc import reference
 from npuc.export_onnx import to_onnx
+from npuc.external_weights import HEAVY, without_weights
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.reference import HEAVY, graph_session, session, without_weights
+from npuc.reference import graph_session, session
 from tests.passes.networks import network, node
 
 

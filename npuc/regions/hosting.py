@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from npuc.errors import NpucError
+from npuc.external_weights import without_weights
 from npuc.frontend.units import Network, Unit
-from npuc.reference import session, without_weights
+from npuc.reference import session
 from npuc.regions import graphs
 from npuc.storage.data import synthetic
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import session, without_weights
+from npuc.reference import session
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
 from npuc.storage.data import Samples

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import ModelError
+from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import present, session, with_outputs, without_weights
+from npuc.reference import present, session, with_outputs
 from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import Counting, Target

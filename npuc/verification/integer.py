@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ModelError
+from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.reference import expect_exact_integers, present, session, with_outputs, without_weights
+from npuc.reference import expect_exact_integers, present, session, with_outputs
 from npuc.storage.data import Samples
 from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits, values_of

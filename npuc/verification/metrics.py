@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from npuc.external_weights import without_weights
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
-from npuc.reference import session, without_weights
+from npuc.reference import session
 from npuc.storage.data import Samples
 from npuc.target import FLOATING
 
