@@ -94,7 +94,10 @@ class _Report:
     layers: tuple[_Layer, ...]
 
 
-DTYPES = ("float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "int64", "bool")
+DTYPES = (
+    *("float16", "float32", "float64", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
 """Element types of inputs and outputs."""
 LARGEST_PORT = 1 << 31
 """Elements of an input or output."""
@@ -142,8 +145,8 @@ def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     for number, port in enumerate(found):
         if port.dtype not in DTYPES:
             raise _damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(DTYPES))
-        if min(port.shape, default=1) < 1 or prod(port.shape) > LARGEST_PORT:
-            raise _damaged(f"{key}[{number}].shape is {list(port.shape)}", f"1..{LARGEST_PORT} elements")
+        if min(port.shape, default=0) < 0 or prod(port.shape) > LARGEST_PORT:
+            raise _damaged(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
     if len({port.name for port in found}) < len(found):
         raise _damaged(f"two of the {key} have one name")
     return found

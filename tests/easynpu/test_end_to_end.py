@@ -19,7 +19,7 @@ from npuc.models import MODELS
 from npuc.models.digits import FOLDER
 from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification.checking import verify
+from npuc.verification import checking
 from tests.easynpu import naive
 
 EASYNPU = target("easynpu")
@@ -45,7 +45,7 @@ def _compiled(model: Path, folder: Path, calibration: list[Path], **options: Any
 
 def _verified(model: Path, directory: Path, samples: data.Samples) -> dict[str, Any]:
     loaded = program.load(directory)
-    return verify.verify(model, directory, loaded, EASYNPU, samples, verify.Tolerance())
+    return checking.verify(model, directory, loaded, EASYNPU, samples, checking.Tolerance())
 
 
 @pytest.mark.parametrize("isa", ["extended", "documented"])

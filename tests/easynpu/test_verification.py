@@ -19,7 +19,7 @@ from npuc.models.digits import FOLDER
 from npuc.program import Program, load, save
 from npuc.storage import data
 from npuc.target import Options, target
-from npuc.verification.checking import verify
+from npuc.verification import checking
 
 EASYNPU = target("easynpu")
 MODEL = FOLDER / "digits.onnx"
@@ -37,7 +37,7 @@ def _report(program: Program, folder: Path, samples: int = 8) -> dict[str, Any]:
     save(program, folder / "digits.npu")
     loaded = load(folder / "digits.npu")
     found = data.load([FOLDER / "digits_test.npz"], driver.program_inputs(loaded)).first(samples)
-    return verify.verify(MODEL, folder / "digits.npu", loaded, EASYNPU, found, verify.Tolerance())
+    return checking.verify(MODEL, folder / "digits.npu", loaded, EASYNPU, found, checking.Tolerance())
 
 
 def _segment(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def test_another_model_is_refused_and_compared_all_the_same_if_that_is_allowed(
     save(digits, tmp_path / "digits.npu")
     loaded = load(tmp_path / "digits.npu")
     samples = data.synthetic(driver.program_inputs(loaded), 2)
-    arguments = (other, tmp_path / "digits.npu", loaded, EASYNPU, samples, verify.Tolerance())
+    arguments = (other, tmp_path / "digits.npu", loaded, EASYNPU, samples, checking.Tolerance())
     with pytest.raises(NpucError) as caught:
-        verify.verify(*arguments)
+        checking.verify(*arguments)
     assert caught.value.problems[0].code == "E501"
-    assert verify.verify(*arguments, allow_modified=True)["bit_exact"] is True
+    assert checking.verify(*arguments, allow_modified=True)["bit_exact"] is True
 
 
 EVIDENCE = [
@@ -169,6 +169,6 @@ def test_an_output_without_elements_is_exact(tmp_path: Path) -> None:
     compiled, samples = driver.compile_model(path, EASYNPU, Options(), {})
     save(compiled, tmp_path / "empty.npu")
     loaded = load(tmp_path / "empty.npu")
-    report = verify.verify(path, tmp_path / "empty.npu", loaded, EASYNPU, samples, verify.Tolerance())
+    report = checking.verify(path, tmp_path / "empty.npu", loaded, EASYNPU, samples, checking.Tolerance())
     assert report["status"] == "ok" and report["argmax_agreement"] is None
     assert [each["exact"] for each in report["outputs"]] == [True]

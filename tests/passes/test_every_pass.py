@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from npuc.frontend import import_model, load
 from npuc.interpreter import run
-from npuc.ir import Array, Graph
+from npuc.ir import CHECK, Array, Graph
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
@@ -32,7 +32,8 @@ BATCH_OF_ONE = {
     "tiny_resnet8_int8qdq": {"input_1_int8": (1, 32, 32, 3)},
     "tiny_sww_int8": {"serving_default_input_1:0": (1, 30, 1, 40)},
 }
-RANDOM = tuple(range(60))
+RANDOM = (*range(60), 284)
+"""Seeds; 284 is the first whose moves split_before_moves splits."""
 
 
 @cache
@@ -131,7 +132,8 @@ def test_the_result_equals_onnxruntime(onnxruntime_values: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "seconds"), [("resnet8", 0.02), ("mobilenet_v1_025", 0.1)])
-def test_the_passes_are_fast(name: str, seconds: float) -> None:
+def test_the_passes_are_fast(name: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CHECK)  # the suite has every graph checked fully, a user has not
     best = float("inf")
     for _ in range(3):
         started = process_time()
