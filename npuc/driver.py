@@ -150,9 +150,8 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
 
 
 def _meaning(program: Program) -> dict[str, Any]:
-    """The manifest without what is of bytes of files, and of what was proved."""
-    manifest = {key: value for key, value in program.manifest.items() if key not in OF_FILES}
-    return {**manifest, "report": {key: value for key, value in manifest["report"].items() if key != "proof"}}
+    """The manifest without what is of bytes of files, and without the report: it only tells of the rest."""
+    return {key: value for key, value in program.manifest.items() if key not in (*OF_FILES, "report")}
 
 
 def quantise_model(

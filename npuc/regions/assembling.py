@@ -130,7 +130,7 @@ def _told_region(plan: Plan, part: partition.Part, step: Step) -> Told:
     nodes: list[OnHost] = []
     for name in part.blocks:
         unit = network.by_name[name]
-        problem = plan.denied.get(name) or absorbed(unit)
+        problem = plan.denied.get(name) or absorbed(plan, unit)
         crossed = sum(
             graphs.size_bytes(network, each) for each in border.intersection((*unit.reads, *unit.writes))
         )

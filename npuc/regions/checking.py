@@ -15,7 +15,7 @@ from npuc.frontend.units import Network
 from npuc.ir import Graph
 from npuc.regions.compiling import may_fall_back
 from npuc.regions.hosting import expect_host, loads
-from npuc.regions.planning import Plan, absorbed, optimised, quick, refused, settled, surveyed
+from npuc.regions.planning import Plan, absorbed, optimised, quick, refusals, refused, settled, surveyed
 from npuc.storage.data import synthetic
 from npuc.target import Options, Target
 
@@ -34,7 +34,7 @@ class Found:
 def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]], options: Options) -> list[Found]:
     """Every node that does not run on the target; of a model that nothing can run its own problems.
 
-    With `strict` a layer that the target's program would leave to the host is a problem, E203.
+    With `strict` a layer that the target could run and the host would is a problem, E203.
     """
     found = _surveyed(model, target, shapes, options)
     return [replace(each, problem=_refused(each.problem)) for each in found] if options.strict else found
@@ -42,7 +42,7 @@ def survey_of(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]]
 
 def _refused(problem: Problem) -> Problem:
     """What --strict says of a layer that the host would run."""
-    if problem.code != "W204":
+    if not problem.code.startswith("W"):
         return problem
     remedy = "drop --strict, or cut the network before it"
     return replace(problem, code="E203", reason=f"it would run on the host: {problem.reason}", remedy=remedy)
@@ -64,7 +64,7 @@ def _surveyed(model: Path, target: Target, shapes: Mapping[str, tuple[int, ...]]
     try:
         target.machine_values(options.machine)
         network = surveyed(model, options, shapes)
-        found = _partitioned(network, target, plain)
+        found = _partitioned(network, target, plain, refusal)
     except NpucError as error:
         return [Found(each, NOWHERE) for each in error.problems]
     try:
@@ -82,9 +82,10 @@ def _nowhere(network: Network, found: Found) -> bool:
     return not loads(network, network.by_name[found.problem.node or ""])
 
 
-def _partitioned(network: Network, target: Target, options: Options) -> list[Found]:
+def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError) -> list[Found]:
     """Every node of a model that the target does not run entire, in the model's order."""
-    plan = Plan(network, target, options, None, refused(network, options))
+    denied = refused(network, options)
+    plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))
     parts = settled(plan)
     found = [
         Found(problem, HOST if loads(network, network.by_name[name]) else NOWHERE)
@@ -93,7 +94,9 @@ def _partitioned(network: Network, target: Target, options: Options) -> list[Fou
     for part in parts:
         if not part.on_npu:
             found += [
-                Found(absorbed(network.by_name[name]), HOST) for name in part.blocks if name not in plan.denied
+                Found(absorbed(plan, network.by_name[name]), HOST)
+                for name in part.blocks
+                if name not in plan.denied
             ]
         else:
             found += _host_steps(target, optimised(plan, parts, part)[0], options)

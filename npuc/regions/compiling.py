@@ -34,6 +34,7 @@ from npuc.regions.planning import (
     key_of,
     optimised,
     partitioned,
+    refusals,
     refused,
     settled,
     surveyed,
@@ -79,7 +80,8 @@ def compile_model(
         network = surveyed(model, options, shapes)
         if refusal is not None:
             expect_host(network, refusal)
-        plan = Plan(network, target, options, hook, refused(network, options))
+        denied = refused(network, options)
+        plan = Plan(network, target, options, hook, denied, refusals=refusals(network, refusal))
         program, samples = _composite(plan, calibration)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     return replace(program, manifest={**program.manifest, "model": origin}), samples

@@ -40,6 +40,8 @@ class Plan:
     denied: dict[str, Problem]
     graphs: dict[Key, tuple[Graph, Steps]] = field(default_factory=dict[Key, tuple[Graph, Steps]])
     tried: set[Key] = field(default_factory=set[Key])
+    refusals: Mapping[str, Problem] = field(default_factory=dict[str, Problem])
+    """What the target refused of the entire model, by unit."""
 
 
 def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]]) -> Network:
@@ -126,8 +128,19 @@ def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) 
     return False
 
 
-def absorbed(unit: Unit) -> Problem:
-    """Why a node runs on the host that the target would run."""
+def refusals(network: Network, error: NpucError | None) -> dict[str, Problem]:
+    """What the target cannot run of the entire model, by unit; the first problem of each."""
+    found: dict[str, Problem] = {}
+    for problem in error.problems if error is not None else ():
+        for name in blamed(network, None, problem) if problem.code[:2] == "E2" else ():
+            found.setdefault(name, replace(problem, node=name, op=network.by_name[name].op))
+    return found
+
+
+def absorbed(plan: Plan, unit: Unit) -> Problem:
+    """Why a node runs on the host that the target was not offered: it refuses it, or would only add transfers."""
+    if unit.name in plan.refusals:
+        return plan.refusals[unit.name]
     reason = "it lies among nodes of the host: on the NPU it would only add transfers"
     return Problem("W201", reason, unit.name, unit.op)
 

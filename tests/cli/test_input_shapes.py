@@ -64,9 +64,15 @@ def test_a_batch_of_two_is_two_networks_of_one_image(dynamic: Path, tmp_path: Pa
     npuc("verify", dynamic, tmp_path / "o").done()
 
 
-def test_a_large_batch_is_refused_by_the_target(dynamic: Path) -> None:
-    outcome = npuc("check", dynamic, "--target", "easynpu", "--input-shape", "input=65,1,8,8")
-    assert outcome.code == 1 and "[65, 1, 8, 8]" in outcome.err and "batch is 1" in outcome.err
+def test_a_large_batch_is_refused_by_the_target_and_left_to_the_host(dynamic: Path, tmp_path: Path) -> None:
+    shape = ("--input-shape", "input=65,1,8,8")
+    strict = npuc("check", dynamic, "--target", "easynpu", "--strict", *shape)
+    refused = compiled(dynamic, tmp_path / "o", "--fallback", "refuse", *shape)
+    for outcome in (strict, refused):
+        assert outcome.code == 1 and "[65, 1, 8, 8]" in outcome.err and "batch is 1" in outcome.err
+    assert not (tmp_path / "o").exists()
+    left = npuc("check", dynamic, "--target", "easynpu", *shape).done()
+    assert "the host runs" in left and "[65, 1, 8, 8]" in left and "batch is 1" in left
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import npuc as package
 from npuc.cli.options import TARGET_NAMES
 from npuc.target import names
-from tests.cli.process import PROBLEM, Digits, WriteModel, npuc
+from tests.cli.process import PROBLEM, Digits, WriteModel, compiled, npuc
 
 
 def test_the_command_line_knows_every_target() -> None:
@@ -36,6 +38,7 @@ def test_a_model_that_runs_passes_the_check(digits: Digits) -> None:
         "status": "ok",
         "target": "easynpu",
         "errors": [],
+        "groups": [],
     }
 
 
@@ -46,20 +49,49 @@ UNSUPPORTED = """g (float[1,4,16,16] x) => (float[1,4,16,16] y, float[1,4,16,16]
     z = Relu(q)
 }"""
 """Averages that leave the padding out, with too many divisors: the array divides by the whole window."""
+LEFT_TO_THE_HOST = {"AveragePool_0": "E202", "Relu_1": "E203", "AveragePool_2": "E202", "Relu_3": "E203"}
+"""What --strict says: the averages are refused, and the activations behind them are not worth a transfer."""
 
 
 @pytest.mark.parametrize("flag", [("--json",), ("--format", "json"), ("--format=json",)])
 def test_a_check_reports_every_problem_at_once(write: WriteModel, flag: tuple[str, ...]) -> None:
     path = write(UNSUPPORTED)
-    report = npuc("check", path, "--target", "easynpu", *flag)
+    report = npuc("check", path, "--target", "easynpu", "--strict", *flag)
     assert report.code == 1 and report.json["status"] == "error"
-    assert [error["node"] for error in report.json["errors"]] == ["AveragePool_0", "AveragePool_2"]
-    assert all(error.keys() == PROBLEM and error["limit"] for error in report.json["errors"])
-    text = npuc("check", path, "--target", "easynpu")
-    assert text.code == 1 and text.err.count("error[E202]") == 2
+    errors = {error["node"]: error for error in report.json["errors"]}
+    assert {node: error["code"] for node, error in errors.items()} == LEFT_TO_THE_HOST
+    assert all(error.keys() == PROBLEM for error in errors.values())
+    assert all(errors[node]["limit"] for node in ("AveragePool_0", "AveragePool_2"))
+    text = npuc("check", path, "--target", "easynpu", "--strict")
+    assert (text.code, text.out) == (1, "") and "warning" not in text.err
+    assert text.err.count("error[E202]") == text.err.count("error[E203]") == 2
 
 
-def test_a_check_finds_what_compiling_would(write: WriteModel) -> None:
+def test_a_check_groups_what_the_host_runs_by_its_cause(write: WriteModel) -> None:
+    """A node that the target refuses has the refusal as its cause, though the planner does not offer it alone."""
+    path = write(UNSUPPORTED)
+    report = npuc("check", path, "--target", "easynpu", "--json")
+    assert report.code == 0 and report.json["status"] == "ok" and report.json["errors"] == []
+    groups = report.json["groups"]
+    assert [(each["code"], each["nodes"], each["count"], each["place"]) for each in groups] == [
+        ("E202", ["AveragePool_0"], 1, "host"),
+        ("W201", ["Relu_1", "Relu_3"], 2, "host"),
+        ("E202", ["AveragePool_2"], 1, "host"),
+    ]
+    text = npuc("check", path, "--target", "easynpu").done()
+    assert "all but 4 nodes" in text and "padding of [5, 5]" in text and "count_include_pad = 1" in text
+
+
+def test_compiling_tells_the_same_causes_as_a_check(write: WriteModel, tmp_path: Path) -> None:
+    path = write(UNSUPPORTED)
+    found = npuc("check", path, "--target", "easynpu", "--json").json["groups"]
+    parts = compiled(path, tmp_path / "o", "--json").json["partitions"]
+    assert {part["place"] for part in parts} == {"host"}
+    told = {(each["op"], each["code"]) for part in parts for each in part["reasons"]}
+    assert told == {(each["op"], each["code"]) for each in found} == {("AveragePool", "E202"), ("Relu", "W201")}
+
+
+def test_a_check_finds_what_compiling_would(write: WriteModel, tmp_path: Path) -> None:
     text = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
         a = Relu(x)
         b = Conv <kernel_shape = [1, 1]> (a, w)
@@ -70,7 +102,12 @@ def test_a_check_finds_what_compiling_would(write: WriteModel) -> None:
     }"""
     path = write(text, w=(16, 16, 1, 1))
     npuc("check", path, "--target", "easynpu").done()
-    npuc("check", path, "--target", "easynpu", "--isa", "documented").refused("E204")
+    compiled(path, tmp_path / "o", "--isa", "documented", "--fallback", "refuse").refused("E204")
+    documented = ("check", path, "--target", "easynpu", "--isa", "documented")
+    strict = npuc(*documented, "--strict")
+    assert strict.code == 1 and "error[E204]" in strict.err and "--isa extended" in strict.err
+    groups = npuc(*documented, "--json").json["groups"]
+    assert "E204" in {each["code"] for each in groups} and {each["place"] for each in groups} == {"host"}
 
 
 def test_a_strict_check_refuses_host_steps(write: WriteModel) -> None:

@@ -98,9 +98,9 @@ def test_every_rule_is_a_documented_code(write: WriteModel) -> None:
     (run,) = _log(write(REFUSED), 1, "--strict")["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert {rule["id"]: rule["shortDescription"]["text"] for rule in rules} == {
-        code: CODES[code] for code in ("E201", "W201")
+        code: CODES[code] for code in ("E201", "E203")
     }
-    assert [rules[result["ruleIndex"]]["id"] for result in run["results"]] == ["E201", "W201", "E201"]
+    assert [rules[result["ruleIndex"]]["id"] for result in run["results"]] == ["E201", "E203", "E201"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x08\x01nonsense"])

@@ -52,7 +52,7 @@ def half_precision_weight(model: onnx.ModelProto) -> None:
 
 CHANGES: dict[str, tuple[Change, str, list[str]]] = {
     "opset 99": (other_opset, "E103", ["opset 99", "opset 7 to"]),
-    "wrong weight shape": (wrong_weight_shape, "E105", ["Conv 'n2_Conv'", "'n2_w'", "[Co, 16, ...]"]),
+    "wrong weight shape": (wrong_weight_shape, "E105", ["Conv 'n2_Conv'", "'n2_w'", "[P, 16, K, T...]"]),
     "cycle": (cycle, "E104", ["cycle", "Conv 'n2_Conv'"]),
     "unknown operator": (unknown_operator, "E201", ["Frobnicate 'n4_Relu'"]),
     "fp16": (half_precision, "E107", ["'input'", "float16", "float32"]),
