@@ -21,7 +21,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from npuc.errors import ArtefactError
+from npuc.errors import ArtefactError, UnsupportedOperator
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.records import read
 
@@ -195,12 +195,29 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
     """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
 
     An artefact's directory that holds more than npuc wrote counts as something else: nobody's notes are deleted.
-    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
+    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses;
+    UnsupportedOperator (E107) for inputs and outputs that no artefact can describe.
     """
     expect_replaceable(directory, force=force)
+    _expect_static_ports(program)
     contents = {**program.files, **program.evidence}
     manifest = sealed(program.manifest, contents)
     _write(directory, {**contents, MANIFEST: canonical_json(manifest)})
+
+
+def _expect_static_ports(program: Program) -> None:
+    """Raises UnsupportedOperator (E107) for extents that only a run tells, and for types that are no numbers."""
+    for key in ("inputs", "outputs"):
+        for port in program.manifest.get(key, ()):
+            if port["dtype"] not in DTYPES or min(port["shape"], default=0) < 0:
+                found = f"{port['dtype']}{list(port['shape'])}"
+                raise UnsupportedOperator(
+                    "E107",
+                    f"an artefact cannot describe {key[:-1]} '{port['name']}': {found}",
+                    tensor=port["name"],
+                    limit=f"static extents, and one of {', '.join(DTYPES)}",
+                    remedy="cut the model before it; or run it in memory: npuc.compile(...).run(...)",
+                )
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
