@@ -190,7 +190,9 @@ def test_maps_that_are_added_behind_the_layer_have_a_batch_stride(tmp_path: Path
     expect_exact(report)
     assert report["compiled"]["layers"][-1]["batches"] == 4
     _, _, program = compiled(network(nodes, (4, 8, 3, 3), constants), tmp_path, "nvdla-full")
-    assert set(written(program, "SDP_RDMA.D_BN_BATCH_STRIDE")) == {32}  # of each atom of kernels: one pixel is packed
+    assert set(written(program, "SDP_RDMA.D_BN_BATCH_STRIDE")) == {
+        32
+    }  # of each atom of kernels: one pixel is packed
     with pytest.raises(ArtefactError, match="E506"):  # descriptors have no such stride
         target("nvdla-full").exported(program, "loadable")
 

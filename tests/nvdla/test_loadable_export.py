@@ -85,18 +85,21 @@ def test_loadables_of_nvidias_compiler_keep_every_rule(file: Path) -> None:
     assert list(broken(loadable, machine_of(loadable))) == []
 
 
-def small_network() -> onnx.ModelProto:
-    """A convolution with a residual sum, an average that changes the scale, and softmax."""
+def small_network(extent: int = 8) -> onnx.ModelProto:
+    """A convolution with a residual sum, an average, and softmax.
+
+    Of 8 x 8 pixels the average has the firmware's own reciprocals; of 4 x 4 it changes the scale.
+    """
     constants = {"w": weights(8, 3, 3, 3), "v": weights(8, 8, 3, 3), "b": np.ones(8, np.float32)}
     nodes = [
         node("Conv", "x w b", "a", pads=[1, 1, 1, 1]),
         node("Relu", "a", "r"),
         node("Conv", "r v", "c", pads=[1, 1, 1, 1]),
         node("Add", "c r", "s"),
-        node("AveragePool", "s", "m", kernel_shape=[8, 8]),
+        node("AveragePool", "s", "m", kernel_shape=[extent, extent]),
         node("Softmax", "m", "y", axis=1),
     ]
-    return network(nodes, (1, 3, 8, 8), constants)
+    return network(nodes, (1, 3, extent, extent), constants)
 
 
 def broken_by(loadable: schema.Loadable, name: str) -> set[str]:
@@ -144,7 +147,7 @@ def test_an_operation_that_does_not_wait_for_its_input_breaks_a_rule(tmp_path: P
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_average_that_changes_the_scale_becomes_convolutions(name: str, tmp_path: Path) -> None:
-    program, loadable = of_model(small_network(), tmp_path, name)
+    program, loadable = of_model(small_network(4), tmp_path, name)
     assert any("PDP.D_OP_ENABLE" in each["text"] for each in target(name).listing(program))
     (entry,) = tasks.engine_tasks(loadable)
     assert all(each.engine != of.PDP for each in tasks.read(loadable, entry).common)
@@ -221,7 +224,7 @@ def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:
 
 
 def test_an_average_on_the_fly_lands_in_memory_before_it_becomes_convolutions(tmp_path: Path) -> None:
-    _, _, program = compiled(small_network(), tmp_path)
+    _, _, program = compiled(small_network(4), tmp_path)
     machine = Contents.of(program.manifest).machine
     commands = decode(program.files["registers.bin"], register_map_of(machine))
     *others, sdp, pdp = captured(commands, machine)

@@ -10,6 +10,7 @@ import pytest
 from npuc.errors import NpucError
 from npuc.ir import Node, TensorType
 from npuc.ops import build
+from npuc.targets.nvdla.arithmetic.operators import OPERATORS
 from tests.nvdla import plain
 from tests.nvdla.against_plain import CONFIGURATIONS, compared
 from tests.nvdla.networks import network, node, weights
@@ -49,7 +50,7 @@ def test_averages_of_extremes_do_not_wrap(
 def test_plain_arithmetic_sees_what_is_wrong() -> None:
     attrs = {"kernel_shape": (2, 2), "strides": (2, 2), "reciprocals": (1 << 16, 1 << 14)}
     layer = Node("NvAveragePool", ("x",), ("y",), attrs, "n")
-    graph = build("g", [layer], {"x": TensorType((1, 1, 2, 2), "int8")}, ["y"], {})
+    graph = build("g", [layer], {"x": TensorType((1, 1, 2, 2), "int8")}, ["y"], {}, OPERATORS)
     x = np.array([[[[1, 2], [3, 4]]]], np.int8)[None]
     right, wrong = (np.array([[[[value]]]], np.int8)[None] for value in (3, 2))  # 10 / 4, away from zero
     assert plain.differences(graph, {"x": x, "y": right}, 0) == (1, [])
