@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.targets.bm1684.program.loops import rolled
+from npuc.targets.bm1684.export.loops import rolled
 
 
 def _unrolled(lines: list[str]) -> list[str]:
