@@ -26,6 +26,8 @@ def main(report: Path) -> None:
     files: dict[str, float] = defaultdict(float)
     slow: set[str] = set()
     for case in ElementTree.parse(report).iter("testcase"):
+        if not case.attrib["classname"]:  # a module that could not be imported
+            continue
         *folders, module = case.attrib["classname"].split(".")[1:]
         file, seconds = "/".join((*folders, f"{module}.py")), float(case.attrib["time"])
         if seconds > MOST:
