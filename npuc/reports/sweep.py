@@ -149,9 +149,9 @@ def _in_processes(tasks: Sequence[Task], jobs: int, advance: Advance) -> Iterato
         spawning = get_context("spawn")
         with ProcessPoolExecutor(min(jobs, len(tasks)), spawning, interrupts.as_worker) as pool, _ending():
             with interrupts.unheard():
-                rows = pool.map(compiled_point, tasks)
+                rows = [pool.submit(compiled_point, task) for task in tasks]  # map would cancel what breaks
             for row in rows:
-                yield row
+                yield row.result()
                 advance(1)
     except BrokenProcessPool:
         reason = "a process of the sweep was killed, perhaps for lack of memory"
