@@ -15,7 +15,7 @@ ROW_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryAnnotation:
     """What a file holds from byte `start` on, until something else begins."""
 
     start: int
@@ -33,12 +33,12 @@ def name_of(program: Program, asked: str) -> str:
     return found[0]
 
 
-def rows(data: bytes, held: Iterable[Held]) -> list[dict[str, Any]]:
+def rows(data: bytes, held: Iterable[MemoryAnnotation]) -> list[dict[str, Any]]:
     """Rows of 16 bytes at most: address, hexadecimal bytes in order, what they hold, its nodes.
 
     A row ends where something else begins; what begins at one place several times is named together.
     """
-    places: dict[int, list[Held]] = {}
+    places: dict[int, list[MemoryAnnotation]] = {}
     for each in held:
         places.setdefault(each.start, []).append(each)
     starts = sorted({0, *(start for start in places if 0 <= start < len(data))})

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -18,7 +18,7 @@ from npuc.storage.data import Samples
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.calibration.histograms import Spreads
+    from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Step
 
 Observer = Callable[[str, Array], None]
@@ -45,13 +45,13 @@ class Options:
     weights: str | None = None
     """The form of weights, one of the target's weight_forms; None: the best of them."""
     level: str = "1"
-    """What is done for accuracy, a rung of quantize.ladder."""
+    """What is done for accuracy, a level of quantize.improvement."""
     notify: Callable[[Sequence[Step]], None] | None = None
     """Called with what was tried for accuracy."""
     mixed: bool = False
     """A few layers may run on the host for accuracy."""
-    spreads: Spreads | None = None
-    """What finds the histograms of tensors; None: quantize.calibration.spreads."""
+    histograms: HistogramSource | None = None
+    """What finds the histograms of tensors; None: quantize.calibration.histograms."""
     scales: str | None = None
     """What scales of activations may be, one of machine_files.DEMANDS; None: what the machine asks for."""
     fallback: str = "host"
@@ -219,7 +219,7 @@ class Target(Protocol):
         """Which instruction computed this element of a tensor that the machine computes."""
         ...
 
-    def held(self, program: Program, name: str) -> Iterable[Held]:
+    def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What the bytes of a file of the program are, where the machine's loads and words tell."""
         ...
 

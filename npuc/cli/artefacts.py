@@ -79,7 +79,7 @@ def _image(program: Program, target: Target, asked: str, form: str) -> str:
 
     name = annotation.name_of(program, asked)
     data = program.files[name]
-    return annotation.view(name, len(data), annotation.rows(data, target.held(program, name)), form)
+    return annotation.view(name, len(data), annotation.rows(data, target.memory_annotations(program, name)), form)
 
 
 @click.command()

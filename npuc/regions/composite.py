@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -113,12 +113,12 @@ class Composite:
             first += len(self.inner.listing(part))
         return None
 
-    def held(self, program: Program, name: str) -> Iterable[Held]:
+    def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What the bytes of a part's file are."""
         for step, part in _parts(program):
             file = name.removeprefix(f"{step.path}/")
             if file != name and file != MANIFEST:
-                return self.inner.held(part, file)
+                return self.inner.memory_annotations(part, file)
         return ()
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:

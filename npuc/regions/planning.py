@@ -147,7 +147,7 @@ def absorbed(plan: Plan, unit: Unit) -> Problem:
 
 def quick(options: Options) -> Options:
     """The options of a program that only shows whether there is one."""
-    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, spreads=None)
+    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=None)
 
 
 def deny_refused(plan: Plan, parts: Sequence[partition.Part], part: partition.Part, error: NpucError) -> None:

@@ -18,7 +18,7 @@ from npuc.budget import budget, expect_room, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
 from npuc.storage.files import replacing
-from npuc.storage.streams import DAMAGED, LARGE, Head, Held, Joined, Member, Rows, Streamed, member, rows_of
+from npuc.storage.streams import DAMAGED, LARGE, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
 FEEDS = 4
@@ -178,7 +178,7 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
     held = _arrays(path, {*inputs, "x", "y"} - large.keys())
     arrays = {**held, **large}
     rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
-    small = {name: each.values for name, each in rows.items() if isinstance(each, Held)}
+    small = {name: each.values for name, each in rows.items() if isinstance(each, InMemory)}
     found = small if len(small) == len(rows) else Streamed(rows)
     counts = {len(values) for values in rows.values()}
     if len(counts) > 1:
@@ -273,4 +273,4 @@ def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) 
             raise DataError("E402", f"'{path}' has values that are not finite in float32", tensor=name)
         return found
 
-    return replace(values, convert=cast) if isinstance(values, Member) else Held(cast(values))
+    return replace(values, convert=cast) if isinstance(values, Member) else InMemory(cast(values))

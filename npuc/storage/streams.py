@@ -50,7 +50,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemory:
     """An array in memory."""
 
     values: Array
@@ -151,7 +151,7 @@ class Streamed(Mapping[str, Array]):
 
 def rows_of(arrays: Mapping[str, Array]) -> Mapping[str, Rows]:
     """The arrays by their rows, whether they are in memory or not."""
-    return arrays.rows if isinstance(arrays, Streamed) else {name: Held(each) for name, each in arrays.items()}
+    return arrays.rows if isinstance(arrays, Streamed) else {name: InMemory(each) for name, each in arrays.items()}
 
 
 def member(path: Path, name: str) -> Member | None:

@@ -14,7 +14,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, KEEPDIMS, PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.layout import compose, inverse, moved_inputs, moved_node, moves_nothing
-from npuc.passes.rewriting.rules import Draft, sweep
+from npuc.passes.rewriting.rules import Rewriter, sweep
 
 Perm = tuple[int, ...]
 
@@ -33,59 +33,59 @@ def eliminate_transposes(graph: Graph) -> Graph:
     """
     if not any(node.op == "Transpose" for node in graph.nodes):
         return graph
-    draft, names = Draft(graph), MovedNames()
+    rewriter, names = Rewriter(graph), MovedNames()
     moved = True
     while moved:
-        while sweep(draft, _compose, _permute_weight, _renumber_axes, drop_no_op):
+        while sweep(rewriter, _compose, _permute_weight, _renumber_axes, drop_no_op):
             pass
-        moved = _move_regions(draft, names)
-    sweep(draft, _as_reshape, drop_no_op)
-    return draft.finish()
+        moved = _move_regions(rewriter, names)
+    sweep(rewriter, _as_reshape, drop_no_op)
+    return rewriter.finish()
 
 
 # rules
 
 
-def _compose(draft: Draft, node: Node) -> bool:
+def _compose(rewriter: Rewriter, node: Node) -> bool:
     """Transpose of Transpose: one, or another one that is there already."""
-    first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
+    first = rewriter.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
     perm = compose(PERM(first), PERM(node))
-    there = _transposed(draft, first.inputs[0], perm)
-    if there is not None and node.output not in draft.outputs:
-        draft.drop(node, there)
+    there = _transposed(rewriter, first.inputs[0], perm)
+    if there is not None and node.output not in rewriter.outputs:
+        rewriter.drop(node, there)
         return True
-    sources = draft.sources(first, node)
-    draft.replace(node, replace(node, inputs=first.inputs, attrs={"perm": perm}, sources=sources))
+    sources = rewriter.sources(first, node)
+    rewriter.replace(node, replace(node, inputs=first.inputs, attrs={"perm": perm}, sources=sources))
     return True
 
 
-def _flattened(draft: Draft, reshape: Node) -> Node | None:
+def _flattened(rewriter: Rewriter, reshape: Node) -> Node | None:
     """The Gemm with a constant weight that alone reads the result, if whole samples become its rows."""
-    gemm = draft.only_reader(reshape.output) if reshape.op == "Reshape" else None
-    if gemm is None or gemm.op != "Gemm" or gemm.inputs[1] not in draft.constants:
+    gemm = rewriter.only_reader(reshape.output) if reshape.op == "Reshape" else None
+    if gemm is None or gemm.op != "Gemm" or gemm.inputs[1] not in rewriter.constants:
         return None
-    shape = draft.shape(reshape.inputs[0])
-    return gemm if shape[:1] == draft.shape(reshape.output)[:1] and gemm.inputs[0] == reshape.output else None
+    shape = rewriter.shape(reshape.inputs[0])
+    return gemm if shape[:1] == rewriter.shape(reshape.output)[:1] and gemm.inputs[0] == reshape.output else None
 
 
-def _permute_weight(draft: Draft, node: Node) -> bool:
+def _permute_weight(rewriter: Rewriter, node: Node) -> bool:
     """Gemm of Reshape of Transpose: the weight's columns in the order of the tensor before the Transpose."""
-    reshape = draft.producer(node.inputs[0]) if node.op == "Gemm" else None
-    transpose = draft.producer(reshape.inputs[0]) if reshape else None
+    reshape = rewriter.producer(node.inputs[0]) if node.op == "Gemm" else None
+    transpose = rewriter.producer(reshape.inputs[0]) if reshape else None
     if reshape is None or transpose is None or transpose.op != "Transpose":
         return False
     perm = PERM(transpose)
-    if perm[0] != 0 or _flattened(draft, reshape) is not node:
+    if perm[0] != 0 or _flattened(rewriter, reshape) is not node:
         return False
-    w = draft.constants[node.inputs[1]]
-    columns = w.reshape(w.shape[0], *draft.shape(transpose.output)[1:]).transpose(inverse(perm))
-    weight = draft.constant(columns.reshape(w.shape), f"{node.output}/weight")
-    flat = draft.fresh(f"{reshape.output}@{_digits(inverse(perm))}")
-    sources = draft.sources(transpose, reshape)
+    w = rewriter.constants[node.inputs[1]]
+    columns = w.reshape(w.shape[0], *rewriter.shape(transpose.output)[1:]).transpose(inverse(perm))
+    weight = rewriter.constant(columns.reshape(w.shape), f"{node.output}/weight")
+    flat = rewriter.fresh(f"{reshape.output}@{_digits(inverse(perm))}")
+    sources = rewriter.sources(transpose, reshape)
     flatten = replace(reshape, inputs=transpose.inputs, outputs=(flat,), sources=sources)
-    draft.replace(node, flatten, replace(node, inputs=(flat, weight, *node.inputs[2:])))
+    rewriter.replace(node, flatten, replace(node, inputs=(flat, weight, *node.inputs[2:])))
     return True
 
 
@@ -98,24 +98,24 @@ def _renumbered(node: Node, perm: Perm) -> tuple[int, ...] | None:
     return tuple(sorted(perm[axis] for axis in axes)) if rest == sorted(rest) else None
 
 
-def _renumber_axes(draft: Draft, node: Node) -> bool:
+def _renumber_axes(rewriter: Rewriter, node: Node) -> bool:
     """A reduction that drops axes, of a Transpose: the same of the tensor before."""
-    transpose = draft.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
+    transpose = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if transpose is None or transpose.op != "Transpose":
         return False
     axes = _renumbered(node, PERM(transpose))
     if axes is None:
         return False
-    sources = draft.sources(transpose, node)
-    draft.replace(node, replace(node.with_attrs(axes=axes), inputs=transpose.inputs, sources=sources))
+    sources = rewriter.sources(transpose, node)
+    rewriter.replace(node, replace(node.with_attrs(axes=axes), inputs=transpose.inputs, sources=sources))
     return True
 
 
-def _as_reshape(draft: Draft, node: Node) -> bool:
+def _as_reshape(rewriter: Rewriter, node: Node) -> bool:
     """A Transpose that only moves axes of extent 1."""
-    if node.op != "Transpose" or not moves_nothing(draft.shape(node.inputs[0]), PERM(node)):
+    if node.op != "Transpose" or not moves_nothing(rewriter.shape(node.inputs[0]), PERM(node)):
         return False
-    draft.replace(node, replace(node, op="Reshape", attrs={"shape": draft.shape(node.output)}))
+    rewriter.replace(node, replace(node, op="Reshape", attrs={"shape": rewriter.shape(node.output)}))
     return True
 
 
@@ -140,23 +140,23 @@ class MovedNames:
     def __init__(self) -> None:
         self._origins: dict[str, tuple[str, Perm]] = {}
 
-    def of(self, draft: Draft, name: str, perm: Perm) -> str:
+    def of(self, rewriter: Rewriter, name: str, perm: Perm) -> str:
         """The name of the tensor transposed by perm."""
         origin, first = self._origins.get(name, (name, tuple(range(len(perm)))))
         whole = compose(first, perm)
-        if whole == tuple(sorted(whole)) and draft.revive(origin):
+        if whole == tuple(sorted(whole)) and rewriter.revive(origin):
             return origin
-        moved = draft.fresh(f"{origin}@{_digits(whole)}")
+        moved = rewriter.fresh(f"{origin}@{_digits(whole)}")
         self._origins[moved] = (origin, whole)
         return moved
 
 
-def _regions(draft: Draft) -> list[Region]:
+def _regions(rewriter: Rewriter) -> list[Region]:
     inside: dict[str, int] = {}  # tensor -> group
     groups: dict[int, list[tuple[Node, tuple[str, ...]]]] = {}
-    for count, key in enumerate(draft.order()):
-        node = draft.node(key)
-        moved = moved_inputs(draft, node) if node else None
+    for count, key in enumerate(rewriter.order()):
+        node = rewriter.node(key)
+        moved = moved_inputs(rewriter, node) if node else None
         if node is None or moved is None:
             continue
         group = [(node, moved)]
@@ -164,18 +164,18 @@ def _regions(draft: Draft) -> list[Region]:
             group = groups.pop(old) + group
         groups[count] = group
         inside.update((name, count) for member, _ in group for name in member.outputs if name)
-    return [_region(draft, group) for group in groups.values()]
+    return [_region(rewriter, group) for group in groups.values()]
 
 
-def _region(draft: Draft, group: list[tuple[Node, tuple[str, ...]]]) -> Region:
-    group = sorted(group, key=lambda member: draft.place(member[0]))
+def _region(rewriter: Rewriter, group: list[tuple[Node, tuple[str, ...]]]) -> Region:
+    group = sorted(group, key=lambda member: rewriter.place(member[0]))
     written = dict.fromkeys(name for node, _ in group for name in node.outputs if name)
     entering = dict.fromkeys(name for _, moved in group for name in moved if name not in written)
     members = {node.outputs for node, _ in group}
     leaving = [
         name
         for name in written
-        if name in draft.outputs or any(reader.outputs not in members for reader in draft.readers(name))
+        if name in rewriter.outputs or any(reader.outputs not in members for reader in rewriter.readers(name))
     ]
     return Region(tuple(node.output for node, _ in group), tuple(entering), tuple(leaving))
 
@@ -188,119 +188,119 @@ def _cost(shape: tuple[int, ...], perm: Perm, at_the_edge: bool) -> float:
     return moved * AT_THE_EDGE if at_the_edge else moved
 
 
-def _candidates(draft: Draft, region: Region) -> list[Perm]:
+def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
     """The layouts that would cancel a Transpose at the rim."""
     found: set[Perm] = set()
     for name in region.entering:
-        producer = draft.producer(name)
+        producer = rewriter.producer(name)
         if producer is not None and producer.op == "Transpose":
             found.add(inverse(PERM(producer)))
     for name in region.leaving:
-        found.update(PERM(each) for each in draft.readers(name) if each.op == "Transpose")
+        found.update(PERM(each) for each in rewriter.readers(name) if each.op == "Transpose")
     return sorted(perm for perm in found if perm != tuple(range(len(perm))))
 
 
-def _entering_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:
+def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:
     """By how much the Transposes before the region get dearer if it moves."""
-    producer = draft.producer(name)
+    producer = rewriter.producer(name)
     if producer is None or producer.op != "Transpose":
-        there = _transposed(draft, name, perm)
-        return 0.0 if there else _cost(draft.shape(name), perm, name in draft.graph.inputs)
+        there = _transposed(rewriter, name, perm)
+        return 0.0 if there else _cost(rewriter.shape(name), perm, name in rewriter.graph.inputs)
     x, first = producer.inputs[0], PERM(producer)
-    at_the_edge = x in draft.graph.inputs
-    there = _transposed(draft, x, compose(first, perm))
-    after = 0.0 if there else _cost(draft.shape(x), compose(first, perm), at_the_edge)
-    vanishes = name not in draft.outputs and all(each.output in members for each in draft.readers(name))
-    return after - (_cost(draft.shape(x), first, at_the_edge) if vanishes else 0.0)
+    at_the_edge = x in rewriter.graph.inputs
+    there = _transposed(rewriter, x, compose(first, perm))
+    after = 0.0 if there else _cost(rewriter.shape(x), compose(first, perm), at_the_edge)
+    vanishes = name not in rewriter.outputs and all(each.output in members for each in rewriter.readers(name))
+    return after - (_cost(rewriter.shape(x), first, at_the_edge) if vanishes else 0.0)
 
 
-def _transposed(draft: Draft, name: str, perm: Perm) -> str | None:
+def _transposed(rewriter: Rewriter, name: str, perm: Perm) -> str | None:
     """The result of a Transpose of the tensor by perm that is there already."""
-    found = (each for each in draft.readers(name) if each.op == "Transpose" and PERM(each) == perm)
+    found = (each for each in rewriter.readers(name) if each.op == "Transpose" and PERM(each) == perm)
     return next((each.output for each in found), None)
 
 
-def _leaving_change(draft: Draft, name: str, perm: Perm, members: set[str]) -> float:
+def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:
     """By how much the Transposes behind the region get dearer if it moves."""
-    change, back, shape = 0.0, inverse(perm), draft.shape(name)
+    change, back, shape = 0.0, inverse(perm), rewriter.shape(name)
     moved_shape = tuple(shape[axis] for axis in perm)
     others = False
-    for reader in draft.readers(name):
+    for reader in rewriter.readers(name):
         if reader.op == "Transpose":
-            last, at_the_edge = PERM(reader), reader.output in draft.outputs
+            last, at_the_edge = PERM(reader), reader.output in rewriter.outputs
             change += _cost(moved_shape, compose(back, last), at_the_edge) - _cost(shape, last, at_the_edge)
-        elif reader.output not in members and not _absorbs(draft, reader, back):
+        elif reader.output not in members and not _absorbs(rewriter, reader, back):
             others = True
-    if others or name in draft.outputs:
+    if others or name in rewriter.outputs:
         change += _cost(moved_shape, back, not others)
     return change
 
 
-def _absorbs(draft: Draft, reader: Node, perm: Perm) -> bool:
+def _absorbs(rewriter: Rewriter, reader: Node, perm: Perm) -> bool:
     """Whether a Transpose in front of the reader is folded into it by a rule of this pass."""
-    return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(draft, reader) is not None)
+    return _renumbered(reader, perm) is not None or (perm[0] == 0 and _flattened(rewriter, reader) is not None)
 
 
-def _move_regions(draft: Draft, names: MovedNames) -> bool:
+def _move_regions(rewriter: Rewriter, names: MovedNames) -> bool:
     """Moves regions; neighbours of a moved one wait, since the Transposes between them first have to cancel."""
     touched: set[str] = set()
     moved = False
-    for region in _regions(draft):
+    for region in _regions(rewriter):
         if touched.isdisjoint((*region.entering, *region.leaving)):
-            neighbours = _across_the_rim(draft, region)
-            if _move_region(draft, region, names):
+            neighbours = _across_the_rim(rewriter, region)
+            if _move_region(rewriter, region, names):
                 touched.update(neighbours)
                 moved = True
     return moved
 
 
-def _across_the_rim(draft: Draft, region: Region) -> list[str]:
+def _across_the_rim(rewriter: Rewriter, region: Region) -> list[str]:
     """The tensors on both sides of the Transposes at the rim, and those that enter."""
-    producers = (draft.producer(name) for name in region.entering)
+    producers = (rewriter.producer(name) for name in region.entering)
     before = [name for node in producers if node is not None and node.op == "Transpose" for name in node.inputs]
-    readers = (reader for name in region.leaving for reader in draft.readers(name))
+    readers = (reader for name in region.leaving for reader in rewriter.readers(name))
     return [*region.entering, *before, *(node.output for node in readers if node.op == "Transpose")]
 
 
-def _move_region(draft: Draft, region: Region, names: MovedNames) -> bool:
+def _move_region(rewriter: Rewriter, region: Region, names: MovedNames) -> bool:
     """Moves the region into the layout that saves most, if one saves anything."""
     members = set(region.nodes)
 
     def change(perm: Perm) -> float:
-        before = sum(_entering_change(draft, name, perm, members) for name in region.entering)
-        return before + sum(_leaving_change(draft, name, perm, members) for name in region.leaving)
+        before = sum(_entering_change(rewriter, name, perm, members) for name in region.entering)
+        return before + sum(_leaving_change(rewriter, name, perm, members) for name in region.leaving)
 
-    candidates = [(change(perm), perm) for perm in _candidates(draft, region)]
+    candidates = [(change(perm), perm) for perm in _candidates(rewriter, region)]
     best, perm = min(candidates, default=(0.0, ()))
     if best > -1e-6:
         return False
     moved: dict[str, str] = {}
     for key in region.nodes:
-        node = draft.node(key)
+        node = rewriter.node(key)
         if node is not None:
-            _move_node(draft, node, perm, region, names, moved)
+            _move_node(rewriter, node, perm, region, names, moved)
     return True
 
 
 def _move_node(
-    draft: Draft, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
+    rewriter: Rewriter, node: Node, perm: Perm, region: Region, names: MovedNames, moved: dict[str, str]
 ) -> None:
     """Puts the moved node into the node's place, with Transposes for tensors that cross the rim.
 
     moved: the names of what has moved so far, by old name.
     """
     before: list[Node] = []
-    for name in moved_inputs(draft, node) or ():
-        there = _transposed(draft, name, perm)
+    for name in moved_inputs(rewriter, node) or ():
+        there = _transposed(rewriter, name, perm)
         if name not in moved and there is not None:
             moved[name] = there
         elif name not in moved:
-            moved[name] = names.of(draft, name, perm)
+            moved[name] = names.of(rewriter, name, perm)
             before.append(_transpose(name, moved[name], perm))
-    results = {name: names.of(draft, name, perm) for name in node.outputs if name}
+    results = {name: names.of(rewriter, name, perm) for name in node.outputs if name}
     moved.update(results)
     after = [_transpose(results[name], name, inverse(perm)) for name in results if name in region.leaving]
-    draft.replace(node, *before, moved_node(draft, node, perm, moved), *after)
+    rewriter.replace(node, *before, moved_node(rewriter, node, perm, moved), *after)
 
 
 def _transpose(x: str, y: str, perm: Perm) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.ir import Attr, Graph, Node
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 Computation = tuple[str, tuple[str, ...], tuple[tuple[str, Attr], ...], tuple[bool, ...]]
 """Operator, inputs, attributes, and which outputs are given."""
@@ -14,15 +14,15 @@ def merge_duplicates(graph: Graph) -> Graph:
 
     Models from TensorFlow transpose a tensor once for every reader.
     """
-    draft = Draft(graph)
+    rewriter = Rewriter(graph)
     first: dict[Computation, Node] = {}
-    for key in draft.order():
-        node = draft.node(key)
+    for key in rewriter.order():
+        node = rewriter.node(key)
         if node is None:
             continue
         given = tuple(bool(name) for name in node.outputs)
         computation = (node.op, node.inputs, tuple(sorted(node.attrs.items())), given)
         same = first.setdefault(computation, node)
-        if same is not node and not draft.outputs.intersection(node.outputs):
-            first[computation] = draft.merge(node, same)
-    return draft.finish()
+        if same is not node and not rewriter.outputs.intersection(node.outputs):
+            first[computation] = rewriter.merge(node, same)
+    return rewriter.finish()

@@ -18,7 +18,7 @@ from npuc.ops.attributes import (
     SIDES,
     VALUE,
 )
-from npuc.passes.rewriting.rules import Draft, Rule, rewrite
+from npuc.passes.rewriting.rules import Rewriter, Rule, rewrite
 
 LOWEST = -1e38
 """Padding of this value or less never wins a maximum over float32 (models write -inf or -3.4e38)."""
@@ -33,9 +33,9 @@ def merge_pads(graph: Graph) -> Graph:
     return rewrite(graph, *PAD_RULES)
 
 
-def _pad_before(draft: Draft, node: Node) -> Node | None:
+def _pad_before(rewriter: Rewriter, node: Node) -> Node | None:
     """A Pad in front of the node that only adds constant elements around the image."""
-    pad = draft.producer(node.inputs[0])
+    pad = rewriter.producer(node.inputs[0])
     if pad is None or pad.op != "Pad" or PAD_MODE(pad) != "constant":
         return None
     pads = SIDES(pad)
@@ -55,15 +55,15 @@ def _sum(node: Node, pad: Node) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip((PADS(node) or (0,) * len(more)), more, strict=True))
 
 
-def _merge(draft: Draft, node: Node, pad: Node) -> bool:
-    merged = replace(node, inputs=(*pad.inputs[:1], *node.inputs[1:]), sources=draft.sources(pad, node))
-    draft.replace(node, merged.with_attrs(pads=_sum(node, pad)))
+def _merge(rewriter: Rewriter, node: Node, pad: Node) -> bool:
+    merged = replace(node, inputs=(*pad.inputs[:1], *node.inputs[1:]), sources=rewriter.sources(pad, node))
+    rewriter.replace(node, merged.with_attrs(pads=_sum(node, pad)))
     return True
 
 
-def _into_conv(draft: Draft, node: Node) -> bool:
-    pad = _pad_before(draft, node) if node.op == "Conv" else None
-    return pad is not None and VALUE(pad) == 0 and _merge(draft, node, pad)
+def _into_conv(rewriter: Rewriter, node: Node) -> bool:
+    pad = _pad_before(rewriter, node) if node.op == "Conv" else None
+    return pad is not None and VALUE(pad) == 0 and _merge(rewriter, node, pad)
 
 
 def _fits_pool(node: Node, pad: Node) -> bool:
@@ -75,29 +75,29 @@ def _fits_pool(node: Node, pad: Node) -> bool:
     return small and not CEIL_MODE(node)
 
 
-def _into_average(draft: Draft, node: Node) -> bool:
-    pad = _pad_before(draft, node) if node.op == "AveragePool" else None
+def _into_average(rewriter: Rewriter, node: Node) -> bool:
+    pad = _pad_before(rewriter, node) if node.op == "AveragePool" else None
     if pad is None or VALUE(pad) != 0 or not _fits_pool(node, pad):
         return False
     if any(PADS(node)) and not COUNT_INCLUDE_PAD(node):
         return False
-    return _merge(draft, node.with_attrs(count_include_pad=1), pad)
+    return _merge(rewriter, node.with_attrs(count_include_pad=1), pad)
 
 
-def _into_maximum(draft: Draft, node: Node) -> bool:
-    pad = _pad_before(draft, node) if node.op == "MaxPool" else None
-    if pad is None or not _fits_pool(node, pad) or draft.types[node.output].dtype != "float32":
+def _into_maximum(rewriter: Rewriter, node: Node) -> bool:
+    pad = _pad_before(rewriter, node) if node.op == "MaxPool" else None
+    if pad is None or not _fits_pool(node, pad) or rewriter.types[node.output].dtype != "float32":
         return False
     if max(DILATIONS(node), default=1) > 1:
         return False  # a window's taps may all lie in the padding, whose value is then the result
     value = VALUE(pad)
-    never_wins = value <= LOWEST or value <= _least(draft, pad.inputs[0])
-    return never_wins and _merge(draft, node, pad)
+    never_wins = value <= LOWEST or value <= _least(rewriter, pad.inputs[0])
+    return never_wins and _merge(rewriter, node, pad)
 
 
-def _least(draft: Draft, tensor: str) -> float:
+def _least(rewriter: Rewriter, tensor: str) -> float:
     """A lower bound of the tensor's elements, from the operators that are bounded below."""
-    node = draft.producer(tensor)
+    node = rewriter.producer(tensor)
     if node is None:
         return -inf
     if "Relu" in (node.op, ACTIVATION(node)) or node.op in ("Sigmoid", "HardSigmoid", "Softmax"):
@@ -105,7 +105,7 @@ def _least(draft: Draft, tensor: str) -> float:
     if "Clip" in (node.op, ACTIVATION(node)):
         return MIN(node)
     if node.op in ("MaxPool", "Concat", "Reshape", "Transpose"):
-        return min(_least(draft, name) for name in node.inputs)
+        return min(_least(rewriter, name) for name in node.inputs)
     return -inf
 
 

@@ -8,9 +8,9 @@ from npuc.ir import Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import ACTIVATION, AXES, KERNEL_SHAPE, MAX, MIN, PERM, SCALES, STEPS
 from npuc.passes.rewriting.patterns import scalar
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
-Test = Callable[[Draft, Node], bool]
+Test = Callable[[Rewriter, Node], bool]
 
 
 def remove_dead_code(graph: Graph) -> Graph:
@@ -24,15 +24,15 @@ def remove_dead_code(graph: Graph) -> Graph:
     return rebuild(found, found.nodes) if dead else found
 
 
-def drop_no_op(draft: Draft, node: Node) -> bool:
+def drop_no_op(rewriter: Rewriter, node: Node) -> bool:
     """Removes the node if its result is its first input, element by element."""
     test = _NO_OPS.get(node.op)
-    if test is None or len(node.outputs) != 1 or draft.types[node.inputs[0]] != draft.types[node.output]:
+    if test is None or len(node.outputs) != 1 or rewriter.types[node.inputs[0]] != rewriter.types[node.output]:
         return False
-    return test(draft, node) and draft.bypass(node)
+    return test(rewriter, node) and rewriter.bypass(node)
 
 
-def _always(_draft: Draft, _node: Node) -> bool:
+def _always(_draft: Rewriter, _node: Node) -> bool:
     return True
 
 
@@ -40,41 +40,41 @@ def _all_zero(key: str) -> Test:
     return lambda _draft, node: not any(node.integers(key))
 
 
-def _identity_permutation(_draft: Draft, node: Node) -> bool:
+def _identity_permutation(_draft: Rewriter, node: Node) -> bool:
     perm = PERM(node)
     return perm == tuple(range(len(perm)))
 
 
-def _whole_slice(_draft: Draft, node: Node) -> bool:
+def _whole_slice(_draft: Rewriter, node: Node) -> bool:
     """Of the input's shape, so every element is taken once; a step below 0 would reverse them."""
     return all(step > 0 for step in STEPS(node))
 
 
-def _unlimited(_draft: Draft, node: Node) -> bool:
+def _unlimited(_draft: Rewriter, node: Node) -> bool:
     return MIN(node) == float("-inf") and MAX(node) == float("inf")
 
 
-def _one_tap(_draft: Draft, node: Node) -> bool:
+def _one_tap(_draft: Rewriter, node: Node) -> bool:
     return max(KERNEL_SHAPE(node)) == 1
 
 
-def _one_element(draft: Draft, node: Node) -> bool:
-    return all(extent == 1 for extent in draft.shape(node.inputs[0])[2:])
+def _one_element(rewriter: Rewriter, node: Node) -> bool:
+    return all(extent == 1 for extent in rewriter.shape(node.inputs[0])[2:])
 
 
-def _same_size(_draft: Draft, node: Node) -> bool:
+def _same_size(_draft: Rewriter, node: Node) -> bool:
     return all(scale == 1 for scale in SCALES(node))
 
 
-def _reduces_ones(draft: Draft, node: Node) -> bool:
-    return all(draft.shape(node.inputs[0])[axis] == 1 for axis in AXES(node))
+def _reduces_ones(rewriter: Rewriter, node: Node) -> bool:
+    return all(rewriter.shape(node.inputs[0])[axis] == 1 for axis in AXES(node))
 
 
 def _neutral(number: float) -> Test:
     """The second operand is this number, and nothing is computed behind it."""
 
-    def test(draft: Draft, node: Node) -> bool:
-        return scalar(draft, node.inputs[1]) == number and not ACTIVATION(node)
+    def test(rewriter: Rewriter, node: Node) -> bool:
+        return scalar(rewriter, node.inputs[1]) == number and not ACTIVATION(node)
 
     return test
 

@@ -9,7 +9,7 @@ from npuc.ops.attributes import AXES, KEEPDIMS
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.layout import BINARY, UNARY, Layout, moved_inputs, moved_node
 from npuc.passes.rewriting.patterns import scalar
-from npuc.passes.rewriting.rules import Draft, Rule, rewrite
+from npuc.passes.rewriting.rules import Rewriter, Rule, rewrite
 
 SINKABLE = UNARY | BINARY | {"Concat", "Split", "Slice", "Pad", "ReduceMean", "ReduceMax"}
 """What a Reshape that drops axes of extent 1 moves behind. Heads (Softmax, ArgMax) keep their few axes."""
@@ -22,75 +22,75 @@ def sink_reshapes(graph: Graph) -> Graph:
     return rewrite(graph, *RESHAPE_RULES)
 
 
-def merge_reshapes(draft: Draft, node: Node) -> bool:
+def merge_reshapes(rewriter: Rewriter, node: Node) -> bool:
     """Reshape of Reshape: one."""
-    first = draft.producer(node.inputs[0]) if node.op == "Reshape" else None
+    first = rewriter.producer(node.inputs[0]) if node.op == "Reshape" else None
     if first is None or first.op != "Reshape":
         return False
-    draft.replace(node, replace(node, inputs=first.inputs, sources=draft.sources(first, node)))
+    rewriter.replace(node, replace(node, inputs=first.inputs, sources=rewriter.sources(first, node)))
     return True
 
 
-def sink_below_function(draft: Draft, node: Node) -> bool:
+def sink_below_function(rewriter: Rewriter, node: Node) -> bool:
     """A function of one element, of a Reshape that nothing else reads: the Reshape comes last.
 
     An operator of two elements is one if the other operand is a number.
     """
-    computed = [name for name in node.inputs if scalar(draft, name) is None]
+    computed = [name for name in node.inputs if scalar(rewriter, name) is None]
     if node.op not in UNARY | BINARY or len(computed) != 1:
         return False
-    reshape = draft.private(computed[0])
-    if reshape is None or reshape.op != "Reshape" or draft.shape(computed[0]) != draft.shape(node.output):
+    reshape = rewriter.private(computed[0])
+    if reshape is None or reshape.op != "Reshape" or rewriter.shape(computed[0]) != rewriter.shape(node.output):
         return False
     x = reshape.inputs[0]
-    if any(len(draft.shape(name)) > len(draft.shape(x)) for name in node.inputs if name != computed[0]):
+    if any(len(rewriter.shape(name)) > len(rewriter.shape(x)) for name in node.inputs if name != computed[0]):
         return False
-    inner = draft.fresh(f"{node.output}@{_extents(draft.shape(x))}")
+    inner = rewriter.fresh(f"{node.output}@{_extents(rewriter.shape(x))}")
     inputs = tuple(x if name == computed[0] else name for name in node.inputs)
     function = replace(node, inputs=inputs, outputs=(inner,))
-    draft.replace(node, function, replace(reshape, inputs=(inner,), outputs=node.outputs))
+    rewriter.replace(node, function, replace(reshape, inputs=(inner,), outputs=node.outputs))
     return True
 
 
-def sink_squeeze(draft: Draft, node: Node) -> bool:
+def sink_squeeze(rewriter: Rewriter, node: Node) -> bool:
     """An operator whose operands all lost the same axes of extent 1: they are lost behind it."""
-    moved = moved_inputs(draft, node) if node.op in SINKABLE else None
+    moved = moved_inputs(rewriter, node) if node.op in SINKABLE else None
     if moved is None:
         return False
-    reshapes = [draft.producer(name) for name in moved]
-    found = _common_layout(draft, [each for each in reshapes if each is not None and each.op == "Reshape"])
+    reshapes = [rewriter.producer(name) for name in moved]
+    found = _common_layout(rewriter, [each for each in reshapes if each is not None and each.op == "Reshape"])
     if found is None or len(found[1]) < len(moved):
         return False
     layout, operands = found
     names = dict(zip(moved, (each.inputs[0] for each in operands), strict=True))
-    shapes = {name: _with_axes(draft.shape(name), layout) for name in node.outputs if name}
-    names |= {name: draft.fresh(f"{name}@{_extents(shape)}") for name, shape in shapes.items()}
-    sources = draft.sources(*operands)
+    shapes = {name: _with_axes(rewriter.shape(name), layout) for name in node.outputs if name}
+    names |= {name: rewriter.fresh(f"{name}@{_extents(shape)}") for name, shape in shapes.items()}
+    sources = rewriter.sources(*operands)
     after = [
-        Node("Reshape", (names[name],), (name,), {"shape": draft.shape(name)}, name, sources) for name in shapes
+        Node("Reshape", (names[name],), (name,), {"shape": rewriter.shape(name)}, name, sources) for name in shapes
     ]
-    draft.replace(node, moved_node(draft, node, layout, names), *after)
+    rewriter.replace(node, moved_node(rewriter, node, layout, names), *after)
     return True
 
 
-def reduce_before_squeeze(draft: Draft, node: Node) -> bool:
+def reduce_before_squeeze(rewriter: Rewriter, node: Node) -> bool:
     """A reduction that drops its axes, of a Reshape that drops axes of extent 1: both at once."""
-    reshape = draft.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
+    reshape = rewriter.producer(node.inputs[0]) if node.op.startswith("Reduce") else None
     if reshape is None or reshape.op != "Reshape" or KEEPDIMS(node):
         return False
-    layout = _unsqueezed(draft.shape(reshape.inputs[0]), draft.shape(reshape.output))
+    layout = _unsqueezed(rewriter.shape(reshape.inputs[0]), rewriter.shape(reshape.output))
     if layout is None:
         return False
     dropped = AXES(node)
     axes = tuple(at for at, axis in enumerate(layout) if axis is None or axis in dropped)
-    sources = draft.sources(reshape, node)
-    draft.replace(node, replace(node.with_attrs(axes=axes), inputs=reshape.inputs, sources=sources))
+    sources = rewriter.sources(reshape, node)
+    rewriter.replace(node, replace(node.with_attrs(axes=axes), inputs=reshape.inputs, sources=sources))
     return True
 
 
-def _common_layout(draft: Draft, reshapes: list[Node]) -> tuple[Layout, list[Node]] | None:
+def _common_layout(rewriter: Rewriter, reshapes: list[Node]) -> tuple[Layout, list[Node]] | None:
     """One layout in which the tensors before all of these Reshapes are those behind, with axes of extent 1."""
-    pairs = [(draft.shape(each.inputs[0]), draft.shape(each.output)) for each in reshapes]
+    pairs = [(rewriter.shape(each.inputs[0]), rewriter.shape(each.output)) for each in reshapes]
     for before, after in pairs:
         layout = _unsqueezed(before, after)
         if layout is not None and all(_with_axes(short, layout) == long for long, short in pairs):

@@ -8,7 +8,7 @@ from math import prod
 
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, STARTS, STEPS
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 COMPUTES = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"}
@@ -38,60 +38,60 @@ class Parts:
     bounds: tuple[tuple[int, int], ...]
 
 
-def _before(draft: Draft, node: Node) -> bool:
-    parts = _parts(draft, node)
-    move = draft.producer(node.inputs[0]) if parts is not None else None
+def _before(rewriter: Rewriter, node: Node) -> bool:
+    parts = _parts(rewriter, node)
+    move = rewriter.producer(node.inputs[0]) if parts is not None else None
     if parts is None or move is None or move.op not in ("Reshape", "Transpose", "Concat", "Conv"):
         return False
-    readers = draft.readers(move.output)
-    together = move.output not in draft.outputs and all(_parts(draft, each) for each in readers)
+    readers = rewriter.readers(move.output)
+    together = move.output not in rewriter.outputs and all(_parts(rewriter, each) for each in readers)
     few = len(readers) * len(parts.bounds) <= MOST_PARTS
-    fixed = [name for name in move.inputs if name in draft.constants]
-    if not together or not few or (fixed and move.op != "Conv") or not _at_end(draft, node):
+    fixed = [name for name in move.inputs if name in rewriter.constants]
+    if not together or not few or (fixed and move.op != "Conv") or not _at_end(rewriter, node):
         return False
     match move.op:
         case "Conv":
-            new = _convolutions(draft, node, move, parts)
+            new = _convolutions(rewriter, node, move, parts)
             if not new:
                 return False
         case "Concat" if AXIS(move) == parts.axis:
-            return _taken_apart(draft, node, move, parts)
+            return _taken_apart(rewriter, node, move, parts)
         case "Concat":
-            new = _of_every_operand(draft, node, move, parts)
+            new = _of_every_operand(rewriter, node, move, parts)
         case "Transpose":
             axis = PERM(move)[parts.axis]
-            new = _moved_parts(draft, node, move, axis, [dict(move.attrs) for _ in parts.bounds])
+            new = _moved_parts(rewriter, node, move, axis, [dict(move.attrs) for _ in parts.bounds])
         case _:
-            axis = _same_axis(draft.shape(move.inputs[0]), draft.shape(move.output), parts.axis)
+            axis = _same_axis(rewriter.shape(move.inputs[0]), rewriter.shape(move.output), parts.axis)
             if axis is None:
                 return False
-            shapes = [{"shape": draft.shape(name)} for name in node.outputs]
-            new = _moved_parts(draft, node, move, axis, shapes)
-    draft.replace(node, *new)
+            shapes = [{"shape": rewriter.shape(name)} for name in node.outputs]
+            new = _moved_parts(rewriter, node, move, axis, shapes)
+    rewriter.replace(node, *new)
     return True
 
 
-def _parts(draft: Draft, node: Node) -> Parts | None:
+def _parts(rewriter: Rewriter, node: Node) -> Parts | None:
     """What the node takes, if it is a Split, or a Slice of one axis with steps of 1 that takes less than all."""
     if node.op == "Split":
         axis, bounds = AXIS(node), list[tuple[int, int]]()
         for name in node.outputs:
             start = bounds[-1][1] if bounds else 0
-            bounds.append((start, start + draft.shape(name)[axis]))
+            bounds.append((start, start + rewriter.shape(name)[axis]))
         return Parts(axis, tuple(bounds))
     if node.op != "Slice" or len(AXES(node)) != 1 or STEPS(node) != (1,):
         return None
     (axis,), (start,) = AXES(node), STARTS(node)
-    extent, taken = draft.shape(node.inputs[0])[axis], draft.shape(node.output)[axis]
+    extent, taken = rewriter.shape(node.inputs[0])[axis], rewriter.shape(node.output)[axis]
     start = max(start + extent, 0) if start < 0 else start
     return Parts(axis, ((start, start + taken),)) if taken < extent else None
 
 
-def _at_end(draft: Draft, node: Node) -> bool:
+def _at_end(rewriter: Rewriter, node: Node) -> bool:
     """Whether no layer with windows or weights uses what the node takes, but behind a Softmax."""
     waiting, seen = [node], set[str]()
     while waiting:
-        for reader in (each for name in waiting.pop().outputs for each in draft.readers(name)):
+        for reader in (each for name in waiting.pop().outputs for each in rewriter.readers(name)):
             if reader.op in COMPUTES:
                 return False
             if reader.op not in ENDS and reader.outputs[0] not in seen:
@@ -114,62 +114,64 @@ def _taken(node: Node, source: str, axis: int, names: Sequence[str], stem: str) 
     return Node(node.op, (source, *node.inputs[1:]), tuple(names), attrs, stem, node.sources)
 
 
-def _convolutions(draft: Draft, node: Node, conv: Node, parts: Parts) -> list[Node]:
+def _convolutions(rewriter: Rewriter, node: Node, conv: Node, parts: Parts) -> list[Node]:
     """A Conv for the output channels of each part; none where its channels are not those of one group."""
     names = [name for name in conv.inputs[1:] if name]
-    fixed = all(name in draft.constants for name in names)
+    fixed = all(name in rewriter.constants for name in names)
     if parts.axis != 1 or GROUP(conv) != 1 or not fixed:
         return []
     new: list[Node] = []
     for (first, end), result in zip(parts.bounds, node.outputs, strict=True):
-        taken = (draft.constant(draft.constants[name][first:end], f"{result}/{name}") for name in names)
+        taken = (rewriter.constant(rewriter.constants[name][first:end], f"{result}/{name}") for name in names)
         inputs = (conv.inputs[0], *taken)
         new.append(replace(conv, inputs=inputs, outputs=(result,), name=f"{conv.name}/{first}"))
     return new
 
 
 def _moved_parts(
-    draft: Draft, node: Node, move: Node, axis: int, attrs: Sequence[Mapping[str, Attr]]
+    rewriter: Rewriter, node: Node, move: Node, axis: int, attrs: Sequence[Mapping[str, Attr]]
 ) -> list[Node]:
     """The parts of what is moved, each moved for itself."""
-    names = [draft.fresh(f"{name}/part") for name in node.outputs]
+    names = [rewriter.fresh(f"{name}/part") for name in node.outputs]
     new = [_taken(node, move.inputs[0], axis, names, f"{node.name}/before")]
-    sources = draft.sources(node, move)
+    sources = rewriter.sources(node, move)
     for part, result, each in zip(names, node.outputs, attrs, strict=True):
         new.append(Node(move.op, (part, *move.inputs[1:]), (result,), each, f"{result}/moved", sources))
     return new
 
 
-def _of_every_operand(draft: Draft, node: Node, move: Node, parts: Parts) -> list[Node]:
+def _of_every_operand(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> list[Node]:
     """The parts of all operands of a Concat along another axis, joined part by part."""
     new: list[Node] = []
     columns: list[list[str]] = [[] for _ in node.outputs]
     for at, operand in enumerate(move.inputs):
-        names = [draft.fresh(f"{name}/part_{at}") for name in node.outputs]
+        names = [rewriter.fresh(f"{name}/part_{at}") for name in node.outputs]
         new.append(_taken(node, operand, parts.axis, names, f"{node.name}/before_{at}"))
         for column, name in zip(columns, names, strict=True):
             column.append(name)
-    sources = draft.sources(node, move)
+    sources = rewriter.sources(node, move)
     for column, result in zip(columns, node.outputs, strict=True):
         new.append(Node("Concat", tuple(column), (result,), dict(move.attrs), f"{result}/joined", sources))
     return new
 
 
-def _taken_apart(draft: Draft, node: Node, move: Node, parts: Parts) -> bool:
+def _taken_apart(rewriter: Rewriter, node: Node, move: Node, parts: Parts) -> bool:
     """The operands of a Concat along the axis of the parts, where every part is whole operands of it."""
     edges = [0]
     for operand in move.inputs:
-        edges.append(edges[-1] + draft.shape(operand)[parts.axis])
+        edges.append(edges[-1] + rewriter.shape(operand)[parts.axis])
     if any(bound not in edges for pair in parts.bounds for bound in pair):
         return False
     new: list[Node] = []
     for (first, end), result in zip(parts.bounds, node.outputs, strict=True):
         operands = move.inputs[edges.index(first) : edges.index(end)]
-        if len(operands) == 1 and result not in draft.outputs:
-            draft.substitute(result, operands[0])
+        if len(operands) == 1 and result not in rewriter.outputs:
+            rewriter.substitute(result, operands[0])
             continue
         op = "Concat" if len(operands) > 1 else "Identity"
         attrs = dict(move.attrs) if op == "Concat" else {}
-        new.append(Node(op, tuple(operands), (result,), attrs, f"{node.name}/{result}", draft.sources(node, move)))
-    draft.replace(node, *new)
+        new.append(
+            Node(op, tuple(operands), (result,), attrs, f"{node.name}/{result}", rewriter.sources(node, move))
+        )
+    rewriter.replace(node, *new)
     return True

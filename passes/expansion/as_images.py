@@ -23,7 +23,7 @@ from npuc.passes.expansion.images import (
 from npuc.passes.recognition.recognise_batch_norm import scale_and_shift
 from npuc.passes.rewriting.layout import UNARY
 from npuc.passes.rewriting.patterns import constant_operand, only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 SUMS = frozenset(("Add", "Sub", "Mul"))
 PAIRS = SUMS | {"Max", "Min"}
@@ -45,82 +45,84 @@ def as_images(graph: Graph) -> Graph:
     return merge_duplicates(rewrite(graph, _function, _pair, _limit, _per_channel, *TIDY))
 
 
-def _is_elementwise(draft: Draft, node: Node, x: str) -> bool:
+def _is_elementwise(rewriter: Rewriter, node: Node, x: str) -> bool:
     """Whether a node gives float32 elements, one for each of this input."""
-    whole = draft.shape(x) == draft.shape(node.output) and draft.types[x].size > 0
-    return whole and x not in draft.constants and only_float(draft, x, node.output)
+    whole = rewriter.shape(x) == rewriter.shape(node.output) and rewriter.types[x].size > 0
+    return whole and x not in rewriter.constants and only_float(rewriter, x, node.output)
 
 
-def _on_images(draft: Draft, node: Node, inner: Node, shapes: Mapping[str, Shape], perm: Shape) -> bool:
+def _on_images(rewriter: Rewriter, node: Node, inner: Node, shapes: Mapping[str, Shape], perm: Shape) -> bool:
     """In a node's place, another that reads these inputs permuted and reshaped; its result is given back."""
     names: dict[str, str] = {}
     before: list[Node] = []
     for name, shape in shapes.items():
-        names[name], nodes = carried(draft, name, perm, shape, node.sources)
+        names[name], nodes = carried(rewriter, name, perm, shape, node.sources)
         before += nodes
-    image = draft.fresh(f"{node.output}/image")
+    image = rewriter.fresh(f"{node.output}/image")
     moved = replace(inner, inputs=tuple(names.get(name, name) for name in inner.inputs), outputs=(image,))
-    draft.replace(node, *before, moved, *returned(draft, image, perm, node.output, node.sources))
+    rewriter.replace(node, *before, moved, *returned(rewriter, image, perm, node.output, node.sources))
     return True
 
 
 # functions of one element
 
 
-def _function(draft: Draft, node: Node) -> bool:
+def _function(rewriter: Rewriter, node: Node) -> bool:
     x = node.inputs[0]
-    shape = draft.shape(node.output)
-    slope = draft.constants.get(node.inputs[1]) if node.op == "PRelu" else None
+    shape = rewriter.shape(node.output)
+    slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
     uniform = slope is not None and bool((slope == slope.reshape(-1)[0]).all())
-    if not (node.op in FUNCTIONS or uniform) or is_image(shape) or not _is_elementwise(draft, node, x):
+    if not (node.op in FUNCTIONS or uniform) or is_image(shape) or not _is_elementwise(rewriter, node, x):
         return False
-    inputs = (x,) if slope is None else (x, _constant(draft, node, "slope", slope.reshape(-1)[0]))
+    inputs = (x,) if slope is None else (x, _constant(rewriter, node, "slope", slope.reshape(-1)[0]))
     inner = replace(node, inputs=inputs)
-    return _on_images(draft, node, inner, {x: _nearest_image(draft, node)}, tuple(range(len(shape))))
+    return _on_images(rewriter, node, inner, {x: _nearest_image(rewriter, node)}, tuple(range(len(shape))))
 
 
-def _nearest_image(draft: Draft, node: Node) -> Shape:
+def _nearest_image(rewriter: Rewriter, node: Node) -> Shape:
     """The image that the result becomes anyway, or that an axis of extent 1 makes of it; else a good one."""
-    reader = draft.only_reader(node.output)
-    if reader is not None and reader.op == "Reshape" and is_image(draft.shape(reader.output)):
-        return draft.shape(reader.output)
-    shape = draft.shape(node.output)
+    reader = rewriter.only_reader(node.output)
+    if reader is not None and reader.op == "Reshape" and is_image(rewriter.shape(reader.output)):
+        return rewriter.shape(reader.output)
+    shape = rewriter.shape(node.output)
     along_one_axis = len(shape) == 3 and shape[0] == 1
-    return (*shape[:2], 1, shape[2]) if along_one_axis else image_shape(draft.types[node.output].size)
+    return (*shape[:2], 1, shape[2]) if along_one_axis else image_shape(rewriter.types[node.output].size)
 
 
 # sums, differences and products of two tensors
 
 
-def _pair(draft: Draft, node: Node) -> bool:
-    if node.op not in PAIRS or any(name in draft.constants for name in node.inputs):
+def _pair(rewriter: Rewriter, node: Node) -> bool:
+    if node.op not in PAIRS or any(name in rewriter.constants for name in node.inputs):
         return False
-    result = draft.shape(node.output)
-    if not only_float(draft, *node.inputs) or not draft.types[node.output].size:
+    result = rewriter.shape(node.output)
+    if not only_float(rewriter, *node.inputs) or not rewriter.types[node.output].size:
         return False
     if node.op == "Sub":
-        return _subtract(draft, node)
-    aligned = {name: _aligned(draft.shape(name), len(result)) for name in node.inputs}
+        return _subtract(rewriter, node)
+    aligned = {name: _aligned(rewriter.shape(name), len(result)) for name in node.inputs}
     repeated = [axis for axis, extent in enumerate(result) if any(s[axis] != extent for s in aligned.values())]
     whole = next((name for name in node.inputs if aligned[name] == result), None)
     if whole is None:
-        return _expand_first(draft, node, result)
-    same_rank = all(len(draft.shape(name)) == len(result) for name in node.inputs)
+        return _expand_first(rewriter, node, result)
+    same_rank = all(len(rewriter.shape(name)) == len(result) for name in node.inputs)
     if is_image(result) and same_rank and 1 not in repeated:
         return False
     shared = [axis for axis in range(len(result)) if axis not in repeated]
     channels = extents(result, shared)
-    image = (1, channels, *sides(extents(result, repeated))) if repeated else image_shape(draft.types[whole].size)
+    image = (
+        (1, channels, *sides(extents(result, repeated))) if repeated else image_shape(rewriter.types[whole].size)
+    )
     shapes = {name: image if shape == result else (1, channels, 1, 1) for name, shape in aligned.items()}
-    return _on_images(draft, node, node, shapes, front(shared, len(result)))
+    return _on_images(rewriter, node, node, shapes, front(shared, len(result)))
 
 
-def _subtract(draft: Draft, node: Node) -> bool:
+def _subtract(rewriter: Rewriter, node: Node) -> bool:
     """a - b as a + (-b)."""
     a, b = node.inputs
-    negative = draft.fresh(f"{b}/negative")
+    negative = rewriter.fresh(f"{b}/negative")
     turned = Node("Neg", (b,), (negative,), {}, negative, node.sources)
-    draft.replace(node, turned, replace(node, op="Add", inputs=(a, negative)))
+    rewriter.replace(node, turned, replace(node, op="Add", inputs=(a, negative)))
     return True
 
 
@@ -128,30 +130,30 @@ def _aligned(shape: Shape, rank: int) -> Shape:
     return (1,) * (rank - len(shape)) + shape
 
 
-def _expand_first(draft: Draft, node: Node, shape: Shape) -> bool:
+def _expand_first(rewriter: Rewriter, node: Node, shape: Shape) -> bool:
     """Both operands are repeated, along different axes: the first one is in full from here on."""
     x = node.inputs[0]
-    full = draft.fresh(f"{x}@{'x'.join(map(str, shape))}")
+    full = rewriter.fresh(f"{x}@{'x'.join(map(str, shape))}")
     expand = Node("Expand", (x,), (full,), {"shape": shape}, full, node.sources)
-    draft.replace(node, expand, replace(node, inputs=(full, *node.inputs[1:])))
+    rewriter.replace(node, expand, replace(node, inputs=(full, *node.inputs[1:])))
     return True
 
 
-def _limit(draft: Draft, node: Node) -> bool:
+def _limit(rewriter: Rewriter, node: Node) -> bool:
     """Max or Min with a constant, unless that is one number, or one per channel or per element, of an image."""
-    found = constant_operand(draft, node) if node.op in ("Max", "Min") else None
-    if found is None or not _is_elementwise(draft, node, found[0]):
+    found = constant_operand(rewriter, node) if node.op in ("Max", "Min") else None
+    if found is None or not _is_elementwise(rewriter, node, found[0]):
         return False
     x, constant = found
-    shape, given = draft.shape(x), draft.shape(constant)
+    shape, given = rewriter.shape(x), rewriter.shape(constant)
     varying = {axis for axis, extent in enumerate(_aligned(given, len(shape))) if extent > 1}
     if is_image(shape) and (varying <= {1} or given == shape):
         return False
-    image = shape if is_image(shape) else image_shape(draft.types[x].size)
-    value = draft.constants[constant]
+    image = shape if is_image(shape) else image_shape(rewriter.types[x].size)
+    value = rewriter.constants[constant]
     whole = value.reshape((1, 1, 1, 1)) if value.size == 1 else np.broadcast_to(value, shape).reshape(image)
-    limit = _constant(draft, node, "limit", whole)
-    return _on_images(draft, node, replace(node, inputs=(x, limit)), {x: image}, tuple(range(len(shape))))
+    limit = _constant(rewriter, node, "limit", whole)
+    return _on_images(rewriter, node, replace(node, inputs=(x, limit)), {x: image}, tuple(range(len(shape))))
 
 
 # arithmetic with constants
@@ -166,39 +168,41 @@ class _Line:
     shift: Array
 
 
-def _per_channel(draft: Draft, node: Node) -> bool:
-    line = _line(draft, node)
-    if line is None or not _is_elementwise(draft, node, line.x):
+def _per_channel(rewriter: Rewriter, node: Node) -> bool:
+    line = _line(rewriter, node)
+    if line is None or not _is_elementwise(rewriter, node, line.x):
         return False
-    shape = draft.shape(line.x)
+    shape = rewriter.shape(line.x)
     if node.op in ("BatchNormalization", "PRelu") and is_image(shape) and _varying(line, len(shape)) <= {1}:
         return False
     perm, channels = _channel_axes(shape, _varying(line, len(shape)))
     count = extents(shape, perm[:channels])
     image = (
-        (1, count, *sides(extents(shape, perm[channels:]))) if channels else image_shape(draft.types[line.x].size)
+        (1, count, *sides(extents(shape, perm[channels:])))
+        if channels
+        else image_shape(rewriter.types[line.x].size)
     )
     parameters = [_moved(each, shape, perm, channels, image[1]) for each in (line.factor, line.shift)]
     if node.op == "PRelu":
-        inner = replace(node, inputs=(line.x, _constant(draft, node, "slope", parameters[0].reshape(-1, 1, 1))))
+        inner = replace(node, inputs=(line.x, _constant(rewriter, node, "slope", parameters[0].reshape(-1, 1, 1))))
     else:
-        inner = _depthwise(draft, node, line.x, *parameters)
-    return _on_images(draft, node, inner, {line.x: image}, perm)
+        inner = _depthwise(rewriter, node, line.x, *parameters)
+    return _on_images(rewriter, node, inner, {line.x: image}, perm)
 
 
-def _line(draft: Draft, node: Node) -> _Line | None:
+def _line(rewriter: Rewriter, node: Node) -> _Line | None:
     """What a node does to one tensor with constants, if that is a line per element."""
     if node.op == "BatchNormalization":
-        found = scale_and_shift(draft, node)
-        column = (-1, *(1 for _ in draft.shape(node.output)[2:]))
+        found = scale_and_shift(rewriter, node)
+        column = (-1, *(1 for _ in rewriter.shape(node.output)[2:]))
         return found and _Line(node.inputs[0], *(each.reshape(column) for each in found))
-    if node.op == "PRelu" and node.inputs[1] in draft.constants:
-        slope = draft.constants[node.inputs[1]]
+    if node.op == "PRelu" and node.inputs[1] in rewriter.constants:
+        slope = rewriter.constants[node.inputs[1]]
         return _Line(node.inputs[0], slope, np.zeros(()))
-    found = constant_operand(draft, node) if node.op in (*SUMS, "Div") else None
-    if found is None or not np.isfinite(draft.constants[found[1]]).all():
+    found = constant_operand(rewriter, node) if node.op in (*SUMS, "Div") else None
+    if found is None or not np.isfinite(rewriter.constants[found[1]]).all():
         return None
-    x, c = found[0], draft.constants[found[1]].astype(np.float64)
+    x, c = found[0], rewriter.constants[found[1]].astype(np.float64)
     one, zero = np.ones(()), np.zeros(())
     match node.op:
         case "Add":
@@ -234,13 +238,16 @@ def _moved(value: Array, shape: Shape, perm: Shape, channels: int, count: int) -
     return np.broadcast_to(aligned, wanted).reshape(-1)
 
 
-def _constant(draft: Draft, node: Node, stem: str, value: Array) -> str:
-    return draft.constant(value.astype(np.float32), f"{node.output}/{stem}")
+def _constant(rewriter: Rewriter, node: Node, stem: str, value: Array) -> str:
+    return rewriter.constant(value.astype(np.float32), f"{node.output}/{stem}")
 
 
-def _depthwise(draft: Draft, node: Node, x: str, factor: Array, shift: Array) -> Node:
+def _depthwise(rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array) -> Node:
     """A Conv that multiplies and adds per channel, with the activation of the node."""
     keys = ("activation", "min", "max")
     attrs: dict[str, Attr] = {key: node.attrs[key] for key in keys if key in node.attrs}
-    w, b = _constant(draft, node, "factor", factor.reshape(-1, 1, 1, 1)), _constant(draft, node, "shift", shift)
+    w, b = (
+        _constant(rewriter, node, "factor", factor.reshape(-1, 1, 1, 1)),
+        _constant(rewriter, node, "shift", shift),
+    )
     return Node("Conv", (x, w, b), node.outputs, {**attrs, "group": len(factor)}, node.name, node.sources)

@@ -14,7 +14,7 @@ from npuc.ops.windows import window_of
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes, sink_below_function
 from npuc.passes.recognition.recognise_batch_norm import scale_and_shift
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_BANDS = 16
 
@@ -30,32 +30,32 @@ def batch_norm_to_conv(graph: Graph) -> Graph:
     return rewrite(graph, _by_bands, _depthwise, merge_reshapes, sink_below_function, drop_no_op)
 
 
-def _depthwise(draft: Draft, node: Node) -> bool:
+def _depthwise(rewriter: Rewriter, node: Node) -> bool:
     """One Conv; a row (N, C) is reshaped to a map of one pixel and back."""
-    found = scale_and_shift(draft, node)
-    shape = draft.shape(node.output)
+    found = scale_and_shift(rewriter, node)
+    shape = rewriter.shape(node.output)
     if found is None or len(shape) not in (2, 4):
         return False
     x, y = node.inputs[0], node.output
     if len(shape) == 4:
-        draft.replace(node, _normalising(draft, node, found, x, y))
+        rewriter.replace(node, _normalising(rewriter, node, found, x, y))
         return True
-    before, after = draft.fresh(f"{y}/vector"), draft.fresh(f"{y}/map")
+    before, after = rewriter.fresh(f"{y}/vector"), rewriter.fresh(f"{y}/map")
     vector = Node("Reshape", (x,), (before,), {"shape": (*shape, 1, 1)}, f"{node.name}/vector", node.sources)
     row = Node("Reshape", (after,), (y,), {"shape": shape}, f"{node.name}/row", node.sources)
-    draft.replace(node, vector, _normalising(draft, node, found, before, after), row)
+    rewriter.replace(node, vector, _normalising(rewriter, node, found, before, after), row)
     return True
 
 
-def _normalising(draft: Draft, node: Node, found: tuple[Array, Array], x: str, y: str) -> Node:
+def _normalising(rewriter: Rewriter, node: Node, found: tuple[Array, Array], x: str, y: str) -> Node:
     factor, shift = found
-    inputs = x, *_constants(draft, y, factor.reshape(-1, 1, 1, 1), shift)
+    inputs = x, *_constants(rewriter, y, factor.reshape(-1, 1, 1, 1), shift)
     return Node("Conv", inputs, (y,), {"kernel_shape": (1, 1), "group": len(factor)}, node.name, node.sources)
 
 
-def _constants(draft: Draft, stem: str, weight: Array, bias: Array) -> tuple[str, str]:
-    name = draft.constant(weight.astype(np.float32), f"{stem}/weight")
-    return name, draft.constant(bias.astype(np.float32), f"{stem}/bias")
+def _constants(rewriter: Rewriter, stem: str, weight: Array, bias: Array) -> tuple[str, str]:
+    name = rewriter.constant(weight.astype(np.float32), f"{stem}/weight")
+    return name, rewriter.constant(bias.astype(np.float32), f"{stem}/bias")
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Source:
     bias: Array
 
 
-def _by_bands(draft: Draft, node: Node) -> bool:
+def _by_bands(rewriter: Rewriter, node: Node) -> bool:
     """BatchNormalization of a Reshape, by bands of rows of the image before the Reshape."""
-    reshape = draft.producer(node.inputs[0]) if node.op == "BatchNormalization" else None
-    found = scale_and_shift(draft, node)
+    reshape = rewriter.producer(node.inputs[0]) if node.op == "BatchNormalization" else None
+    found = scale_and_shift(rewriter, node)
     if found is None or reshape is None or reshape.op != "Reshape":
         return False
-    x, folded = reshape.inputs[0], draft.shape(node.output)
-    shape = draft.shape(x)
+    x, folded = reshape.inputs[0], rewriter.shape(node.output)
+    shape = rewriter.shape(x)
     if len(shape) != 4 or shape[0] != 1 or shape == folded:
         return False
     values = [_rows(value, folded, shape) for value in found]
@@ -82,17 +82,17 @@ def _by_bands(draft: Draft, node: Node) -> bool:
     bounds = _bounds(values) if factor is not None and shift is not None else []
     if factor is None or shift is None or len(bounds) > MOST_BANDS + 1:
         return False
-    source = _source(draft, x) if draft.private(reshape.output) else None
-    source = source or _identity(draft, node, x)
-    sources = draft.sources(source.node, reshape, node)
+    source = _source(rewriter, x) if rewriter.private(reshape.output) else None
+    source = source or _identity(rewriter, node, x)
+    sources = rewriter.sources(source.node, reshape, node)
     bands = [
         (slice(start, end), Source(source.node, *_folded(source, factor[:, start], shift[:, start])))
         for start, end in pairwise(bounds)
     ]
-    whole = draft.fresh(f"{node.output}/image")
-    new = list(_convs(draft, whole, bands, sources))
+    whole = rewriter.fresh(f"{node.output}/image")
+    new = list(_convs(rewriter, whole, bands, sources))
     back = Node("Reshape", (whole,), node.outputs, {"shape": folded}, node.name, sources)
-    draft.replace(node, *new, back)
+    rewriter.replace(node, *new, back)
     return True
 
 
@@ -110,22 +110,22 @@ def _bounds(values: list[Array | None]) -> list[int]:
     return [0, *(np.flatnonzero(changes) + 1).tolist(), both.shape[1]]
 
 
-def _source(draft: Draft, x: str) -> Source | None:
+def _source(rewriter: Rewriter, x: str) -> Source | None:
     """The Conv that alone gives x to a reader, if it can be divided: no window lies in padding altogether."""
-    conv = draft.private(x)
+    conv = rewriter.private(x)
     if conv is None or conv.op != "Conv" or ACTIVATION(conv):
         return None
-    window = window_of(conv, draft.shape(conv.inputs[1])[2:])
+    window = window_of(conv, rewriter.shape(conv.inputs[1])[2:])
     if max(window.begins[0], window.ends[0]) >= window.reach[0]:
         return None
-    w, bias = draft.constants.get(conv.inputs[1]), np.zeros(draft.shape(x)[1])
+    w, bias = rewriter.constants.get(conv.inputs[1]), np.zeros(rewriter.shape(x)[1])
     if len(conv.inputs) > 2 and conv.inputs[2]:
-        bias = draft.constants.get(conv.inputs[2])
+        bias = rewriter.constants.get(conv.inputs[2])
     return None if w is None or bias is None else Source(conv, w.astype(np.float64), bias.astype(np.float64))
 
 
-def _identity(draft: Draft, node: Node, x: str) -> Source:
-    C = draft.shape(x)[1]
+def _identity(rewriter: Rewriter, node: Node, x: str) -> Source:
+    C = rewriter.shape(x)[1]
     conv = Node("Conv", (x,), (), {"kernel_shape": (1, 1), "group": C}, node.name, node.sources)
     return Source(conv, np.ones((C, 1, 1, 1)), np.zeros(C))
 
@@ -135,20 +135,20 @@ def _folded(source: Source, factor: Array, shift: Array) -> tuple[Array, Array]:
 
 
 def _convs(
-    draft: Draft, output: str, bands: list[tuple[slice, Source]], sources: tuple[str, ...]
+    rewriter: Rewriter, output: str, bands: list[tuple[slice, Source]], sources: tuple[str, ...]
 ) -> Iterator[Node]:
     """The convolutions of all bands, each on the rows that it reads, and the Concat."""
     parts: list[str] = []
     for number, (rows, source) in enumerate(bands):
-        y = draft.fresh(f"{output}/band_{number}") if len(bands) > 1 else output
+        y = rewriter.fresh(f"{output}/band_{number}") if len(bands) > 1 else output
         conv = source.node
-        start, end, pads = _window(draft, source, rows)
+        start, end, pads = _window(rewriter, source, rows)
         x = conv.inputs[0]
-        if (start, end) != (0, draft.shape(x)[2]):
-            x = draft.fresh(f"{y}/window")
+        if (start, end) != (0, rewriter.shape(x)[2]):
+            x = rewriter.fresh(f"{y}/window")
             cut: dict[str, Attr] = {"axes": (2,), "starts": (start,), "ends": (end,), "steps": (1,)}
             yield Node("Slice", conv.inputs[:1], (x,), cut, x, sources)
-        inputs = (x, *_constants(draft, y, source.weight, source.bias))
+        inputs = (x, *_constants(rewriter, y, source.weight, source.bias))
         attrs = {**conv.attrs, "pads": pads}
         yield replace(conv, inputs=inputs, outputs=(y,), attrs=attrs, name=y, sources=sources)
         parts.append(y)
@@ -156,10 +156,10 @@ def _convs(
         yield Node("Concat", tuple(parts), (output,), {"axis": 2}, output, sources)
 
 
-def _window(draft: Draft, source: Source, rows: slice) -> tuple[int, int, tuple[int, ...]]:
+def _window(rewriter: Rewriter, source: Source, rows: slice) -> tuple[int, int, tuple[int, ...]]:
     """The rows of its input that a convolution reads for rows of its output, and the pads then."""
     window = window_of(source.node, source.weight.shape[2:])
-    extent, stride = draft.shape(source.node.inputs[0])[2], window.strides[0]
+    extent, stride = rewriter.shape(source.node.inputs[0])[2], window.strides[0]
     first = rows.start * stride - window.begins[0]
     last = (rows.stop - 1) * stride - window.begins[0] + window.reach[0]
     start, end = max(first, 0), min(last, extent)

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.passes.expansion.images import TIDY
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 
@@ -22,26 +22,26 @@ def batch_to_channels(graph: Graph) -> Graph:
     return rewrite(graph, _as_channels, *TIDY)
 
 
-def _as_channels(draft: Draft, node: Node) -> bool:
-    shape = draft.shape(node.inputs[0])
+def _as_channels(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0])
     if len(shape) != 4 or shape[0] == 1:
         return False
     N, channels = shape[:2]
     inputs: tuple[str, ...] = ()
     attrs = dict(node.attrs)
     if node.op == "Conv":
-        depthwise = GROUP(node) == channels == draft.shape(node.output)[1]
-        values = [draft.constants.get(name) for name in node.inputs[1:] if name]
+        depthwise = GROUP(node) == channels == rewriter.shape(node.output)[1]
+        values = [rewriter.constants.get(name) for name in node.inputs[1:] if name]
         if not depthwise or any(value is None for value in values):
             return False
         tiled = [np.concatenate([value] * N) for value in values if value is not None]
-        inputs = tuple(draft.constant(value, f"{node.output}/tiled") for value in tiled)
+        inputs = tuple(rewriter.constant(value, f"{node.output}/tiled") for value in tiled)
         attrs["group"] = N * channels
     elif node.op not in POOLS:
         return False
-    after = draft.shape(node.output)
-    x, y = draft.fresh(f"{node.inputs[0]}/channels"), draft.fresh(f"{node.output}/channels")
-    draft.replace(
+    after = rewriter.shape(node.output)
+    x, y = rewriter.fresh(f"{node.inputs[0]}/channels"), rewriter.fresh(f"{node.output}/channels")
+    rewriter.replace(
         node,
         Node("Reshape", node.inputs[:1], (x,), {"shape": (1, N * channels, *shape[2:])}, x, node.sources),
         replace(node, inputs=(x, *inputs), outputs=(y,), attrs=attrs),

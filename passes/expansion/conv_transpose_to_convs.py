@@ -14,7 +14,7 @@ from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
 from npuc.passes.rewriting.interleaving import interleaved, woven
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256
 """A larger enlargement (more than 16 times each way) stays as it is."""
@@ -110,61 +110,65 @@ class Axis:
         return [Phase(kernel, -first, max(end, 0), step, dilation) for kernel in kernels]
 
 
-def _to_convs(draft: Draft, node: Node) -> bool:
-    if not _is_constant_image(draft, node):
+def _to_convs(rewriter: Rewriter, node: Node) -> bool:
+    if not _is_constant_image(rewriter, node):
         return False
-    block = lcm(*_window(draft, node).strides)
+    block = lcm(*_window(rewriter, node).strides)
     if block**2 > MOST_PHASES:
         return False
-    axes = _axes(draft, node, (block, block))
-    convs = _chosen(draft, node, axes)
+    axes = _axes(rewriter, node, (block, block))
+    convs = _chosen(rewriter, node, axes)
     if block == 1:
-        draft.replace(node, _conv(draft, node, convs[0], node.output))
+        rewriter.replace(node, _conv(rewriter, node, convs[0], node.output))
         return True
     numbers = product(range(block), repeat=2)
     stems = [f"phase_{row}_{column}" for row, column in numbers] if len(convs) > 1 else ["phases"]
-    names = [draft.fresh(f"{node.output}/{stem}") for stem in stems]
-    made = [_conv(draft, node, phases, y) for phases, y in zip(convs, names, strict=True)]
-    draft.replace(node, *made, *interleaved(draft, node, names, block))
+    names = [rewriter.fresh(f"{node.output}/{stem}") for stem in stems]
+    made = [_conv(rewriter, node, phases, y) for phases, y in zip(convs, names, strict=True)]
+    rewriter.replace(node, *made, *interleaved(rewriter, node, names, block))
     return True
 
 
-def _to_phases(draft: Draft, node: Node) -> bool:
-    if not _is_constant_image(draft, node):
+def _to_phases(rewriter: Rewriter, node: Node) -> bool:
+    if not _is_constant_image(rewriter, node):
         return False
-    strides = _window(draft, node).strides
+    strides = _window(rewriter, node).strides
     if prod(strides) > MOST_PHASES:
         return False
-    rows, columns = (axis.ragged() for axis in _axes(draft, node, strides))
+    rows, columns = (axis.ragged() for axis in _axes(rewriter, node, strides))
     if len(rows) == len(columns) == 1:
-        draft.replace(node, _conv(draft, node, [(rows[0], columns[0])], node.output))
+        rewriter.replace(node, _conv(rewriter, node, [(rows[0], columns[0])], node.output))
         return True
     names = [
-        [draft.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
+        [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
         for row in range(len(rows))
     ]
     made = [
-        _conv(draft, node, [(row, column)], names[y][x])
+        _conv(rewriter, node, [(row, column)], names[y][x])
         for y, row in enumerate(rows)
         for x, column in enumerate(columns)
     ]
-    draft.replace(node, *made, *woven(draft, node, names))
+    rewriter.replace(node, *made, *woven(rewriter, node, names))
     return True
 
 
-def _is_constant_image(draft: Draft, node: Node) -> bool:
+def _is_constant_image(rewriter: Rewriter, node: Node) -> bool:
     """Whether a node is a ConvTranspose of images by constant weights."""
-    image = node.op == "ConvTranspose" and len(draft.shape(node.output)) == 4
-    return image and node.inputs[1] in draft.constants
+    image = node.op == "ConvTranspose" and len(rewriter.shape(node.output)) == 4
+    return image and node.inputs[1] in rewriter.constants
 
 
-def _window(draft: Draft, node: Node) -> Window:
-    return window_of(node, draft.constants[node.inputs[1]].shape[2:])
+def _window(rewriter: Rewriter, node: Node) -> Window:
+    return window_of(node, rewriter.constants[node.inputs[1]].shape[2:])
 
 
-def _axes(draft: Draft, node: Node, blocks: Sequence[int]) -> list[Axis]:
+def _axes(rewriter: Rewriter, node: Node, blocks: Sequence[int]) -> list[Axis]:
     """Both axes, with blocks of so many outputs."""
-    window, shape, extents = _window(draft, node), draft.shape(node.output), draft.shape(node.inputs[0])[2:]
+    window, shape, extents = (
+        _window(rewriter, node),
+        rewriter.shape(node.output),
+        rewriter.shape(node.inputs[0])[2:],
+    )
     return [
         Axis(kernel, stride, dilation, begin, extent, outputs, block)
         for kernel, stride, dilation, begin, extent, outputs, block in zip(
@@ -177,21 +181,21 @@ Phases = Sequence[tuple[Phase, Phase]]
 """Rows and columns of the phases that one Conv gives; their windows are the same."""
 
 
-def _chosen(draft: Draft, node: Node, axes: Sequence[Axis]) -> list[Phases]:
+def _chosen(rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases]:
     """A Conv for each phase, or where that is clearly less work one for all."""
     rows, columns = (axis.separate() for axis in axes)
     separate: list[Phases] = [[(row, column)] for row in rows for column in columns]
     rows, columns = (axis.common() for axis in axes)
     common: list[Phases] = [[(row, column) for row in rows for column in columns]]
-    constant = all(name in draft.constants for name in node.inputs[1:] if name)
+    constant = all(name in rewriter.constants for name in node.inputs[1:] if name)
     if len(separate) == 1 or GROUP(node) > 1 or not constant:
         return separate
-    return common if 4 * _work(draft, node, common) <= 3 * _work(draft, node, separate) else separate
+    return common if 4 * _work(rewriter, node, common) <= 3 * _work(rewriter, node, separate) else separate
 
 
-def _work(draft: Draft, node: Node, convs: Sequence[Phases]) -> int:
+def _work(rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -> int:
     """Multiplications on 16 lanes per block of outputs; those of one Conv must then be moved."""
-    C, Co = draft.shape(node.inputs[0])[1], draft.shape(node.output)[1]
+    C, Co = rewriter.shape(node.inputs[0])[1], rewriter.shape(node.output)[1]
     taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * _lanes(Co * len(each)) for each in convs)
     moved = SPREADING * _lanes(Co) * len(convs[0]) if len(convs) == 1 else 0
     return taps * C + moved
@@ -201,19 +205,19 @@ def _lanes(channels: int) -> int:
     return -(-channels // LANES) * LANES
 
 
-def _conv(draft: Draft, node: Node, phases: Phases, output: str) -> Node:
+def _conv(rewriter: Rewriter, node: Node, phases: Phases, output: str) -> Node:
     """The Conv of some phases; its weight (phases * Co, C/group, ..) is made of the node's (C, Co/group, ..)."""
-    w, group = draft.constants[node.inputs[1]], GROUP(node)
+    w, group = rewriter.constants[node.inputs[1]], GROUP(node)
     padded = np.pad(w, ((0, 0), (0, 0), (0, 1), (0, 1)))
     weights: list[Array] = []
     for row, column in phases:
         taps = padded[:, :, list(row.taps)][..., list(column.taps)]
         grouped = taps.reshape(group, w.shape[0] // group, w.shape[1], *taps.shape[2:]).swapaxes(1, 2)
         weights.append(grouped.reshape(-1, *grouped.shape[2:]))
-    inputs = [node.inputs[0], draft.constant(np.concatenate(weights), f"{output}/weight"), *node.inputs[2:]]
+    inputs = [node.inputs[0], rewriter.constant(np.concatenate(weights), f"{output}/weight"), *node.inputs[2:]]
     if len(phases) > 1 and len(inputs) > 2 and inputs[2]:
-        repeated = [draft.constants[node.inputs[2]]] * len(phases)
-        inputs[2] = draft.constant(np.concatenate(repeated), f"{output}/bias")
+        repeated = [rewriter.constants[node.inputs[2]]] * len(phases)
+        inputs[2] = rewriter.constant(np.concatenate(repeated), f"{output}/bias")
     row, column = phases[0]
     attrs: dict[str, Attr] = {key: node.attrs[key] for key in ("activation", "min", "max") if key in node.attrs}
     attrs |= {

@@ -10,7 +10,7 @@ import numpy as np
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import PAD_MODE, SHAPE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_COPIES = 256
 """Along one axis; Expand by more stays."""
@@ -28,45 +28,45 @@ def copies_to_concats(graph: Graph) -> Graph:
     return rewrite(graph, _expand, _pad)
 
 
-def _replace(draft: Draft, node: Node, build: Callable[[Step, str], str]) -> bool:
+def _replace(rewriter: Rewriter, node: Node, build: Callable[[Step, str], str]) -> bool:
     """Puts what `build` makes of the node's first input into the node's place."""
     nodes: list[Node] = []
 
     def step(op: str, *inputs: str, **attrs: Attr) -> str:
-        y = draft.fresh(f"{node.output}/{op.lower()}")
+        y = rewriter.fresh(f"{node.output}/{op.lower()}")
         nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
         return y
 
     build(step, node.inputs[0])
     last = nodes.pop()
-    draft.replace(node, *nodes, Node(last.op, last.inputs, node.outputs, last.attrs, node.name, node.sources))
+    rewriter.replace(node, *nodes, Node(last.op, last.inputs, node.outputs, last.attrs, node.name, node.sources))
     return True
 
 
-def _expand(draft: Draft, node: Node) -> bool:
+def _expand(rewriter: Rewriter, node: Node) -> bool:
     shape = SHAPE(node) if node.op == "Expand" else ()
-    before = (*(1 for _ in shape[len(draft.shape(node.inputs[0])) :]), *draft.shape(node.inputs[0]))
+    before = (*(1 for _ in shape[len(rewriter.shape(node.inputs[0])) :]), *rewriter.shape(node.inputs[0]))
     repeated = [axis for axis, extent in enumerate(shape) if extent != before[axis]]
-    moves = repeated or before != draft.shape(node.inputs[0])
+    moves = repeated or before != rewriter.shape(node.inputs[0])
     if not moves or max((shape[axis] for axis in repeated), default=1) > MOST_COPIES or not all(shape):
         return False
 
     def build(step: Step, x: str) -> str:
-        if before != draft.shape(x):
+        if before != rewriter.shape(x):
             x = step("Reshape", x, shape=before)
         for axis in repeated:
             x = step("Concat", *(x,) * shape[axis], axis=axis)
         return x
 
-    return _replace(draft, node, build)
+    return _replace(rewriter, node, build)
 
 
-def _pad(draft: Draft, node: Node) -> bool:
-    if node.op != "Pad" or not only_float(draft, node.inputs[0]) or not draft.types[node.output].size:
+def _pad(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Pad" or not only_float(rewriter, node.inputs[0]) or not rewriter.types[node.output].size:
         return False
-    shape, pads, mode = list(draft.shape(node.inputs[0])), SIDES(node), PAD_MODE(node)
+    shape, pads, mode = list(rewriter.shape(node.inputs[0])), SIDES(node), PAD_MODE(node)
     value, rank = VALUE(node), len(shape)
-    if not any(pads) or not draft.types[node.inputs[0]].size or not isfinite(value):
+    if not any(pads) or not rewriter.types[node.inputs[0]].size or not isfinite(value):
         return False
 
     def cut(step: Step, x: str, axis: int, first: int, count: int, by: int = 1) -> str:
@@ -77,7 +77,7 @@ def _pad(draft: Draft, node: Node) -> bool:
         match mode:
             case "constant":
                 block = np.full([count if at == axis else n for at, n in enumerate(shape)], value, np.float32)
-                return [draft.constant(block, f"{node.output}/constant")]
+                return [rewriter.constant(block, f"{node.output}/constant")]
             case "edge":
                 return [cut(step, x, axis, extent - 1 if behind else 0, 1)] * count
             case "reflect":
@@ -100,4 +100,4 @@ def _pad(draft: Draft, node: Node) -> bool:
             shape[axis] += max(begin, 0) + max(end, 0)
         return x
 
-    return _replace(draft, node, build)
+    return _replace(rewriter, node, build)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXIS
 from npuc.passes.expansion.images import TIDY
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_SLICES = 256
 """A Gather of more runs of indices stays."""
@@ -16,18 +16,18 @@ def gathers_to_slices(graph: Graph) -> Graph:
     return rewrite(graph, _slices, *TIDY)
 
 
-def _slices(draft: Draft, node: Node) -> bool:
-    indices = draft.constants.get(node.inputs[1]) if node.op == "Gather" else None
-    if indices is None or not indices.size or node.inputs[0] in draft.constants:
+def _slices(rewriter: Rewriter, node: Node) -> bool:
+    indices = rewriter.constants.get(node.inputs[1]) if node.op == "Gather" else None
+    if indices is None or not indices.size or node.inputs[0] in rewriter.constants:
         return False
     x, axis = node.inputs[0], AXIS(node)
-    runs = _runs((indices.reshape(-1) % draft.shape(x)[axis]).tolist())
+    runs = _runs((indices.reshape(-1) % rewriter.shape(x)[axis]).tolist())
     if len(runs) > MOST_SLICES:
         return False
     parts: list[str] = []
     nodes: list[Node] = []
     for first, count, step in runs:
-        part = draft.fresh(f"{node.output}/run")
+        part = rewriter.fresh(f"{node.output}/run")
         cut: dict[str, Attr] = {
             "axes": (axis,), "starts": (first,), "ends": (max(first + count * step, -1),), "steps": (step,),
         }  # fmt: skip
@@ -35,10 +35,10 @@ def _slices(draft: Draft, node: Node) -> bool:
         parts.append(part)
     whole = parts[0]
     if len(parts) > 1:
-        whole = draft.fresh(f"{node.output}/runs")
+        whole = rewriter.fresh(f"{node.output}/runs")
         nodes.append(Node("Concat", tuple(parts), (whole,), {"axis": axis}, whole, node.sources))
-    back = Node("Reshape", (whole,), node.outputs, {"shape": draft.shape(node.output)}, node.name, node.sources)
-    draft.replace(node, *nodes, back)
+    back = Node("Reshape", (whole,), node.outputs, {"shape": rewriter.shape(node.output)}, node.name, node.sources)
+    rewriter.replace(node, *nodes, back)
     return True
 
 

@@ -10,7 +10,7 @@ from npuc.ops.attributes import PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.rewriting.layout import inverse, moves_nothing
-from npuc.passes.rewriting.rules import Draft, Rule
+from npuc.passes.rewriting.rules import Rewriter, Rule
 
 LANES = 16
 """Channels that the machines known so far compute side by side."""
@@ -52,17 +52,17 @@ def image_shape(elements: int) -> Shape:
 
 
 def carried(
-    draft: Draft, tensor: str, perm: Sequence[int], shape: Shape, sources: Sequence[str]
+    rewriter: Rewriter, tensor: str, perm: Sequence[int], shape: Shape, sources: Sequence[str]
 ) -> tuple[str, list[Node]]:
     """The tensor with its axes in another order, then in another shape: its name, and the nodes that give it.
 
     perm: of the tensor's axes behind as many axes of extent 1 as are missing.
     """
     nodes: list[Node] = []
-    before = draft.shape(tensor)
+    before = rewriter.shape(tensor)
 
     def step(op: str, key: str, value: Shape) -> str:
-        result = draft.fresh(f"{tensor}@{'x'.join(map(str, value))}")
+        result = rewriter.fresh(f"{tensor}@{'x'.join(map(str, value))}")
         nodes.append(Node(op, (tensor,), (result,), {key: value}, result, tuple(sources)))
         return result
 
@@ -76,13 +76,15 @@ def carried(
     return tensor, nodes
 
 
-def returned(draft: Draft, image: str, perm: Sequence[int], result: str, sources: Sequence[str]) -> list[Node]:
-    """The nodes that give a result of the draft from its image, undoing `carried` with this permutation."""
-    shape = draft.shape(result)
+def returned(
+    rewriter: Rewriter, image: str, perm: Sequence[int], result: str, sources: Sequence[str]
+) -> list[Node]:
+    """The nodes that give a result of the graph from its image, undoing `carried` with this permutation."""
+    shape = rewriter.shape(result)
     if moves_nothing(shape, perm):
         return [Node("Reshape", (image,), (result,), {"shape": shape}, result, tuple(sources))]
     moved = tuple(shape[axis] for axis in perm)
-    inner = draft.fresh(f"{result}@{''.join(map(str, perm))}")
+    inner = rewriter.fresh(f"{result}@{''.join(map(str, perm))}")
     return [
         Node("Reshape", (image,), (inner,), {"shape": moved}, inner, tuple(sources)),
         Node("Transpose", (inner,), (result,), {"perm": inverse(perm)}, result, tuple(sources)),
@@ -99,14 +101,14 @@ def extents(shape: Sequence[int], axes: Sequence[int]) -> int:
     return prod(shape[axis] for axis in axes)
 
 
-def merge_transposes(draft: Draft, node: Node) -> bool:
+def merge_transposes(rewriter: Rewriter, node: Node) -> bool:
     """Transpose of Transpose: one."""
-    first = draft.producer(node.inputs[0]) if node.op == "Transpose" else None
+    first = rewriter.producer(node.inputs[0]) if node.op == "Transpose" else None
     if first is None or first.op != "Transpose":
         return False
     perm = tuple(PERM(first)[axis] for axis in PERM(node))
-    sources = draft.sources(first, node)
-    draft.replace(node, Node("Transpose", first.inputs, node.outputs, {"perm": perm}, node.name, sources))
+    sources = rewriter.sources(first, node)
+    rewriter.replace(node, Node("Transpose", first.inputs, node.outputs, {"perm": perm}, node.name, sources))
     return True
 
 

@@ -11,7 +11,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.split_average_pool import Axis, Limits
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_STAGES = 2
 """Of one axis."""
@@ -33,9 +33,9 @@ class PadLongAverages:
         return rewrite(graph, partial(_divided, self.limits))
 
 
-def _divided(limits: Limits, draft: Draft, node: Node) -> bool:
-    shape = draft.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
-    if len(shape) != 4 or draft.shape(node.output)[2:] != (1, 1):
+def _divided(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0]) if node.op in ("AveragePool", "GlobalAveragePool") else ()
+    if len(shape) != 4 or rewriter.shape(node.output)[2:] != (1, 1):
         return False
     kernel = KERNEL_SHAPE(node) or shape[2:]
     window = window_of(node, kernel)
@@ -46,11 +46,11 @@ def _divided(limits: Limits, draft: Draft, node: Node) -> bool:
         return False
     axis = along[-1]
     rest = tuple(1 if at == axis else extent for at, extent in enumerate(kernel))
-    inner = node.output if max(rest) == 1 else draft.fresh(f"{node.output}/axis_{axis}")
-    nodes = _stages(draft, replace(node, outputs=(inner,)), axis, kernel[axis], limits)
+    inner = node.output if max(rest) == 1 else rewriter.fresh(f"{node.output}/axis_{axis}")
+    nodes = _stages(rewriter, replace(node, outputs=(inner,)), axis, kernel[axis], limits)
     if max(rest) > 1:
         nodes.append(Node("AveragePool", (inner,), node.outputs, {"kernel_shape": rest}, node.name, node.sources))
-    draft.replace(node, *nodes)
+    rewriter.replace(node, *nodes)
     return True
 
 
@@ -60,19 +60,19 @@ def _undivided(kernel: int, limits: Limits) -> bool:
     return len(stages) > MOST_STAGES or max(stage[0] for stage in stages) > limits.extent
 
 
-def _stages(draft: Draft, node: Node, axis: int, kernel: int, limits: Limits) -> list[Node]:
+def _stages(rewriter: Rewriter, node: Node, axis: int, kernel: int, limits: Limits) -> list[Node]:
     """Averages of pieces until few enough are left, and their sum."""
     nodes: list[Node] = []
     x, left, piece, weight = node.inputs[0], kernel, limits.stride, 1.0 / kernel
     while left > limits.extent:
-        y = draft.fresh(f"{node.output}/pieces")
+        y = rewriter.fresh(f"{node.output}/pieces")
         along = tuple(piece if at == axis else 1 for at in (0, 1))
         pads = [0, 0, 0, 0]
         pads[2 + axis] = -left % piece
         attrs = {"kernel_shape": along, "strides": along, "pads": tuple(pads), "count_include_pad": 1}
         nodes.append(Node("AveragePool", (x,), (y,), attrs, y, node.sources))
         x, left, weight = y, -(-left // piece), weight * piece
-    channels = draft.shape(node.inputs[0])[1]
+    channels = rewriter.shape(node.inputs[0])[1]
     taps = np.full((channels, 1, *(left if at == axis else 1 for at in (0, 1))), weight, np.float32)
-    w = draft.constant(taps, f"{node.output}/sum")
+    w = rewriter.constant(taps, f"{node.output}/sum")
     return [*nodes, Node("Conv", (x, w), node.outputs, {"group": channels}, node.name, node.sources)]

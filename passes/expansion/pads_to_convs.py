@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import PAD_MODE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PADDING = 15
 """Rows or columns before the image that a window may start in."""
@@ -24,28 +24,28 @@ def pads_to_convs(graph: Graph) -> Graph:
     return rewrite(graph, _padded)
 
 
-def _padded(draft: Draft, node: Node) -> bool:
-    shape = draft.shape(node.inputs[0])
+def _padded(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0])
     if node.op != "Pad" or PAD_MODE(node) != "constant" or len(shape) != 4 or shape[0] != 1:
         return False
     begins, ends, value = SIDES(node)[:4], SIDES(node)[4:], VALUE(node)
     spatial = begins[2:] + ends[2:]
     if any(begins[:2] + ends[:2]) or min(spatial) < 0 or max(begins) > MOST_PADDING or not isfinite(value):
         return False
-    if not only_float(draft, node.inputs[0]) or not draft.types[node.inputs[0]].size:
+    if not only_float(rewriter, node.inputs[0]) or not rewriter.types[node.inputs[0]].size:
         return False
     nodes: list[Node] = []
     x = node.inputs[0]
     if value:
-        x = draft.fresh(f"{node.output}/above")
-        nodes.append(_conv(draft, node, node.inputs[0], x, -value, {}))
-    draft.replace(node, *nodes, _conv(draft, node, x, node.output, value, {"pads": spatial}))
+        x = rewriter.fresh(f"{node.output}/above")
+        nodes.append(_conv(rewriter, node, node.inputs[0], x, -value, {}))
+    rewriter.replace(node, *nodes, _conv(rewriter, node, x, node.output, value, {"pads": spatial}))
     return True
 
 
-def _conv(draft: Draft, node: Node, x: str, y: str, shift: float, attrs: dict[str, Attr]) -> Node:
+def _conv(rewriter: Rewriter, node: Node, x: str, y: str, shift: float, attrs: dict[str, Attr]) -> Node:
     """A depthwise Conv by 1 that adds a number."""
-    channels = draft.shape(node.inputs[0])[1]
-    w = draft.constant(np.ones((channels, 1, 1, 1), np.float32), f"{y}/ones")
-    bias = (draft.constant(np.full(channels, shift, np.float32), f"{y}/shift"),) if shift else ()
+    channels = rewriter.shape(node.inputs[0])[1]
+    w = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{y}/ones")
+    bias = (rewriter.constant(np.full(channels, shift, np.float32), f"{y}/shift"),) if shift else ()
     return Node("Conv", (x, w, *bias), (y,), {**attrs, "group": channels}, node.name, node.sources)

@@ -11,7 +11,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import BLOCKS, GROUP
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 LANES = 16
 """Channels of a memory word: from a multiple of it on they can be read as they are."""
@@ -27,12 +27,12 @@ def permute_channels_by_conv(graph: Graph) -> Graph:
     image, with its weights scattered, where that is less work; or a 1x1 Conv selects them. It does not select
     channels of an input, nor where only data movement follows, as before an output.
     """
-    draft = Draft(graph)
-    for key in reversed(draft.order()):
-        node = draft.node(key)
-        if node is not None and not _into_reader(draft, node):
-            _replaced(draft, node)
-    return draft.finish()
+    rewriter = Rewriter(graph)
+    for key in reversed(rewriter.order()):
+        node = rewriter.node(key)
+        if node is not None and not _into_reader(rewriter, node):
+            _replaced(rewriter, node)
+    return rewriter.finish()
 
 
 @dataclass(frozen=True)
@@ -50,55 +50,55 @@ class Selection:
         return first % LANES == 0 and bool((self.channels == np.arange(first, first + count)).all())
 
 
-def selection(draft: Draft, tensor: str) -> Selection | None:
+def selection(rewriter: Rewriter, tensor: str) -> Selection | None:
     """The tensor as channels of the farthest image of which it is some."""
-    shape = draft.shape(tensor)
-    if len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(draft, tensor):
+    shape = rewriter.shape(tensor)
+    if len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, tensor):
         return None
     path: list[tuple[Node, str]] = []
     found: Selection | None = None
-    while (node := draft.producer(tensor)) is not None and _moves(draft, node):
+    while (node := rewriter.producer(tensor)) is not None and _moves(rewriter, node):
         path.insert(0, (node, tensor))
         tensor = node.inputs[0]
-        before = draft.shape(tensor)
+        before = rewriter.shape(tensor)
         if len(before) == 4 and before[0] == 1 and before[2:] == shape[2:]:
-            channels = _channels(draft, tensor, path)
+            channels = _channels(rewriter, tensor, path)
             if channels is not None:
                 found = Selection(tensor, channels, tuple(each for each, _ in path))
     return found
 
 
-def _moves(draft: Draft, node: Node) -> bool:
-    return node.op in MOVES and all(name in draft.constants for name in node.inputs[1:])
+def _moves(rewriter: Rewriter, node: Node) -> bool:
+    return node.op in MOVES and all(name in rewriter.constants for name in node.inputs[1:])
 
 
-def _channels(draft: Draft, image: str, path: list[tuple[Node, str]]) -> Array | None:
+def _channels(rewriter: Rewriter, image: str, path: list[tuple[Node, str]]) -> Array | None:
     """Which channel of the image each channel at the end of the path is; None if pixels move as well."""
-    type_ = draft.types[image]
+    type_ = rewriter.types[image]
     pixels = type_.shape[2] * type_.shape[3]
     value: Array = np.arange(type_.size).reshape(type_.shape)
     for node, result in path:
-        values = evaluate(node, [value, *(draft.constants[name] for name in node.inputs[1:])])
+        values = evaluate(node, [value, *(rewriter.constants[name] for name in node.inputs[1:])])
         value = values[node.outputs.index(result)]
     places = value.reshape(value.shape[1], pixels)
     channels = places[:, 0] // pixels
     return channels if (places == channels[:, None] * pixels + np.arange(pixels)).all() else None
 
 
-def _into_reader(draft: Draft, conv: Node) -> bool:
+def _into_reader(rewriter: Rewriter, conv: Node) -> bool:
     """A dense Conv of selected channels reads the image itself, where to select them would be more work."""
-    found = selection(draft, conv.inputs[0]) if is_dense(draft, conv) else None
-    if found is None or found.is_window or _giver(draft, found) is not None:
+    found = selection(rewriter, conv.inputs[0]) if is_dense(rewriter, conv) else None
+    if found is None or found.is_window or _giver(rewriter, found) is not None:
         return False
-    weight, most, count = draft.constants[conv.inputs[1]], draft.shape(found.image)[1], len(found.channels)
+    weight, most, count = rewriter.constants[conv.inputs[1]], rewriter.shape(found.image)[1], len(found.channels)
     added = weight[0, 0].size * (most - count) * _lanes(len(weight))
     if added > most * _lanes(count):
         return False
     scattered = np.zeros((len(weight), most, *weight.shape[2:]), weight.dtype)
     for place, channel in enumerate(found.channels):
         scattered[:, channel] += weight[:, place]
-    inputs = (found.image, draft.constant(scattered, f"{conv.output}/scattered"), *conv.inputs[2:])
-    draft.replace(conv, replace(conv, inputs=inputs, sources=draft.sources(*found.nodes, conv)))
+    inputs = (found.image, rewriter.constant(scattered, f"{conv.output}/scattered"), *conv.inputs[2:])
+    rewriter.replace(conv, replace(conv, inputs=inputs, sources=rewriter.sources(*found.nodes, conv)))
     return True
 
 
@@ -106,51 +106,51 @@ def _lanes(channels: int) -> int:
     return -(-channels // LANES) * LANES
 
 
-def _replaced(draft: Draft, node: Node) -> bool:
+def _replaced(rewriter: Rewriter, node: Node) -> bool:
     """Other nodes in the place of the last of those that select channels, if its results are computed with."""
-    readers = {name: draft.readers(name) for name in node.outputs if name}
+    readers = {name: rewriter.readers(name) for name in node.outputs if name}
     if node.op not in MOVES or all(each.op in MOVES for found in readers.values() for each in found):
         return False
-    used = [name for name, found in readers.items() if found or name in draft.outputs]
-    found = {name: each for name in used if (each := selection(draft, name)) is not None}
+    used = [name for name, found in readers.items() if found or name in rewriter.outputs]
+    found = {name: each for name in used if (each := selection(rewriter, name)) is not None}
     windows = all(each.is_window and len(each.nodes) == 1 for each in found.values())
-    of_input = all(each.image in draft.graph.inputs for each in found.values())
+    of_input = all(each.image in rewriter.graph.inputs for each in found.values())
     if len(found) < len(used) or of_input or (windows and len(used) == len(node.outputs)):
         return False
-    draft.replace(node, *(_selecting(draft, name, each) for name, each in found.items()))
+    rewriter.replace(node, *(_selecting(rewriter, name, each) for name, each in found.items()))
     return True
 
 
-def _selecting(draft: Draft, output: str, found: Selection) -> Node:
+def _selecting(rewriter: Rewriter, output: str, found: Selection) -> Node:
     """The node that gives the selected channels."""
     last, channels = found.nodes[-1], found.channels
-    name, sources = last.name if len(last.outputs) == 1 else output, draft.sources(*found.nodes)
+    name, sources = last.name if len(last.outputs) == 1 else output, rewriter.sources(*found.nodes)
     if found.is_window:
         return sliced(found.image, channels, output, name, sources)
-    giver = _giver(draft, found)
+    giver = _giver(rewriter, found)
     if giver is not None:
         return replace(
-            kernels_of(draft, giver, channels, output), name=name, sources=draft.sources(giver, *found.nodes)
+            kernels_of(rewriter, giver, channels, output), name=name, sources=rewriter.sources(giver, *found.nodes)
         )
-    return selected(draft, found.image, channels, output, name, sources)
+    return selected(rewriter, found.image, channels, output, name, sources)
 
 
-def _giver(draft: Draft, found: Selection) -> Node | None:
+def _giver(rewriter: Rewriter, found: Selection) -> Node | None:
     """The dense Conv whose result nothing but the selection reads."""
     inner = [name for node in found.nodes[:-1] for name in node.outputs]
-    conv = draft.private(found.image)
-    if conv is None or not is_dense(draft, conv) or not all(draft.only_reader(name) for name in inner):
+    conv = rewriter.private(found.image)
+    if conv is None or not is_dense(rewriter, conv) or not all(rewriter.only_reader(name) for name in inner):
         return None
     return conv
 
 
-def is_dense(draft: Draft, node: Node) -> bool:
+def is_dense(rewriter: Rewriter, node: Node) -> bool:
     """Whether a node is a convolution of one group whose parameters are constants.
 
     One in blocks, which another order of channels would fill, only if it has few taps anyway.
     """
     if node.op != "Conv" or GROUP(node) != 1:
         return False
-    if BLOCKS(node) > 1 and any(extent > 1 for extent in draft.shape(node.inputs[1])[2:]):
+    if BLOCKS(node) > 1 and any(extent > 1 for extent in rewriter.shape(node.inputs[1])[2:]):
         return False
-    return all(name in draft.constants for name in node.inputs[1:] if name)
+    return all(name in rewriter.constants for name in node.inputs[1:] if name)

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.passes.expansion.images import TIDY, Shape, carried, extents, returned, sides
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def products_to_convs(graph: Graph) -> Graph:
@@ -22,54 +22,56 @@ def products_to_convs(graph: Graph) -> Graph:
     return rewrite(graph, _gemm, _vectors, _matmul, *TIDY)
 
 
-def _gemm(draft: Draft, node: Node) -> bool:
-    if node.op != "Gemm" or draft.shape(node.inputs[0])[0] == 1 or node.inputs[1] not in draft.constants:
+def _gemm(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Gemm" or rewriter.shape(node.inputs[0])[0] == 1 or node.inputs[1] not in rewriter.constants:
         return False
-    rows, columns = draft.shape(node.inputs[0])
-    if not rows * columns or not only_float(draft, node.inputs[0]):
+    rows, columns = rewriter.shape(node.inputs[0])
+    if not rows * columns or not only_float(rewriter, node.inputs[0]):
         return False
-    taps = draft.constants[node.inputs[1]]
-    return _as_conv(draft, node, node.inputs[0], taps, (1, columns, *sides(rows)), ((1, 0), (1, 0)))
+    taps = rewriter.constants[node.inputs[1]]
+    return _as_conv(rewriter, node, node.inputs[0], taps, (1, columns, *sides(rows)), ((1, 0), (1, 0)))
 
 
-def _vectors(draft: Draft, node: Node) -> bool:
+def _vectors(rewriter: Rewriter, node: Node) -> bool:
     """A factor of a MatMul that has one axis gets a second one of extent 1; the result loses it again."""
-    if node.op != "MatMul" or all(len(draft.shape(name)) > 1 for name in node.inputs):
+    if node.op != "MatMul" or all(len(rewriter.shape(name)) > 1 for name in node.inputs):
         return False
     nodes: list[Node] = []
     inputs: list[str] = []
     for name, axis in zip(node.inputs, (0, 1), strict=True):
-        shape = draft.shape(name)
+        shape = rewriter.shape(name)
         matrix = tuple(np.insert(shape, axis, 1).tolist()) if len(shape) == 1 else shape
-        if name in draft.constants:
-            inputs.append(draft.constant(draft.constants[name].reshape(matrix), f"{node.output}/matrix"))
+        if name in rewriter.constants:
+            inputs.append(rewriter.constant(rewriter.constants[name].reshape(matrix), f"{node.output}/matrix"))
         else:
-            x, before = carried(draft, name, range(len(shape)), matrix, node.sources)
+            x, before = carried(rewriter, name, range(len(shape)), matrix, node.sources)
             inputs.append(x)
             nodes += before
-    product = draft.fresh(f"{node.output}/product")
-    back = {"shape": draft.shape(node.output)}
+    product = rewriter.fresh(f"{node.output}/product")
+    back = {"shape": rewriter.shape(node.output)}
     inner = replace(node, inputs=tuple(inputs), outputs=(product,))
-    draft.replace(node, *nodes, inner, Node("Reshape", (product,), node.outputs, back, node.output, node.sources))
+    rewriter.replace(
+        node, *nodes, inner, Node("Reshape", (product,), node.outputs, back, node.output, node.sources)
+    )
     return True
 
 
-def _matmul(draft: Draft, node: Node) -> bool:
+def _matmul(rewriter: Rewriter, node: Node) -> bool:
     """x (.., M, K) times w (.., K, N), or w (.., M, K) times x (.., K, N).
 
     Of the axes before the matrices those that only x has are pixels, those that only w has output channels, and
     those that both have groups.
     """
-    constants = [name in draft.constants for name in node.inputs]
-    if node.op != "MatMul" or constants.count(True) != 1 or not draft.types[node.output].size:
+    constants = [name in rewriter.constants for name in node.inputs]
+    if node.op != "MatMul" or constants.count(True) != 1 or not rewriter.types[node.output].size:
         return False
     first = constants[1]
     x, w = node.inputs if first else node.inputs[::-1]
-    if not only_float(draft, x, w):
+    if not only_float(rewriter, x, w):
         return False
-    shape, taps = draft.shape(x), draft.constants[w]
+    shape, taps = rewriter.shape(x), rewriter.constants[w]
     taps = taps.swapaxes(-1, -2) if first else taps
-    rank = len(draft.shape(node.output))
+    rank = len(rewriter.shape(node.output))
     batch, stacks = ((*(1,) * (rank - len(each)), *each[:-2]) for each in (shape, taps.shape))
     summed, free = (rank - 1, rank - 2) if first else (rank - 2, rank - 1)
     alone = [axis for axis in range(rank - 2) if batch[axis] == 1]
@@ -79,11 +81,11 @@ def _matmul(draft: Draft, node: Node) -> bool:
     columns, rows, group = taps.shape[-1], shape[-2 if first else -1], extents(batch, paired)
     image = (1, group * columns, *sides(extents(batch, shared) * rows))
     inner, outer = (*alone, *paired, summed, *shared, free), (*paired, *alone, summed, *shared, free)
-    return _as_conv(draft, node, x, matrices.reshape(-1, columns), image, (inner, outer), group)
+    return _as_conv(rewriter, node, x, matrices.reshape(-1, columns), image, (inner, outer), group)
 
 
 def _as_conv(
-    draft: Draft,
+    rewriter: Rewriter,
     node: Node,
     x: str,
     taps: Array,
@@ -95,9 +97,9 @@ def _as_conv(
 
     taps: (Co, Ci / group); perms: the order of the axes of x, and of those of the result, in the images.
     """
-    source, before = carried(draft, x, perms[0], image, node.sources)
-    kernel = draft.constant(np.ascontiguousarray(taps[:, :, None, None]), f"{node.output}/kernel")
-    y = draft.fresh(f"{node.output}/image")
+    source, before = carried(rewriter, x, perms[0], image, node.sources)
+    kernel = rewriter.constant(np.ascontiguousarray(taps[:, :, None, None]), f"{node.output}/kernel")
+    y = rewriter.fresh(f"{node.output}/image")
     conv = Node(
         "Conv",
         (source, kernel, *(node.inputs[2:] if node.op == "Gemm" else ())),
@@ -106,5 +108,5 @@ def _as_conv(
         node.name,
         node.sources,
     )
-    draft.replace(node, *before, conv, *returned(draft, y, perms[1], node.output, node.sources))
+    rewriter.replace(node, *before, conv, *returned(rewriter, y, perms[1], node.output, node.sources))
     return True

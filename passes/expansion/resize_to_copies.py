@@ -10,7 +10,7 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import SCALES
 from npuc.ops.resize import interpolation
 from npuc.passes.rewriting.interleaving import interleaved
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_SCALE = 8
 """A larger enlargement is done in several steps, of which each takes the square of its scale in copies."""
@@ -25,31 +25,31 @@ def resize_to_copies(graph: Graph) -> Graph:
     return rewrite(graph, _to_copies)
 
 
-def _to_copies(draft: Draft, node: Node) -> bool:
-    scale, across = repetitions(draft, node)
+def _to_copies(rewriter: Rewriter, node: Node) -> bool:
+    scale, across = repetitions(rewriter, node)
     if scale < 2 or across != scale:
         return False
     step = next(each for each in (*range(min(scale, MOST_SCALE), 1, -1), scale) if scale % each == 0)
     x = node.inputs[0]
     if step == scale:
-        draft.replace(node, *interleaved(draft, node, (x,) * step**2, step))
+        rewriter.replace(node, *interleaved(rewriter, node, (x,) * step**2, step))
         return True
-    batch, channels, height, width = draft.shape(x)
-    first = draft.fresh(f"{node.output}/{scale // step}x")
+    batch, channels, height, width = rewriter.shape(x)
+    first = rewriter.fresh(f"{node.output}/{scale // step}x")
     sizes = batch, channels, height * scale // step, width * scale // step
     scales = (1.0, 1.0, scale / step, scale / step)
     modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     before = replace(node.with_attrs(sizes=sizes, scales=scales, **modes), outputs=(first,), name=first)
     after = node.with_attrs(scales=(1.0, 1.0, float(step), float(step)), **modes)
-    draft.replace(node, before, replace(after, inputs=(first, *node.inputs[1:])))
+    rewriter.replace(node, before, replace(after, inputs=(first, *node.inputs[1:])))
     return True
 
 
-def repetitions(draft: Draft, node: Node) -> tuple[int, int]:
+def repetitions(rewriter: Rewriter, node: Node) -> tuple[int, int]:
     """How often a Resize repeats every row and every column; 0 if that is not what the node does."""
     if node.op != "Resize":
         return 0, 0
-    x, y = draft.shape(node.inputs[0]), draft.shape(node.output)
+    x, y = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)
     if len(x) != 4 or x[:2] != y[:2] or any(large % small for large, small in zip(y, x, strict=True)):
         return 0, 0
     scales = y[2] // x[2], y[3] // x[3]

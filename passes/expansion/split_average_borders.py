@@ -9,7 +9,7 @@ from itertools import groupby
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import COUNT_INCLUDE_PAD, KERNEL_SHAPE
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_REGIONS = 7
 """Regions along one axis; more stay one node."""
@@ -36,8 +36,8 @@ def split_average_borders(graph: Graph) -> Graph:
     return rewrite(graph, _split)
 
 
-def _split(draft: Draft, node: Node) -> bool:
-    shape, extents = draft.shape(node.output), draft.shape(node.inputs[0])[2:]
+def _split(rewriter: Rewriter, node: Node) -> bool:
+    shape, extents = rewriter.shape(node.output), rewriter.shape(node.inputs[0])[2:]
     if node.op != "AveragePool" or len(shape) != 4:
         return False
     window = window_of(node, KERNEL_SHAPE(node))
@@ -47,7 +47,7 @@ def _split(draft: Draft, node: Node) -> bool:
     whole = min(region.taps for region in (*rows, *columns)) > 0
     if uniform or not whole or max(len(rows), len(columns)) > MOST_REGIONS:
         return False
-    draft.replace(node, *_pools(draft, node, window, rows, columns))
+    rewriter.replace(node, *_pools(rewriter, node, window, rows, columns))
     return True
 
 
@@ -74,15 +74,17 @@ def _region(run: list[int], tap: int, count: int, window: Window, axis: int, ext
     return Region(start, end, count, (start - first, first + reach - end))
 
 
-def _pools(draft: Draft, node: Node, window: Window, rows: list[Region], columns: list[Region]) -> Iterator[Node]:
+def _pools(
+    rewriter: Rewriter, node: Node, window: Window, rows: list[Region], columns: list[Region]
+) -> Iterator[Node]:
     """For each pair of regions Slice -> AveragePool, then the Concats."""
     bands: list[str] = []
     for i, row in enumerate(rows):
-        band = draft.fresh(f"{node.output}/rows_{i}") if len(rows) > 1 else node.output
+        band = rewriter.fresh(f"{node.output}/rows_{i}") if len(rows) > 1 else node.output
         parts: list[str] = []
         for j, column in enumerate(columns):
-            part = draft.fresh(f"{node.output}/region_{i}_{j}") if len(columns) > 1 else band
-            yield from _pool(draft, node, window, row, column, part)
+            part = rewriter.fresh(f"{node.output}/region_{i}_{j}") if len(columns) > 1 else band
+            yield from _pool(rewriter, node, window, row, column, part)
             parts.append(part)
         if len(columns) > 1:
             yield Node("Concat", tuple(parts), (band,), {"axis": 3}, band, node.sources)
@@ -91,14 +93,16 @@ def _pools(draft: Draft, node: Node, window: Window, rows: list[Region], columns
         yield Node("Concat", tuple(bands), node.outputs, {"axis": 2}, node.name, node.sources)
 
 
-def _pool(draft: Draft, node: Node, window: Window, row: Region, column: Region, output: str) -> Iterator[Node]:
+def _pool(
+    rewriter: Rewriter, node: Node, window: Window, row: Region, column: Region, output: str
+) -> Iterator[Node]:
     """One region; a Slice only where it does not read the whole map."""
     x = node.inputs[0]
-    if ((row.start, column.start), (row.end, column.end)) != ((0, 0), draft.shape(x)[2:]):
+    if ((row.start, column.start), (row.end, column.end)) != ((0, 0), rewriter.shape(x)[2:]):
         cut: dict[str, Attr] = {
             "axes": (2, 3), "starts": (row.start, column.start), "ends": (row.end, column.end), "steps": (1, 1),
         }  # fmt: skip
-        x = draft.fresh(f"{output}/window")
+        x = rewriter.fresh(f"{output}/window")
         yield Node("Slice", node.inputs, (x,), cut, x, node.sources)
     attrs: dict[str, Attr] = {
         "kernel_shape": (row.taps, column.taps),

@@ -10,7 +10,7 @@ from itertools import pairwise
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE
 from npuc.ops.windows import window_of
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Step:
         return small and self.reach <= limits.extent
 
 
-def _split(limits: Limits, draft: Draft, node: Node) -> bool:
-    shape = draft.shape(node.inputs[0])
+def _split(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0])
     if node.op not in ("MaxPool", "GlobalMaxPool") or len(shape) != 4:
         return False
-    whole = tuple(_axis(node, axis, shape[2 + axis], draft.shape(node.output)[2 + axis]) for axis in (0, 1))
+    whole = tuple(_axis(node, axis, shape[2 + axis], rewriter.shape(node.output)[2 + axis]) for axis in (0, 1))
     if whole[0].reach * whole[1].reach <= limits.positions and all(step.fits(limits) for step in whole):
         return False
     found = [division(step, limits) for step in whole]
@@ -79,9 +79,11 @@ def _split(limits: Limits, draft: Draft, node: Node) -> bool:
     pairs = [
         (row, column) for row, column in pairs if max(row.kernel, row.stride, column.kernel, column.stride) > 1
     ]
-    names = [draft.fresh(f"{node.output}/part_{number}") for number in range(len(pairs) - 1)]
+    names = [rewriter.fresh(f"{node.output}/part_{number}") for number in range(len(pairs) - 1)]
     chain = (node.inputs[0], *names, node.output)
-    draft.replace(node, *(_pool(node, *pair, x, y) for pair, (x, y) in zip(pairs, pairwise(chain), strict=True)))
+    rewriter.replace(
+        node, *(_pool(node, *pair, x, y) for pair, (x, y) in zip(pairs, pairwise(chain), strict=True))
+    )
     return True
 
 

@@ -8,7 +8,7 @@ from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES
 from npuc.passes.expansion.permute_channels_by_conv import MOVES
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_STRIDE = 15
 
@@ -22,9 +22,9 @@ def strided_slices_to_convs(graph: Graph) -> Graph:
     return rewrite(graph, _strided)
 
 
-def _strided(draft: Draft, node: Node) -> bool:
-    x, shape = node.inputs[0], draft.shape(node.output)
-    if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(draft, x):
+def _strided(rewriter: Rewriter, node: Node) -> bool:
+    x, shape = node.inputs[0], rewriter.shape(node.output)
+    if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, x):
         return False
     keys = ("starts", "ends", "steps")
     cuts = dict(zip(AXES(node), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
@@ -32,21 +32,21 @@ def _strided(draft: Draft, node: Node) -> bool:
     others = [step for axis, (_, _, step) in cuts.items() if axis < 2]
     if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= MOST_STRIDE or any(s != 1 for s in others):
         return False
-    if not _is_computed(draft, x) or all(reader.op in MOVES for reader in draft.readers(node.output)):
+    if not _is_computed(rewriter, x) or all(reader.op in MOVES for reader in rewriter.readers(node.output)):
         return False
     ends = tuple(start + (shape[axis] - 1) * step + 1 for axis, (start, _, step) in cuts.items())
     unit: dict[str, Attr] = {**node.attrs, "ends": ends, "steps": (1,) * len(cuts)}
-    window = draft.fresh(f"{node.output}/window")
-    ones = draft.constant(np.ones((shape[1], 1, 1, 1), np.float32), f"{node.output}/ones")
+    window = rewriter.fresh(f"{node.output}/window")
+    ones = rewriter.constant(np.ones((shape[1], 1, 1, 1), np.float32), f"{node.output}/ones")
     attrs: dict[str, Attr] = {"kernel_shape": (1, 1), "strides": strides, "group": shape[1], "selects": 1}
     conv = Node("Conv", (window, ones), node.outputs, attrs, node.name, node.sources)
-    draft.replace(node, Node("Slice", (x,), (window,), unit, window, node.sources), conv)
+    rewriter.replace(node, Node("Slice", (x,), (window,), unit, window, node.sources), conv)
     return True
 
 
-def _is_computed(draft: Draft, tensor: str) -> bool:
+def _is_computed(rewriter: Rewriter, tensor: str) -> bool:
     """Whether it is more than a rearranged input of the network."""
-    node = draft.producer(tensor)
+    node = rewriter.producer(tensor)
     while node is not None and node.op in MOVES:
-        node = draft.producer(node.inputs[0])
+        node = rewriter.producer(node.inputs[0])
     return node is not None

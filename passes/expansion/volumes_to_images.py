@@ -12,7 +12,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import KERNEL_SHAPE, OUTPUT_PADDING
 from npuc.ops.windows import Window, window_of
 from npuc.passes.expansion.images import TIDY
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 POOLS = ("MaxPool", "AveragePool")
 GLOBAL = ("GlobalMaxPool", "GlobalAveragePool")
@@ -30,31 +30,31 @@ def volumes_to_images(graph: Graph) -> Graph:
     return rewrite(graph, _pool, _global_pool, _convolution, *TIDY)
 
 
-def _is_volume(draft: Draft, node: Node, ops: Sequence[str]) -> bool:
-    return node.op in ops and len(draft.shape(node.inputs[0])) == 5
+def _is_volume(rewriter: Rewriter, node: Node, ops: Sequence[str]) -> bool:
+    return node.op in ops and len(rewriter.shape(node.inputs[0])) == 5
 
 
-def _reshape(draft: Draft, x: str, shape: tuple[int, ...], node: Node) -> Node:
-    y = draft.fresh(f"{x}@{'x'.join(map(str, shape))}")
+def _reshape(rewriter: Rewriter, x: str, shape: tuple[int, ...], node: Node) -> Node:
+    y = rewriter.fresh(f"{x}@{'x'.join(map(str, shape))}")
     return Node("Reshape", (x,), (y,), {"shape": shape}, y, node.sources)
 
 
-def _back(draft: Draft, y: str, node: Node) -> Node:
-    return Node("Reshape", (y,), node.outputs, {"shape": draft.shape(node.output)}, node.output, node.sources)
+def _back(rewriter: Rewriter, y: str, node: Node) -> Node:
+    return Node("Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output, node.sources)
 
 
-def _pool(draft: Draft, node: Node) -> bool:
-    if not _is_volume(draft, node, POOLS):
+def _pool(rewriter: Rewriter, node: Node) -> bool:
+    if not _is_volume(rewriter, node, POOLS):
         return False
-    (N, C, D, H, W), (_, _, _, Ho, Wo) = draft.shape(node.inputs[0]), draft.shape(node.output)
+    (N, C, D, H, W), (_, _, _, Ho, Wo) = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)
     window = window_of(node, KERNEL_SHAPE(node))
-    image = _reshape(draft, node.inputs[0], (N, C * D, H, W), node)
-    plane = draft.fresh(f"{node.output}/planes")
-    column = _reshape(draft, plane, (N, C, D, Ho * Wo), node)
-    y = draft.fresh(f"{node.output}/depths")
+    image = _reshape(rewriter, node.inputs[0], (N, C * D, H, W), node)
+    plane = rewriter.fresh(f"{node.output}/planes")
+    column = _reshape(rewriter, plane, (N, C, D, Ho * Wo), node)
+    y = rewriter.fresh(f"{node.output}/depths")
     inner = replace(node, inputs=image.outputs, outputs=(plane,)).with_attrs(**_axes(window, (1, 2)))
     outer = replace(node, inputs=column.outputs, outputs=(y,)).with_attrs(**_axes(window, (0, None)))
-    draft.replace(node, image, inner, column, outer, _back(draft, y, node))
+    rewriter.replace(node, image, inner, column, outer, _back(rewriter, y, node))
     return True
 
 
@@ -72,35 +72,35 @@ def _axes(window: Window, axes: Sequence[int | None]) -> Mapping[str, Attr]:
     }
 
 
-def _global_pool(draft: Draft, node: Node) -> bool:
-    if not _is_volume(draft, node, GLOBAL):
+def _global_pool(rewriter: Rewriter, node: Node) -> bool:
+    if not _is_volume(rewriter, node, GLOBAL):
         return False
-    N, C, D, H, W = draft.shape(node.inputs[0])
-    image = _reshape(draft, node.inputs[0], (N, C, D, H * W), node)
-    y = draft.fresh(f"{node.output}/image")
-    draft.replace(node, image, replace(node, inputs=image.outputs, outputs=(y,)), _back(draft, y, node))
+    N, C, D, H, W = rewriter.shape(node.inputs[0])
+    image = _reshape(rewriter, node.inputs[0], (N, C, D, H * W), node)
+    y = rewriter.fresh(f"{node.output}/image")
+    rewriter.replace(node, image, replace(node, inputs=image.outputs, outputs=(y,)), _back(rewriter, y, node))
     return True
 
 
-def _convolution(draft: Draft, node: Node) -> bool:
-    if not _is_volume(draft, node, ("Conv", "ConvTranspose")) or node.inputs[1] not in draft.constants:
+def _convolution(rewriter: Rewriter, node: Node) -> bool:
+    if not _is_volume(rewriter, node, ("Conv", "ConvTranspose")) or node.inputs[1] not in rewriter.constants:
         return False
-    (N, C, D, H, W), (_, _, Do, _, _) = draft.shape(node.inputs[0]), draft.shape(node.output)
-    w = draft.constants[node.inputs[1]]
-    bias = draft.constants.get(node.inputs[2]) if "".join(node.inputs[2:]) else np.zeros(0, np.float32)
+    (N, C, D, H, W), (_, _, Do, _, _) = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)
+    w = rewriter.constants[node.inputs[1]]
+    bias = rewriter.constants.get(node.inputs[2]) if "".join(node.inputs[2:]) else np.zeros(0, np.float32)
     if bias is None or prod(w.shape) // w.shape[2] * D * Do > MOST_WEIGHTS:
         return False
     window = window_of(node, w.shape[2:])
-    x = _reshape(draft, node.inputs[0], (N, C * D, H, W), node)
-    inputs = [*x.outputs, draft.constant(_deep(node.op, w, window, D, Do), f"{node.output}/kernel")]
+    x = _reshape(rewriter, node.inputs[0], (N, C * D, H, W), node)
+    inputs = [*x.outputs, rewriter.constant(_deep(node.op, w, window, D, Do), f"{node.output}/kernel")]
     if bias.size:
-        inputs.append(draft.constant(np.repeat(bias, Do), f"{node.output}/bias"))
-    y = draft.fresh(f"{node.output}/image")
+        inputs.append(rewriter.constant(np.repeat(bias, Do), f"{node.output}/bias"))
+    y = rewriter.fresh(f"{node.output}/image")
     attrs: dict[str, Attr] = {**node.attrs, **_axes(window, (1, 2))}
     if "output_padding" in node.attrs:
         attrs["output_padding"] = OUTPUT_PADDING(node)[1:]
     inner = replace(node, inputs=tuple(inputs), outputs=(y,), attrs=attrs)
-    draft.replace(node, x, inner, _back(draft, y, node))
+    rewriter.replace(node, x, inner, _back(rewriter, y, node))
     return True
 
 

@@ -11,7 +11,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, PADS
 from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.recognition.recognise_batch_norm import merge_batch_norms, scale_and_shift
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 WEIGHTED = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
@@ -26,60 +26,60 @@ def fold_batch_norm(graph: Graph) -> Graph:
     return rewrite(graph, merge_batch_norms, _into_producer, _into_reader, merge_reshapes)
 
 
-def _into_producer(draft: Draft, node: Node) -> bool:
+def _into_producer(rewriter: Rewriter, node: Node) -> bool:
     """y = factor * (w x + b) + shift = (factor w) x + (factor b + shift)."""
-    found = scale_and_shift(draft, node)
-    producer = draft.private(node.inputs[0]) if found else None
+    found = scale_and_shift(rewriter, node)
+    producer = rewriter.private(node.inputs[0]) if found else None
     if found is None or producer is None or producer.op not in WEIGHTED or ACTIVATION(producer):
         return False
-    parameters = _parameters(draft, producer)
+    parameters = _parameters(rewriter, producer)
     if parameters is None:
         return False
     (w, b), (factor, shift) = parameters, found
-    names = _stored(draft, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
-    sources = draft.sources(producer, node)
+    names = _stored(rewriter, node.output, _scaled_outputs(producer, w, factor), b * factor + shift)
+    sources = rewriter.sources(producer, node)
     inputs = (producer.inputs[0], *names)
-    draft.replace(node, replace(producer, inputs=inputs, outputs=node.outputs, sources=sources))
+    rewriter.replace(node, replace(producer, inputs=inputs, outputs=node.outputs, sources=sources))
     return True
 
 
-def _into_reader(draft: Draft, node: Node) -> bool:
+def _into_reader(rewriter: Rewriter, node: Node) -> bool:
     """y = w (factor x + shift) + b = (w factor) x + (w shift + b)."""
-    parameters = _parameters(draft, node) if node.op in ("Conv", "Gemm") else None
+    parameters = _parameters(rewriter, node) if node.op in ("Conv", "Gemm") else None
     if parameters is None or (node.op == "Conv" and any(PADS(node))):
         return False
-    reshape = draft.private(node.inputs[0]) if node.op == "Gemm" else None
+    reshape = rewriter.private(node.inputs[0]) if node.op == "Gemm" else None
     flat = reshape if reshape is not None and reshape.op == "Reshape" else None
-    norm = draft.private(flat.inputs[0] if flat else node.inputs[0])
-    found = scale_and_shift(draft, norm) if norm else None
-    if norm is None or found is None or draft.shape(norm.output)[0] != draft.shape(node.output)[0]:
+    norm = rewriter.private(flat.inputs[0] if flat else node.inputs[0])
+    found = scale_and_shift(rewriter, norm) if norm else None
+    if norm is None or found is None or rewriter.shape(norm.output)[0] != rewriter.shape(node.output)[0]:
         return False
-    factor, shift = (_per_column(draft, norm.output, each) for each in found) if flat else found
+    factor, shift = (_per_column(rewriter, norm.output, each) for each in found) if flat else found
     (w, b), group = parameters, GROUP(node)
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
     scaled = grouped * factor.reshape(group, 1, -1, 1)
     moved = (grouped * shift.reshape(group, 1, -1, 1)).sum(axis=(2, 3)).reshape(-1)
-    names = _stored(draft, node.output, scaled.reshape(w.shape), b + moved)
-    x = (draft.fresh(f"{flat.output}/unscaled"),) if flat else norm.inputs[:1]
+    names = _stored(rewriter, node.output, scaled.reshape(w.shape), b + moved)
+    x = (rewriter.fresh(f"{flat.output}/unscaled"),) if flat else norm.inputs[:1]
     before = [replace(flat, inputs=norm.inputs[:1], outputs=x)] if flat else []
-    sources = draft.sources(norm, node)
-    draft.replace(node, *before, replace(node, inputs=(*x, *names), sources=sources))
+    sources = rewriter.sources(norm, node)
+    rewriter.replace(node, *before, replace(node, inputs=(*x, *names), sources=sources))
     return True
 
 
-def _parameters(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+def _parameters(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
     """Weight and bias in float64, if both are constants; an absent bias is zero."""
-    w = draft.constants.get(node.inputs[1])
+    w = rewriter.constants.get(node.inputs[1])
     if w is None:
         return None
     name = node.inputs[2] if len(node.inputs) > 2 else ""
-    b = draft.constants.get(name) if name else np.zeros(draft.shape(node.output)[1])
+    b = rewriter.constants.get(name) if name else np.zeros(rewriter.shape(node.output)[1])
     return None if b is None else (w.astype(np.float64), b.astype(np.float64))
 
 
-def _stored(draft: Draft, stem: str, w: Array, b: Array) -> tuple[str, str]:
-    weight = draft.constant(w.astype(np.float32), f"{stem}/weight")
-    return weight, draft.constant(b.astype(np.float32), f"{stem}/bias")
+def _stored(rewriter: Rewriter, stem: str, w: Array, b: Array) -> tuple[str, str]:
+    weight = rewriter.constant(w.astype(np.float32), f"{stem}/weight")
+    return weight, rewriter.constant(b.astype(np.float32), f"{stem}/bias")
 
 
 def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
@@ -94,7 +94,7 @@ def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
     return (grouped * factor.reshape(group, 1, -1, 1)).reshape(w.shape)
 
 
-def _per_column(draft: Draft, tensor: str, values: Array) -> Array:
+def _per_column(rewriter: Rewriter, tensor: str, values: Array) -> Array:
     """One value per channel of a tensor, repeated for every element of a flattened sample."""
-    shape = draft.shape(tensor)
+    shape = rewriter.shape(tensor)
     return np.repeat(values, prod(shape[2:]))

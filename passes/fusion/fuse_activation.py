@@ -8,7 +8,7 @@ from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, DILATIONS
 from npuc.passes.recognition.recognise_activations import merge_limits
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 FUSABLE = frozenset(("Conv", "ConvTranspose", "Gemm", "Add"))
 
@@ -21,33 +21,33 @@ def fuse_activation(graph: Graph) -> Graph:
     return rewrite(rewrite(graph, merge_limits), _fuse, _swap_with_pool)
 
 
-def _fusable(draft: Draft, tensor: str) -> Node | None:
+def _fusable(rewriter: Rewriter, tensor: str) -> Node | None:
     """The tensor's producer, if an activation can become part of it."""
-    producer = draft.private(tensor)
+    producer = rewriter.private(tensor)
     if producer is None or producer.op not in FUSABLE or ACTIVATION(producer):
         return None
-    return producer if only_float(draft, tensor) else None
+    return producer if only_float(rewriter, tensor) else None
 
 
-def _fuse(draft: Draft, node: Node) -> bool:
-    producer = _fusable(draft, node.inputs[0]) if node.op in ("Relu", "Clip") else None
+def _fuse(rewriter: Rewriter, node: Node) -> bool:
+    producer = _fusable(rewriter, node.inputs[0]) if node.op in ("Relu", "Clip") else None
     if producer is None:
         return False
     attrs: dict[str, Attr] = {**producer.attrs, "activation": node.op}
     attrs |= {key: node.attrs[key] for key in ("min", "max") if node.op == "Clip" and key in node.attrs}
-    sources = draft.sources(producer, node)
-    draft.replace(node, replace(producer, outputs=node.outputs, attrs=attrs, sources=sources))
+    sources = rewriter.sources(producer, node)
+    rewriter.replace(node, replace(producer, outputs=node.outputs, attrs=attrs, sources=sources))
     return True
 
 
-def _swap_with_pool(draft: Draft, node: Node) -> bool:
+def _swap_with_pool(rewriter: Rewriter, node: Node) -> bool:
     """Relu or Clip of MaxPool of something that can take it."""
-    pool = draft.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
-    if pool is None or pool.op != "MaxPool" or _fusable(draft, pool.inputs[0]) is None:
+    pool = rewriter.private(node.inputs[0]) if node.op in ("Relu", "Clip") else None
+    if pool is None or pool.op != "MaxPool" or _fusable(rewriter, pool.inputs[0]) is None:
         return False
     if max(DILATIONS(pool) or (1,)) > 1:
         return False  # a window's taps may all lie in the padding: the limits count there
-    early = draft.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
+    early = rewriter.fresh(f"{pool.inputs[0]}/{node.op.lower()}")
     limited = replace(node, inputs=pool.inputs, outputs=(early,))
-    draft.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))
+    rewriter.replace(node, limited, replace(pool, inputs=(early,), outputs=node.outputs))
     return True

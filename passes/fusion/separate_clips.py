@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, MIN
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def separate_clips(graph: Graph) -> Graph:
@@ -17,12 +17,12 @@ def separate_clips(graph: Graph) -> Graph:
     return rewrite(graph, _separate)
 
 
-def _separate(draft: Draft, node: Node) -> bool:
+def _separate(rewriter: Rewriter, node: Node) -> bool:
     if ACTIVATION(node) != "Clip" or MIN(node) == 0 < MAX(node):
         return False
     limits = {key: node.attrs[key] for key in ("min", "max") if key in node.attrs}
     attrs = {key: value for key, value in node.attrs.items() if key not in ("activation", *limits)}
-    free = draft.fresh(f"{node.output}/free")
+    free = rewriter.fresh(f"{node.output}/free")
     clip = Node("Clip", (free,), node.outputs, limits, f"{node.name}/clip", node.sources)
-    draft.replace(node, replace(node, outputs=(free,), attrs=attrs), clip)
+    rewriter.replace(node, replace(node, outputs=(free,), attrs=attrs), clip)
     return True

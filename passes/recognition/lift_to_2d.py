@@ -11,7 +11,7 @@ from npuc.ops.attributes import PADS
 from npuc.passes.cleanup.merge_pads import PAD_RULES
 from npuc.passes.cleanup.sink_reshapes import RESHAPE_RULES
 from npuc.passes.rewriting.patterns import quantisation_axis, restored_weight, stored_weight
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 WINDOWED = frozenset(("Conv", "ConvTranspose", "MaxPool", "AveragePool"))
 CHANNELWISE = frozenset(
@@ -27,28 +27,28 @@ def lift_to_2d(graph: Graph) -> Graph:
     return rewrite(graph, _merge_pad, _lift, *RESHAPE_RULES)
 
 
-def _merge_pad(draft: Draft, node: Node) -> bool:
-    along_one_axis = node.op in WINDOWED and len(draft.shape(node.inputs[0])) == 3
-    return along_one_axis and any(rule(draft, node) for rule in PAD_RULES)
+def _merge_pad(rewriter: Rewriter, node: Node) -> bool:
+    along_one_axis = node.op in WINDOWED and len(rewriter.shape(node.inputs[0])) == 3
+    return along_one_axis and any(rule(rewriter, node) for rule in PAD_RULES)
 
 
-def _lift(draft: Draft, node: Node) -> bool:
-    if node.op not in WINDOWED | CHANNELWISE or len(draft.shape(node.inputs[0])) != 3:
+def _lift(rewriter: Rewriter, node: Node) -> bool:
+    if node.op not in WINDOWED | CHANNELWISE or len(rewriter.shape(node.inputs[0])) != 3:
         return False
     x, y = node.inputs[0], node.output
-    (N, Ci, L), (_, Co, Lo) = draft.shape(x), draft.shape(y)
+    (N, Ci, L), (_, Co, Lo) = rewriter.shape(x), rewriter.shape(y)
     inputs, nodes = node.inputs[1:], list[Node]()
     if node.op in ("Conv", "ConvTranspose"):
-        stored = stored_weight(draft, inputs[0])
+        stored = stored_weight(rewriter, inputs[0])
         if stored is None:
             return False
-        axis = quantisation_axis(draft, inputs[0])
+        axis = quantisation_axis(rewriter, inputs[0])
         flat = np.expand_dims(stored, 2)
-        weight, nodes = restored_weight(draft, inputs[0], flat, f"{y}/weight", axis + (axis > 1))
+        weight, nodes = restored_weight(rewriter, inputs[0], flat, f"{y}/weight", axis + (axis > 1))
         inputs = (weight, *inputs[1:])
-    image, result = draft.fresh(f"{x}@{N}x{Ci}x1x{L}"), draft.fresh(f"{y}@{N}x{Co}x1x{Lo}")
+    image, result = rewriter.fresh(f"{x}@{N}x{Ci}x1x{L}"), rewriter.fresh(f"{y}@{N}x{Co}x1x{Lo}")
     attrs = {**node.attrs, **(_window(node) if node.op in WINDOWED else {})}
-    draft.replace(
+    rewriter.replace(
         node,
         *nodes,
         Node("Reshape", (x,), (image,), {"shape": (N, Ci, 1, L)}, image),

@@ -8,7 +8,7 @@ from math import inf, isclose, pi, sqrt
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION, HARD_ALPHA, HARD_BETA, MAX, MIN
 from npuc.passes.rewriting.patterns import affine, factors, only_float, polynomial, scalar
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 TOLERANCE = 1e-4
 """Relative. Models spell 1/6, sqrt(2) and 0.044715 with four to nine digits."""
@@ -24,21 +24,21 @@ def recognise_activations(graph: Graph) -> Graph:
     return rewrite(graph, _limit, merge_limits, _leaky_relu, _prelu, _sigmoid, _softplus, _hard_sigmoid, _gated)
 
 
-def _becomes(draft: Draft, node: Node, op: str, x: str, **attrs: Attr) -> bool:
+def _becomes(rewriter: Rewriter, node: Node, op: str, x: str, **attrs: Attr) -> bool:
     """Replaces the node by one operator of x; refuses if the shape or type would change."""
-    if draft.types[x] != draft.types[node.output] or not only_float(draft, x):
+    if rewriter.types[x] != rewriter.types[node.output] or not only_float(rewriter, x):
         return False
-    pattern = _between(draft, node, x)
-    draft.replace(node, Node(op, (x,), (node.output,), attrs, node.name, draft.sources(*pattern)))
+    pattern = _between(rewriter, node, x)
+    rewriter.replace(node, Node(op, (x,), (node.output,), attrs, node.name, rewriter.sources(*pattern)))
     return True
 
 
-def _between(draft: Draft, node: Node, x: str) -> list[Node]:
+def _between(rewriter: Rewriter, node: Node, x: str) -> list[Node]:
     """The node and the nodes above it that serve it alone, up to x."""
     found, waiting = [node], list(node.inputs)
     while waiting:
         name = waiting.pop()
-        producer = draft.private(name) if name != x else None
+        producer = rewriter.private(name) if name != x else None
         if producer is not None and producer not in found:
             found.append(producer)
             waiting.extend(producer.inputs)
@@ -58,174 +58,174 @@ def _limits(node: Node | None) -> tuple[float, float] | None:
     return (0.0, inf) if node.op == "Relu" else (MIN(node), MAX(node))
 
 
-def _limit(draft: Draft, node: Node) -> bool:
+def _limit(rewriter: Rewriter, node: Node) -> bool:
     """Max or Min with a number, and Clip to 0..inf, in their own operators."""
     if node.op == "Clip" and _limits(node) == (0.0, inf):
-        return _limited(draft, node, node.inputs[0], 0.0, inf)
+        return _limited(rewriter, node, node.inputs[0], 0.0, inf)
     if node.op not in ("Max", "Min"):
         return False
     for x, y in (node.inputs, node.inputs[::-1]):
-        number = scalar(draft, y)
+        number = scalar(rewriter, y)
         if number is not None:
             low, high = (number, inf) if node.op == "Max" else (-inf, number)
-            return _limited(draft, node, x, low, high)
+            return _limited(rewriter, node, x, low, high)
     return False
 
 
-def _limited(draft: Draft, node: Node, x: str, low: float, high: float) -> bool:
+def _limited(rewriter: Rewriter, node: Node, x: str, low: float, high: float) -> bool:
     if (low, high) == (0.0, inf):
-        return _becomes(draft, node, "Relu", x)
-    return _becomes(draft, node, "Clip", x, min=low, max=high)
+        return _becomes(rewriter, node, "Relu", x)
+    return _becomes(rewriter, node, "Clip", x, min=low, max=high)
 
 
-def merge_limits(draft: Draft, node: Node) -> bool:
+def merge_limits(rewriter: Rewriter, node: Node) -> bool:
     """Clip or Relu of Clip or Relu: one of both."""
     outer = _limits(node)
-    inner_node = draft.private(node.inputs[0]) if outer else None
+    inner_node = rewriter.private(node.inputs[0]) if outer else None
     inner = _limits(inner_node)
     if outer is None or inner_node is None or inner is None:
         return False
     low, high = (min(max(limit, outer[0]), outer[1]) for limit in inner)
-    return _limited(draft, node, inner_node.inputs[0], low, high)
+    return _limited(rewriter, node, inner_node.inputs[0], low, high)
 
 
 # functions of x below and above zero
 
 
-def _leaky_relu(draft: Draft, node: Node) -> bool:
+def _leaky_relu(rewriter: Rewriter, node: Node) -> bool:
     """max(x, a * x) with 0 < a < 1."""
     if node.op != "Max":
         return False
     for x, y in (node.inputs, node.inputs[::-1]):
-        found = polynomial(draft, y, x)
+        found = polynomial(rewriter, y, x)
         slope = found[1] if found is not None and set(found) == {1} else 1.0
         if 0 < slope < 1:
-            return _becomes(draft, node, "LeakyRelu", x, alpha=slope)
+            return _becomes(rewriter, node, "LeakyRelu", x, alpha=slope)
     return False
 
 
-def _prelu(draft: Draft, node: Node) -> bool:
+def _prelu(rewriter: Rewriter, node: Node) -> bool:
     """relu(x) + c * relu(-x), or the difference of both, with any constant c."""
     if node.op not in ("Add", "Sub") or ACTIVATION(node):
         return False
     pairs = (node.inputs, node.inputs[::-1]) if node.op == "Add" else (node.inputs,)
     for positive, negative in pairs:
-        relu, product = draft.private(positive), draft.private(negative)
+        relu, product = rewriter.private(positive), rewriter.private(negative)
         if relu is None or relu.op != "Relu" or product is None or product.op != "Mul":
             continue
         x = relu.inputs[0]
         for mirrored, factor in (product.inputs, product.inputs[::-1]):
-            if factor in draft.constants and _is_negated_relu(draft, mirrored, x):
-                return _becomes_prelu(draft, node, x, factor)
+            if factor in rewriter.constants and _is_negated_relu(rewriter, mirrored, x):
+                return _becomes_prelu(rewriter, node, x, factor)
     return False
 
 
-def _is_negated_relu(draft: Draft, tensor: str, x: str) -> bool:
-    relu = draft.private(tensor)
-    return relu is not None and relu.op == "Relu" and polynomial(draft, relu.inputs[0], x) == {1: -1.0}
+def _is_negated_relu(rewriter: Rewriter, tensor: str, x: str) -> bool:
+    relu = rewriter.private(tensor)
+    return relu is not None and relu.op == "Relu" and polynomial(rewriter, relu.inputs[0], x) == {1: -1.0}
 
 
-def _becomes_prelu(draft: Draft, node: Node, x: str, factor: str) -> bool:
-    value = draft.constants[factor]
-    fits = value.ndim <= len(draft.shape(x)) and draft.types[x] == draft.types[node.output]
-    if not fits or not only_float(draft, x, factor):
+def _becomes_prelu(rewriter: Rewriter, node: Node, x: str, factor: str) -> bool:
+    value = rewriter.constants[factor]
+    fits = value.ndim <= len(rewriter.shape(x)) and rewriter.types[x] == rewriter.types[node.output]
+    if not fits or not only_float(rewriter, x, factor):
         return False
     if value.size == 1:
         slope = float(value.reshape(())[()]) * (-1 if node.op == "Add" else 1)
-        return _becomes(draft, node, "LeakyRelu", x, alpha=slope)
-    sources = draft.sources(*_between(draft, node, x))
-    slopes = factor if node.op == "Sub" else draft.constant(-value, f"{node.output}/slope")
-    draft.replace(node, Node("PRelu", (x, slopes), (node.output,), {}, node.name, sources))
+        return _becomes(rewriter, node, "LeakyRelu", x, alpha=slope)
+    sources = rewriter.sources(*_between(rewriter, node, x))
+    slopes = factor if node.op == "Sub" else rewriter.constant(-value, f"{node.output}/slope")
+    rewriter.replace(node, Node("PRelu", (x, slopes), (node.output,), {}, node.name, sources))
     return True
 
 
 # functions spelled with exp
 
 
-def _of_exp(draft: Draft, tensor: str) -> tuple[str, float] | None:
+def _of_exp(rewriter: Rewriter, tensor: str) -> tuple[str, float] | None:
     """x and a, for a tensor 1 + exp(a * x) inside the pattern."""
-    outer = affine(draft, tensor)
-    node = draft.private(outer.tensor)
-    if not draft.private(tensor) or node is None or node.op != "Exp" or (outer.scale, outer.offset) != (1, 1):
+    outer = affine(rewriter, tensor)
+    node = rewriter.private(outer.tensor)
+    if not rewriter.private(tensor) or node is None or node.op != "Exp" or (outer.scale, outer.offset) != (1, 1):
         return None
-    inner = affine(draft, node.inputs[0])
-    shared = inner.tensor != node.inputs[0] and not draft.private(node.inputs[0])
+    inner = affine(rewriter, node.inputs[0])
+    shared = inner.tensor != node.inputs[0] and not rewriter.private(node.inputs[0])
     return (inner.tensor, inner.scale) if inner.offset == 0 and not shared else None
 
 
-def _sigmoid(draft: Draft, node: Node) -> bool:
+def _sigmoid(rewriter: Rewriter, node: Node) -> bool:
     """1 / (1 + exp(-x))."""
-    if node.op == "Reciprocal" or (node.op == "Div" and scalar(draft, node.inputs[0]) == 1):
-        found = _of_exp(draft, node.inputs[-1])
-        return found is not None and found[1] == -1 and _becomes(draft, node, "Sigmoid", found[0])
+    if node.op == "Reciprocal" or (node.op == "Div" and scalar(rewriter, node.inputs[0]) == 1):
+        found = _of_exp(rewriter, node.inputs[-1])
+        return found is not None and found[1] == -1 and _becomes(rewriter, node, "Sigmoid", found[0])
     return False
 
 
-def _softplus(draft: Draft, node: Node) -> bool:
+def _softplus(rewriter: Rewriter, node: Node) -> bool:
     """log(1 + exp(x))."""
-    found = _of_exp(draft, node.inputs[0]) if node.op == "Log" else None
-    return found is not None and found[1] == 1 and _becomes(draft, node, "Softplus", found[0])
+    found = _of_exp(rewriter, node.inputs[0]) if node.op == "Log" else None
+    return found is not None and found[1] == 1 and _becomes(rewriter, node, "Softplus", found[0])
 
 
-def _hard_sigmoid(draft: Draft, node: Node) -> bool:
+def _hard_sigmoid(rewriter: Rewriter, node: Node) -> bool:
     """clip(a * x + b, 0, c) / c with b / c = 1/2, as all of its definitions have it.
 
     Other limited sums stay as they are: a convolution before them can take the sum and the limit.
     """
     if node.op not in ("Clip", "Mul", "Div"):
         return False
-    outer = affine(draft, node.output)
-    clip = draft.producer(outer.tensor)
+    outer = affine(rewriter, node.output)
+    clip = rewriter.producer(outer.tensor)
     limits = _limits(clip)
     if clip is None or limits is None or outer.offset != 0 or limits[0] != 0 or limits[1] <= 0:
         return False
-    if clip is not node and draft.private(outer.tensor) is None:
+    if clip is not node and rewriter.private(outer.tensor) is None:
         return False
-    inner = affine(draft, clip.inputs[0])
+    inner = affine(rewriter, clip.inputs[0])
     alpha, beta = outer.scale * inner.scale, outer.scale * inner.offset
-    if not _near(outer.scale * limits[1], 1) or not _near(beta, 0.5) or not draft.private(clip.inputs[0]):
+    if not _near(outer.scale * limits[1], 1) or not _near(beta, 0.5) or not rewriter.private(clip.inputs[0]):
         return False
-    return _becomes(draft, node, "HardSigmoid", inner.tensor, alpha=alpha, beta=beta)
+    return _becomes(rewriter, node, "HardSigmoid", inner.tensor, alpha=alpha, beta=beta)
 
 
 # x times a function of x
 
-Gate = Callable[[Draft, Node, str, float, float], tuple[str, dict[str, Attr]] | None]
+Gate = Callable[[Rewriter, Node, str, float, float], tuple[str, dict[str, Attr]] | None]
 """From the function's node, x, a and b: what x * (a * node + b) is called, with its attributes."""
 
 
-def _gated(draft: Draft, node: Node) -> bool:
+def _gated(rewriter: Rewriter, node: Node) -> bool:
     """Swish, HardSwish, Gelu and Mish: c * x * (a * f(x) + b)."""
     if node.op not in ("Mul", "Div"):
         return False
-    scale, operands = factors(draft, node.output)
+    scale, operands = factors(rewriter, node.output)
     if len(operands) != 2:
         return False
     for x, gate in (operands, operands[::-1]):
-        outer = affine(draft, gate)
-        function = draft.private(outer.tensor)
-        if function is None or draft.private(gate) is None or function.op not in _GATES:
+        outer = affine(rewriter, gate)
+        function = rewriter.private(outer.tensor)
+        if function is None or rewriter.private(gate) is None or function.op not in _GATES:
             continue
-        found = _GATES[function.op](draft, function, x, scale * outer.scale, scale * outer.offset)
-        if found is not None and _becomes(draft, node, found[0], x, **found[1]):
+        found = _GATES[function.op](rewriter, function, x, scale * outer.scale, scale * outer.offset)
+        if found is not None and _becomes(rewriter, node, found[0], x, **found[1]):
             return True
     return False
 
 
-def _swish(draft: Draft, sigmoid: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
-    inner = polynomial(draft, sigmoid.inputs[0], x)
+def _swish(rewriter: Rewriter, sigmoid: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
+    inner = polynomial(rewriter, sigmoid.inputs[0], x)
     if inner is None or set(inner) != {1} or not _near(a, 1) or b != 0:
         return None
     return "Swish", {"alpha": inner[1]}
 
 
-def _hard_swish(draft: Draft, gate: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
+def _hard_swish(rewriter: Rewriter, gate: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
     if gate.op == "HardSigmoid":
         limit, inner = 1.0, {1: HARD_ALPHA(gate), 0: HARD_BETA(gate)}
         fits = gate.inputs[0] == x
     else:
         low, limit = MIN(gate), MAX(gate)
-        inner = polynomial(draft, gate.inputs[0], x)
+        inner = polynomial(rewriter, gate.inputs[0], x)
         fits = low == 0
     if not fits or inner is None or set(inner) != {0, 1} or b != 0:
         return None
@@ -233,18 +233,20 @@ def _hard_swish(draft: Draft, gate: Node, x: str, a: float, b: float) -> tuple[s
     return ("HardSwish", {}) if exact else None
 
 
-def _gelu(draft: Draft, erf: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
-    inner = polynomial(draft, erf.inputs[0], x)
+def _gelu(rewriter: Rewriter, erf: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
+    inner = polynomial(rewriter, erf.inputs[0], x)
     if inner is None or set(inner) != {1} or not _near(inner[1], sqrt(0.5)):
         return None
     return ("Gelu", {"approximate": "none"}) if _near(a, 0.5) and _near(b, 0.5) else None
 
 
-def _gelu_tanh_or_mish(draft: Draft, tanh: Node, x: str, a: float, b: float) -> tuple[str, dict[str, Attr]] | None:
-    softplus = draft.private(tanh.inputs[0])
+def _gelu_tanh_or_mish(
+    rewriter: Rewriter, tanh: Node, x: str, a: float, b: float
+) -> tuple[str, dict[str, Attr]] | None:
+    softplus = rewriter.private(tanh.inputs[0])
     if softplus is not None and softplus.op == "Softplus":
         return ("Mish", {}) if softplus.inputs[0] == x and _near(a, 1) and b == 0 else None
-    inner = polynomial(draft, tanh.inputs[0], x)
+    inner = polynomial(rewriter, tanh.inputs[0], x)
     if inner is None or not _near(a, 0.5) or not _near(b, 0.5):
         return None
     inner = {power: c for power, c in inner.items() if c}

@@ -7,7 +7,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, EPSILON
 from npuc.passes.rewriting.patterns import along_axis, constant_operand, only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def recognise_batch_norm(graph: Graph) -> Graph:
@@ -19,9 +19,9 @@ def recognise_batch_norm(graph: Graph) -> Graph:
     return rewrite(graph, _arithmetic, merge_batch_norms)
 
 
-def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
+def scale_and_shift(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
     """The factor and the summand per channel (float64) of a BatchNormalization with constant statistics."""
-    values = [draft.constants.get(name) for name in node.inputs[1:5]]
+    values = [rewriter.constants.get(name) for name in node.inputs[1:5]]
     given = [value for value in values if value is not None]
     if node.op != "BatchNormalization" or len(given) < 4:
         return None
@@ -30,52 +30,56 @@ def scale_and_shift(draft: Draft, node: Node) -> tuple[Array, Array] | None:
     return factor, bias - mean * factor
 
 
-def _batch_norm(draft: Draft, node: Node, x: str, factor: Array, shift: Array, sources: tuple[str, ...]) -> None:
+def _batch_norm(
+    rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array, sources: tuple[str, ...]
+) -> None:
     """Puts x * factor + shift, per channel, into the place of a node."""
     C = len(factor)
     parameters = {"scale": factor, "shift": shift, "mean": np.zeros(C), "variance": np.ones(C)}
-    names = [draft.constant(v.astype(np.float32), f"{node.output}/{stem}") for stem, v in parameters.items()]
+    names = [rewriter.constant(v.astype(np.float32), f"{node.output}/{stem}") for stem, v in parameters.items()]
     attrs = {"epsilon": 0.0}
-    draft.replace(node, Node("BatchNormalization", (x, *names), node.outputs, attrs, node.name, sources))
+    rewriter.replace(node, Node("BatchNormalization", (x, *names), node.outputs, attrs, node.name, sources))
 
 
-def _arithmetic(draft: Draft, node: Node) -> bool:
+def _arithmetic(rewriter: Rewriter, node: Node) -> bool:
     if node.op == "Neg":
-        C = draft.shape(node.output)[1:2]
-        return bool(C) and _convert(draft, node, node.inputs[0], np.full(C, -1.0), np.zeros(C))
+        C = rewriter.shape(node.output)[1:2]
+        return bool(C) and _convert(rewriter, node, node.inputs[0], np.full(C, -1.0), np.zeros(C))
     if node.op not in ("Add", "Sub", "Mul", "Div") or ACTIVATION(node):
         return False
-    found = constant_operand(draft, node)
-    if found is None or draft.shape(found[0]) != draft.shape(node.output):
+    found = constant_operand(rewriter, node)
+    if found is None or rewriter.shape(found[0]) != rewriter.shape(node.output):
         return False
     x, name = found
-    value = along_axis(draft.constants[name], draft.shape(x), 1) if len(draft.shape(x)) > 1 else None
+    value = along_axis(rewriter.constants[name], rewriter.shape(x), 1) if len(rewriter.shape(x)) > 1 else None
     if value is None or not np.isfinite(value).all():
         return False
     c, one, zero = value.astype(np.float64), np.ones(len(value)), np.zeros(len(value))
     if node.op == "Add":
-        return _convert(draft, node, x, one, c)
+        return _convert(rewriter, node, x, one, c)
     if node.op == "Sub":
-        return _convert(draft, node, x, one, -c) if node.inputs[0] == x else _convert(draft, node, x, -one, c)
+        return (
+            _convert(rewriter, node, x, one, -c) if node.inputs[0] == x else _convert(rewriter, node, x, -one, c)
+        )
     if node.op == "Mul":
-        return _convert(draft, node, x, c, zero)
-    return node.inputs[0] == x and bool(c.all()) and _convert(draft, node, x, 1 / c, zero)
+        return _convert(rewriter, node, x, c, zero)
+    return node.inputs[0] == x and bool(c.all()) and _convert(rewriter, node, x, 1 / c, zero)
 
 
-def _convert(draft: Draft, node: Node, x: str, factor: Array, shift: Array) -> bool:
-    if not only_float(draft, x):
+def _convert(rewriter: Rewriter, node: Node, x: str, factor: Array, shift: Array) -> bool:
+    if not only_float(rewriter, x):
         return False
-    _batch_norm(draft, node, x, factor, shift, node.sources)
+    _batch_norm(rewriter, node, x, factor, shift, node.sources)
     return True
 
 
-def merge_batch_norms(draft: Draft, node: Node) -> bool:
+def merge_batch_norms(rewriter: Rewriter, node: Node) -> bool:
     """BatchNormalization of BatchNormalization."""
-    first = draft.private(node.inputs[0]) if node.op == "BatchNormalization" else None
-    inner = scale_and_shift(draft, first) if first is not None else None
-    outer = scale_and_shift(draft, node)
+    first = rewriter.private(node.inputs[0]) if node.op == "BatchNormalization" else None
+    inner = scale_and_shift(rewriter, first) if first is not None else None
+    outer = scale_and_shift(rewriter, node)
     if first is None or inner is None or outer is None:
         return False
     factor, shift = inner[0] * outer[0], inner[1] * outer[0] + outer[1]
-    _batch_norm(draft, node, first.inputs[0], factor, shift, draft.sources(first, node))
+    _batch_norm(rewriter, node, first.inputs[0], factor, shift, rewriter.sources(first, node))
     return True

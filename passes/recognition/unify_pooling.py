@@ -8,7 +8,7 @@ from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import AXES, KERNEL_SHAPE, PADS
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 _GLOBAL = {"AveragePool": "GlobalAveragePool", "MaxPool": "GlobalMaxPool"}
 _POOL = {"ReduceMean": "AveragePool", "ReduceMax": "MaxPool"}
@@ -23,51 +23,53 @@ def unify_pooling(graph: Graph) -> Graph:
     return rewrite(graph, _reduction, _covering_window, _whole_image, drop_no_op)
 
 
-def _reduction(draft: Draft, node: Node) -> bool:
+def _reduction(rewriter: Rewriter, node: Node) -> bool:
     """ReduceMean or ReduceMax over spatial axes of a (N, C, ...) tensor."""
-    shape = draft.shape(node.inputs[0])
+    shape = rewriter.shape(node.inputs[0])
     axes = AXES(node) if node.op in _POOL else ()
-    if not axes or min(axes) < 2 or not only_float(draft, node.inputs[0]):
+    if not axes or min(axes) < 2 or not only_float(rewriter, node.inputs[0]):
         return False
     reduced = tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     kernel = tuple(extent if axis in axes else 1 for axis, extent in enumerate(shape))[2:]
     ones, zeros = (1,) * len(kernel), (0,) * 2 * len(kernel)
     window: dict[str, Attr] = {"kernel_shape": kernel, "strides": ones, "pads": zeros, "dilations": ones}
     pool = replace(node, op=_POOL[node.op], attrs=window)
-    if draft.shape(node.output) == reduced:
-        draft.replace(node, pool)
+    if rewriter.shape(node.output) == reduced:
+        rewriter.replace(node, pool)
         return True
-    y = draft.fresh(f"{node.output}@{'x'.join(map(str, reduced))}")
-    reshape = Node("Reshape", (y,), node.outputs, {"shape": draft.shape(node.output)}, node.output, node.sources)
-    draft.replace(node, replace(pool, outputs=(y,)), reshape)
+    y = rewriter.fresh(f"{node.output}@{'x'.join(map(str, reduced))}")
+    reshape = Node(
+        "Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output, node.sources
+    )
+    rewriter.replace(node, replace(pool, outputs=(y,)), reshape)
     return True
 
 
-def _covering_window(draft: Draft, node: Node) -> bool:
+def _covering_window(rewriter: Rewriter, node: Node) -> bool:
     """A window as large as the image, without padding."""
-    shape = draft.shape(node.inputs[0])
+    shape = rewriter.shape(node.inputs[0])
     if node.op not in _GLOBAL or KERNEL_SHAPE(node) != shape[2:] or any(PADS(node)):
         return False
-    if not only_float(draft, node.inputs[0]):
+    if not only_float(rewriter, node.inputs[0]):
         return False
-    draft.replace(node, replace(node, op=_GLOBAL[node.op], attrs={}))
+    rewriter.replace(node, replace(node, op=_GLOBAL[node.op], attrs={}))
     return True
 
 
-def _whole_image(draft: Draft, node: Node) -> bool:
+def _whole_image(rewriter: Rewriter, node: Node) -> bool:
     """Global pooling of a Reshape that keeps samples and channels apart: of the image as it was."""
-    reshape = draft.producer(node.inputs[0]) if node.op in _GLOBAL.values() else None
+    reshape = rewriter.producer(node.inputs[0]) if node.op in _GLOBAL.values() else None
     if reshape is None or reshape.op != "Reshape":
         return False
-    before, after = draft.shape(reshape.inputs[0]), draft.shape(reshape.output)
+    before, after = rewriter.shape(reshape.inputs[0]), rewriter.shape(reshape.output)
     if before[:2] != after[:2] or len(before) < 3:
         return False
-    pooled = replace(node, inputs=reshape.inputs, sources=draft.sources(reshape, node))
+    pooled = replace(node, inputs=reshape.inputs, sources=rewriter.sources(reshape, node))
     if len(before) == len(after):
-        draft.replace(node, pooled)
+        rewriter.replace(node, pooled)
         return True
     extents = (*before[:2], *(1 for _ in before[2:]))
-    y = draft.fresh(f"{node.output}@{'x'.join(map(str, extents))}")
-    back = Node("Reshape", (y,), node.outputs, {"shape": draft.shape(node.output)}, node.output)
-    draft.replace(node, replace(pooled, outputs=(y,)), back)
+    y = rewriter.fresh(f"{node.output}@{'x'.join(map(str, extents))}")
+    back = Node("Reshape", (y,), node.outputs, {"shape": rewriter.shape(node.output)}, node.output)
+    rewriter.replace(node, replace(pooled, outputs=(y,)), back)
     return True

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 
 def sliced(image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
@@ -16,15 +16,19 @@ def sliced(image: str, channels: Array, output: str, name: str, sources: tuple[s
     return Node("Slice", (image,), (output,), {**cut, "steps": (1,)}, name, sources)
 
 
-def kernels_of(draft: Draft, conv: Node, channels: Array, output: str) -> Node:
+def kernels_of(rewriter: Rewriter, conv: Node, channels: Array, output: str) -> Node:
     """The Conv with the kernels of some channels of another one."""
-    parts = [draft.constants[name][channels] for name in conv.inputs[1:] if name]
-    names = [draft.constant(each, f"{output}/{key}") for each, key in zip(parts, ("weight", "bias"), strict=False)]
+    parts = [rewriter.constants[name][channels] for name in conv.inputs[1:] if name]
+    names = [
+        rewriter.constant(each, f"{output}/{key}") for each, key in zip(parts, ("weight", "bias"), strict=False)
+    ]
     return replace(conv, inputs=(conv.inputs[0], *names), outputs=(output,), name=output)
 
 
-def selected(draft: Draft, image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
+def selected(
+    rewriter: Rewriter, image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]
+) -> Node:
     """The 1x1 Conv that gives channels in any order."""
-    taps = np.eye(draft.shape(image)[1], dtype=np.float32)[channels][..., None, None]
-    weight = draft.constant(taps, f"{output}/weight")
+    taps = np.eye(rewriter.shape(image)[1], dtype=np.float32)[channels][..., None, None]
+    weight = rewriter.constant(taps, f"{output}/weight")
     return Node("Conv", (image, weight), (output,), {"kernel_shape": (1, 1), "selects": 1}, name, sources)

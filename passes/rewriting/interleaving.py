@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from npuc.ir import Attr, Node
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 
-def interleaved(draft: Draft, node: Node, phases: Sequence[str], block: int) -> list[Node]:
+def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: int) -> list[Node]:
     """Concat -> DepthToSpace (DCR) [-> Slice] of block * block maps (N, C, H, W), to stand in place of a node.
 
     Element (i, j) of phases[row * block + column] becomes element (i * block + row, j * block + column). A single
     tensor has all phases already. The Slice is there where the output of the node ends within a block.
     """
-    height, width = draft.shape(node.output)[2:]
-    joined, whole = draft.fresh(f"{node.output}/phases"), draft.fresh(f"{node.output}/whole")
+    height, width = rewriter.shape(node.output)[2:]
+    joined, whole = rewriter.fresh(f"{node.output}/phases"), rewriter.fresh(f"{node.output}/whole")
     concat = [Node("Concat", tuple(phases), (joined,), {"axis": 1}, joined, node.sources)]
     if len(phases) == 1:
         concat, joined = [], phases[0]
@@ -28,7 +28,7 @@ def interleaved(draft: Draft, node: Node, phases: Sequence[str], block: int) -> 
     return [*concat, spread, Node("Slice", (whole,), node.outputs, cut, f"{node.name}/slice", node.sources)]
 
 
-def woven(draft: Draft, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
+def woven(rewriter: Rewriter, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:
     """Interleave nodes of phases[row][column] to stand in place of a node: first along H, then along W.
 
     Element (i, j) of a phase becomes element (i * rows + row, j * columns + column). Phases that are the same
@@ -37,7 +37,7 @@ def woven(draft: Draft, node: Node, phases: Sequence[Sequence[str]]) -> list[Nod
     made: dict[tuple[str, ...], Node] = {}
     columns = [tuple(each) for each in zip(*phases, strict=True)]
     for names in columns if len(phases) > 1 else ():
-        result = node.output if len(columns) == 1 else draft.fresh(f"{node.output}/rows_{len(made)}")
+        result = node.output if len(columns) == 1 else rewriter.fresh(f"{node.output}/rows_{len(made)}")
         made.setdefault(names, Node("Interleave", names, (result,), {"axis": 2}, result, node.sources))
     if len(columns) == 1:
         return [replace(each, name=node.name) for each in made.values()]

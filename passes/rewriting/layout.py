@@ -13,7 +13,7 @@ import numpy as np
 
 from npuc.ir import Array, Attr, Node
 from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SCALES, SHAPE, SIDES, SIZES, STEPS_AXIS
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 Layout = tuple[int | None, ...]
 """For every axis of the new layout its axis in the old one, or None for a new axis of extent 1."""
@@ -105,7 +105,7 @@ _MOVED_ATTRS: Mapping[str, Callable[[Node, Layout], Attrs]] = {
 }
 
 
-def moved_inputs(draft: Draft, node: Node) -> tuple[str, ...] | None:
+def moved_inputs(rewriter: Rewriter, node: Node) -> tuple[str, ...] | None:
     """The computed tensors that must move for the node to move; None if it cannot compute in other layouts.
 
     Constants are laid out anew; scales and zero points are vectors and stay.
@@ -114,23 +114,23 @@ def moved_inputs(draft: Draft, node: Node) -> tuple[str, ...] | None:
         return None
     inputs = node.inputs
     if node.op in ("QuantizeLinear", "DequantizeLinear"):
-        if any(name not in draft.constants for name in filter(None, inputs[1:])):
+        if any(name not in rewriter.constants for name in filter(None, inputs[1:])):
             return None
         inputs = inputs[:1]
-    computed = tuple(dict.fromkeys(name for name in inputs if name not in draft.constants))
-    rank = len(draft.shape(node.output))
-    same = all(len(draft.shape(name)) == rank for name in computed)
-    fits = all(len(draft.shape(name)) <= rank for name in inputs)
+    computed = tuple(dict.fromkeys(name for name in inputs if name not in rewriter.constants))
+    rank = len(rewriter.shape(node.output))
+    same = all(len(rewriter.shape(name)) == rank for name in computed)
+    fits = all(len(rewriter.shape(name)) <= rank for name in inputs)
     return computed if computed and same and fits else None
 
 
-def moved_node(draft: Draft, node: Node, layout: Layout, names: Mapping[str, str]) -> Node:
+def moved_node(rewriter: Rewriter, node: Node, layout: Layout, names: Mapping[str, str]) -> Node:
     """The node in another layout.
 
     names: for each moved input and each output the name of its moved form.
     """
     inputs = tuple(
-        names[name] if name in names else _moved_constant(draft, node, index, layout)
+        names[name] if name in names else _moved_constant(rewriter, node, index, layout)
         for index, name in enumerate(node.inputs)
     )
     outputs = tuple(names.get(name, name) for name in node.outputs)
@@ -138,18 +138,18 @@ def moved_node(draft: Draft, node: Node, layout: Layout, names: Mapping[str, str
     return replace(node, inputs=inputs, outputs=outputs, attrs=attrs)
 
 
-def _moved_constant(draft: Draft, node: Node, index: int, layout: Layout) -> str:
+def _moved_constant(rewriter: Rewriter, node: Node, index: int, layout: Layout) -> str:
     name = node.inputs[index]
     whole = node.op in BINARY or node.op == "Concat"
-    number = node.op != "Concat" and draft.constants[name].size == 1 and draft.constants[name].ndim <= 1
+    number = node.op != "Concat" and rewriter.constants[name].size == 1 and rewriter.constants[name].ndim <= 1
     if not whole or number:
         return name
-    rank = len(draft.shape(node.output))
-    value = draft.constants[name]
+    rank = len(rewriter.shape(node.output))
+    value = rewriter.constants[name]
     aligned = value.reshape((1,) * (rank - value.ndim) + value.shape)
     if node.op != "Concat" and all(n == 1 for n in aligned.shape):
-        return draft.constant(aligned.reshape(()), f"{node.output}/operand{index}")
-    return draft.constant(laid_out(aligned, layout), f"{node.output}/operand{index}")
+        return rewriter.constant(aligned.reshape(()), f"{node.output}/operand{index}")
+    return rewriter.constant(laid_out(aligned, layout), f"{node.output}/operand{index}")
 
 
 def laid_out(value: Array, layout: Layout) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import ACTIVATION, STEPS_AXIS
-from npuc.passes.rewriting.rules import Draft
+from npuc.passes.rewriting.rules import Rewriter
 
 DEGREE = 3
 """The highest power that `polynomial` follows: Gelu's cube."""
@@ -18,20 +18,20 @@ Polynomial = dict[int, float]
 """Power -> coefficient."""
 
 
-def scalar(draft: Draft, tensor: str) -> float | None:
+def scalar(rewriter: Rewriter, tensor: str) -> float | None:
     """The value of a float constant of one element."""
-    value = draft.constants.get(tensor)
+    value = rewriter.constants.get(tensor)
     if value is None or value.size != 1 or value.dtype.kind != "f":
         return None
     return float(value.reshape(())[()])
 
 
-def constant_operand(draft: Draft, node: Node) -> tuple[str, str] | None:
+def constant_operand(rewriter: Rewriter, node: Node) -> tuple[str, str] | None:
     """Of a binary node with one constant operand: the other one and the constant's name."""
     x, y = node.inputs
-    if (x in draft.constants) == (y in draft.constants):
+    if (x in rewriter.constants) == (y in rewriter.constants):
         return None
-    return (y, x) if x in draft.constants else (x, y)
+    return (y, x) if x in rewriter.constants else (x, y)
 
 
 def along_axis(value: Array, shape: tuple[int, ...], axis: int) -> Array | None:
@@ -49,37 +49,39 @@ def along_axis(value: Array, shape: tuple[int, ...], axis: int) -> Array | None:
     return np.array(np.broadcast_to(value.reshape(-1), (shape[axis],)))
 
 
-def stored_weight(draft: Draft, tensor: str) -> Array | None:
+def stored_weight(rewriter: Rewriter, tensor: str) -> Array | None:
     """The elements of a weight as stored: a constant, or the constant behind a DequantizeLinear."""
-    node = draft.producer(tensor)
+    node = rewriter.producer(tensor)
     if node is not None and node.op == "DequantizeLinear":
-        constant = all(name in draft.constants for name in filter(None, node.inputs))
-        return draft.constants[node.inputs[0]] if constant else None
-    return draft.constants.get(tensor)
+        constant = all(name in rewriter.constants for name in filter(None, node.inputs))
+        return rewriter.constants[node.inputs[0]] if constant else None
+    return rewriter.constants.get(tensor)
 
 
-def restored_weight(draft: Draft, tensor: str, stored: Array, stem: str, axis: int) -> tuple[str, list[Node]]:
+def restored_weight(
+    rewriter: Rewriter, tensor: str, stored: Array, stem: str, axis: int
+) -> tuple[str, list[Node]]:
     """A weight like this one with other stored elements: its name, and the nodes that compute it.
 
     axis: where the quantisation's axis, if the weight has one, lies now.
     """
-    node = draft.producer(tensor)
+    node = rewriter.producer(tensor)
     if node is None:
-        return draft.constant(stored, stem), []
-    name = draft.fresh(stem)
-    inputs = (draft.constant(stored, f"{stem}/stored"), *node.inputs[1:])
+        return rewriter.constant(stored, stem), []
+    name = rewriter.fresh(stem)
+    inputs = (rewriter.constant(stored, f"{stem}/stored"), *node.inputs[1:])
     return name, [replace(node.with_attrs(axis=axis), inputs=inputs, outputs=(name,), name=name)]
 
 
-def quantisation_axis(draft: Draft, tensor: str) -> int:
+def quantisation_axis(rewriter: Rewriter, tensor: str) -> int:
     """The axis along which a weight's scales vary; 0 if there is none."""
-    node = draft.producer(tensor)
+    node = rewriter.producer(tensor)
     return STEPS_AXIS(node) if node is not None else 0
 
 
-def only_float(draft: Draft, *tensors: str) -> bool:
+def only_float(rewriter: Rewriter, *tensors: str) -> bool:
     """Whether all of these are float32."""
-    return all(draft.types[name].dtype == "float32" for name in tensors)
+    return all(rewriter.types[name].dtype == "float32" for name in tensors)
 
 
 @dataclass(frozen=True)
@@ -91,54 +93,54 @@ class Affine:
     offset: float
 
 
-def affine(draft: Draft, tensor: str) -> Affine:
+def affine(rewriter: Rewriter, tensor: str) -> Affine:
     """The tensor as an affine function of the farthest one that only such functions stand between.
 
     Every result on the way but the first has one reader.
     """
     scale, offset = 1.0, 0.0
     while True:
-        step = _affine_step(draft, tensor)
+        step = _affine_step(rewriter, tensor)
         if step is None:
             return Affine(tensor, scale, offset)
         offset += scale * step.offset
         scale *= step.scale
         tensor = step.tensor
-        if draft.only_reader(tensor) is None:
+        if rewriter.only_reader(tensor) is None:
             return Affine(tensor, scale, offset)
 
 
-def _affine_step(draft: Draft, tensor: str) -> Affine | None:
-    node = draft.producer(tensor)
+def _affine_step(rewriter: Rewriter, tensor: str) -> Affine | None:
+    node = rewriter.producer(tensor)
     if node is None or node.op not in ("Add", "Sub", "Mul", "Div", "Neg") or ACTIVATION(node):
         return None
     if node.op == "Neg":
         return Affine(node.inputs[0], -1.0, 0.0)
     x, y = node.inputs
-    left, right = scalar(draft, x), scalar(draft, y)
-    if right is not None and draft.shape(x) == draft.shape(tensor):
+    left, right = scalar(rewriter, x), scalar(rewriter, y)
+    if right is not None and rewriter.shape(x) == rewriter.shape(tensor):
         if node.op == "Div":
             return Affine(x, 1 / right, 0.0) if right else None
         return Affine(x, right, 0.0) if node.op == "Mul" else Affine(x, 1.0, -right if node.op == "Sub" else right)
-    if left is not None and node.op != "Div" and draft.shape(y) == draft.shape(tensor):
+    if left is not None and node.op != "Div" and rewriter.shape(y) == rewriter.shape(tensor):
         return Affine(y, left, 0.0) if node.op == "Mul" else Affine(y, -1.0 if node.op == "Sub" else 1.0, left)
     return None
 
 
-def polynomial(draft: Draft, tensor: str, x: str, depth: int = 8) -> Polynomial | None:
+def polynomial(rewriter: Rewriter, tensor: str, x: str, depth: int = 8) -> Polynomial | None:
     """The tensor as a polynomial in x up to `DEGREE`; every result on the way has one reader."""
     if tensor == x:
         return {1: 1.0}
-    number = scalar(draft, tensor)
+    number = scalar(rewriter, tensor)
     if number is not None:
         return {0: number}
-    node = draft.private(tensor)
+    node = rewriter.private(tensor)
     if node is None or depth == 0 or ACTIVATION(node):
         return None
-    return _polynomial_of(draft, node, lambda each: polynomial(draft, each, x, depth - 1))
+    return _polynomial_of(rewriter, node, lambda each: polynomial(rewriter, each, x, depth - 1))
 
 
-def _polynomial_of(draft: Draft, node: Node, inner: Callable[[str], Polynomial | None]) -> Polynomial | None:
+def _polynomial_of(rewriter: Rewriter, node: Node, inner: Callable[[str], Polynomial | None]) -> Polynomial | None:
     if node.op not in ("Add", "Sub", "Mul", "Div", "Neg", "Pow"):
         return None
     first = inner(node.inputs[0])
@@ -147,7 +149,7 @@ def _polynomial_of(draft: Draft, node: Node, inner: Callable[[str], Polynomial |
     if node.op == "Neg":
         return {power: -c for power, c in first.items()}
     if node.op in ("Div", "Pow"):
-        return _with_number(node.op, first, draft.constants.get(node.inputs[1]))
+        return _with_number(node.op, first, rewriter.constants.get(node.inputs[1]))
     second = inner(node.inputs[1])
     if second is None or node.op == "Mul":
         return _product(first, second)
@@ -174,21 +176,21 @@ def _product(first: Polynomial, second: Polynomial | None) -> Polynomial | None:
     return result
 
 
-def factors(draft: Draft, tensor: str) -> tuple[float, list[str]]:
+def factors(rewriter: Rewriter, tensor: str) -> tuple[float, list[str]]:
     """The tensor as a number times a product of tensors of its shape; inner results have one reader."""
-    node = draft.producer(tensor)
-    whole = draft.shape(tensor)
+    node = rewriter.producer(tensor)
+    whole = rewriter.shape(tensor)
     if node is None or node.op not in ("Mul", "Div"):
         return 1.0, [tensor]
-    numbers = [scalar(draft, name) for name in node.inputs]
+    numbers = [scalar(rewriter, name) for name in node.inputs]
     if node.op == "Div" and not numbers[1]:
         return 1.0, [tensor]
     scale, found = 1.0, list[str]()
     for name, number in zip(node.inputs, numbers, strict=True):
         if number is not None:
             scale *= number if node.op == "Mul" else 1 / number
-        elif draft.only_reader(name) and draft.shape(name) == whole:
-            more, inner = factors(draft, name)
+        elif rewriter.only_reader(name) and rewriter.shape(name) == whole:
+            more, inner = factors(rewriter, name)
             scale *= more
             found.extend(inner)
         else:

@@ -1,6 +1,6 @@
 """A graph under change, and rules applied to it until none fires: what the passes are written with.
 
-A rule looks at one node and its surroundings; it either changes the draft and returns True, or returns False.
+A rule looks at one node and its surroundings; it either changes the rewriter and returns True, or returns False.
 Rules are anchored at the last node of their pattern, so that one sweep in graph order settles whole chains.
 """
 
@@ -13,7 +13,7 @@ from npuc.ir import Array, Graph, Node, TensorType, type_of
 from npuc.ops import infer, rebuild
 
 
-class Draft:
+class Rewriter:
     """The nodes of a graph with producers, readers and types, which follow every change at once.
 
     A node is known by its first output. A node that lost its last reader vanishes by itself.
@@ -36,7 +36,7 @@ class Draft:
                 self._ranks.setdefault(source, len(self._ranks))
         self._changed = False
 
-    # what the draft is now
+    # what the graph is now
 
     def order(self) -> list[str]:
         """The first outputs of all nodes, in graph order."""
@@ -196,27 +196,27 @@ class Draft:
                 waiting.extend(node.inputs)
 
 
-Rule = Callable[[Draft, Node], bool]
+Rule = Callable[[Rewriter, Node], bool]
 
 
-def sweep(draft: Draft, *rules: Rule) -> bool:
+def sweep(rewriter: Rewriter, *rules: Rule) -> bool:
     """One pass over all nodes in graph order; says whether a rule fired."""
     fired = False
-    for key in draft.order():
+    for key in rewriter.order():
         for rule in rules:
-            node = draft.node(key)
+            node = rewriter.node(key)
             if node is None:
                 break
-            fired = rule(draft, node) or fired
+            fired = rule(rewriter, node) or fired
     return fired
 
 
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
     """The graph after sweeps over all nodes until no rule fires."""
-    draft = Draft(graph)
-    while sweep(draft, *rules):
+    rewriter = Rewriter(graph)
+    while sweep(rewriter, *rules):
         pass
-    return draft.finish()
+    return rewriter.finish()
 
 
 def _key(node: Node) -> str:

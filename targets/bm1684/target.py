@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, NpucError, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.ir import Graph, Node
@@ -101,11 +101,11 @@ class Bm1684:
         """The call that does the work."""
         return origin(program, tensor, element)
 
-    def held(self, program: Program, name: str) -> Iterable[Held]:
+    def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""
         from npuc.targets.bm1684.program import annotation
 
-        return annotation.held(program, name)
+        return annotation.memory_annotations(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """There are no instruction words. Raises UnsupportedOperator."""

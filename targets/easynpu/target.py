@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -157,11 +157,11 @@ class EasyNpu:
 
         return origin(program, tensor, element)
 
-    def held(self, program: Program, name: str) -> Iterable[Held]:
+    def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""
         from npuc.targets.easynpu.inspect import annotation
 
-        return annotation.held(program, name)
+        return annotation.memory_annotations(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -158,7 +158,7 @@ class Nvdla:
         del element
         return last_writer(self.listing(program), tensor)
 
-    def held(self, program: Program, name: str) -> Iterable[Held]:
+    def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""
         from npuc.targets.nvdla.program import annotation
 

@@ -218,7 +218,7 @@ def test_a_hostile_manifest_ends_in_a_refusal(small: Program, path: tuple[Any, .
         lambda: BM1684.listing(forged),
         lambda: BM1684.timeline(forged),
         lambda: BM1684.exported(forged, "okkernel"),
-        lambda: list(BM1684.held(forged, "weights.bin")),
+        lambda: list(BM1684.memory_annotations(forged, "weights.bin")),
         lambda: BM1684.origin(forged, small.outputs[0].name, (0, 0)),
     )  # fmt: skip
     for way in ways:

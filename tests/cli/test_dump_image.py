@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from npuc.annotation import Held, rows
+from npuc.annotation import MemoryAnnotation, rows
 from tests.cli.process import Digits, WriteModel, npuc
 
 CONV = """<ir_version: 8, opset_import: ["": 17]> g (float[1,20,6,6] x) => (float[1,24,6,6] y) {
@@ -98,7 +98,12 @@ def test_what_bm1684_fetches_starts_where_its_kernel_says(programs: dict[str, Pa
 
 
 def test_rows_end_where_something_else_begins() -> None:
-    held = [Held(20, "b", ("n",)), Held(4, "a"), Held(20, "c", ("m", "n")), Held(99, "outside")]
+    held = [
+        MemoryAnnotation(20, "b", ("n",)),
+        MemoryAnnotation(4, "a"),
+        MemoryAnnotation(20, "c", ("m", "n")),
+        MemoryAnnotation(99, "outside"),
+    ]
     found = rows(bytes(range(24)), held)
     assert [(row["address"], len(row["hex"]) // 2, row["what"], row["nodes"]) for row in found] == [
         (0, 4, None, []), (4, 16, "a", []), (20, 4, "b; c", ["n", "m"]),

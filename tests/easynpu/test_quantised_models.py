@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures("exact_integers")
 def _verified(
     model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], **options: Any
 ) -> tuple[program.Program, dict[str, Any]]:
-    compiled, made_up = driver.compile_model(model, EASYNPU, Options(**options), shapes)
+    compiled, synthetic = driver.compile_model(model, EASYNPU, Options(**options), shapes)
     directory = folder / "program"
     program.save(compiled, directory)
     loaded = program.load(directory)
-    return loaded, verify(model, directory, loaded, EASYNPU, made_up, Tolerance(0, 0))
+    return loaded, verify(model, directory, loaded, EASYNPU, synthetic, Tolerance(0, 0))
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -16,7 +16,7 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic.tables import Table, domains
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.targets.easynpu.layers.tables import best_table
@@ -90,12 +90,12 @@ def test_slopes_for_another_number_of_channels_are_refused() -> None:
 
 
 def test_saturation_outside_the_domain_of_the_reader_costs_nothing() -> None:
-    """x spreads over -100..10; tanh is flat beyond 3.5, so the scale is fine as if x stayed within."""
+    """x histograms over -100..10; tanh is flat beyond 3.5, so the scale is fine as if x stayed within."""
     float_graph = network((1, 1, 100, 10), "y", node("Tanh", "x", "y"))
     x = np.linspace(-100, 10, 1000, dtype=np.float32).reshape(1, 1, 100, 10)
     limits = domains(float_graph, float_graph.nodes)
     assert limits == {"x": (-3.5, 3.5)}
-    found = spreads(float_graph, [{"x": x}], tensors_of(float_graph.nodes), limits)
+    found = histograms(float_graph, [{"x": x}], tensors_of(float_graph.nodes), limits)
     scales = quantise(float_graph, float_graph.nodes, found, "mse", best_table).scales
     assert 2.5 < 127 * scales["x/int8"] < 4.5
 
@@ -115,7 +115,7 @@ def test_the_target_makes_the_table_from_both_scales() -> None:
 
     float_graph = network((1, 1, 8, 8), "y", node("LeakyRelu", "x", "y", alpha=0.5))
     x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
-    found = spreads(float_graph, [{"x": x}], tensors_of(float_graph.nodes))
+    found = histograms(float_graph, [{"x": x}], tensors_of(float_graph.nodes))
     scales = quantise(float_graph, float_graph.nodes, found, "mse", tabulate).scales
     inputs = np.arange(-128, 128) * scales["x/int8"]
     np.testing.assert_allclose(seen[0], np.where(inputs < 0, inputs / 2, inputs) / scales["y/int8"], rtol=1e-6)

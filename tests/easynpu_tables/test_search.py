@@ -72,8 +72,8 @@ def result(table: Table, x: int) -> int:
 def distances(table: Table, exact: Array) -> list[int]:
     """|result - rounded value| per input; 0 where the value lies on a tie and both roundings are right."""
     found = [abs(result(table, x) - rounded(value)) for x, value in zip(INPUTS, exact, strict=True)]
-    ties = [abs(value - math.floor(value) - 0.5) < 1e-3 for value in exact]
-    return [0 if tie and each == 1 else each for each, tie in zip(found, ties, strict=True)]
+    constraints = [abs(value - math.floor(value) - 0.5) < 1e-3 for value in exact]
+    return [0 if tie and each == 1 else each for each, tie in zip(found, constraints, strict=True)]
 
 
 def fits_the_block(table: Table) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.evidence import evidence, signature
 from npuc.host import HostStep
@@ -18,7 +18,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import MOVEMENT, integer_nodes, tensors_of
 from npuc.storage.data import Samples
@@ -58,7 +58,9 @@ class Abacus:
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         machine = self.machine_values(options.machine)
         nodes = integer_nodes(graph, lambda node: _counts(graph, node))
-        found = quantise(graph, nodes, spreads(graph, samples.feeds(), tensors_of(nodes)), options.method or "mse")
+        found = quantise(
+            graph, nodes, histograms(graph, samples.feeds(), tensors_of(nodes)), options.method or "mse"
+        )
         steps = [_step(found.graph, node) for node in found.graph.nodes]
         records = [record for record, _ in steps if record]
         hosts = [vars(host) for _, host in steps if host]
@@ -95,8 +97,8 @@ class Abacus:
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         return last_writer(self.listing(program), tensor)
 
-    def held(self, program: Program, name: str) -> list[Held]:
-        return [Held(0, "the records, as JSON")]
+    def memory_annotations(self, program: Program, name: str) -> list[MemoryAnnotation]:
+        return [MemoryAnnotation(0, "the records, as JSON")]
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         raise ArtefactError("E501", f"'{path}' is not an abacus program", limit="the directory npuc compile wrote")

@@ -41,7 +41,7 @@ class Network:
         self.maps: list[str] = []
         self.inputs: list[str] = []
         self.rough = False
-        """Whether it has what int8 represents badly: spreads of magnitudes, products, exponentials."""
+        """Whether it has what int8 represents badly: histograms of magnitudes, products, exponentials."""
         self.input("x", self.first_shape())
 
     def number(self, low: int, high: int) -> int:
@@ -83,8 +83,8 @@ class Network:
             case 1:
                 values = np.abs(values)
             case 2:
-                spread = 10 ** self.random.uniform(-3, 1, (shape[0],) + (1,) * (len(shape) - 1))
-                values, self.rough = values * spread, True
+                histogram = 10 ** self.random.uniform(-3, 1, (shape[0],) + (1,) * (len(shape) - 1))
+                values, self.rough = values * histogram, True
             case 3:
                 values[self.number(0, shape[0] - 1)] = 0
             case _:

@@ -82,8 +82,8 @@ def test_a_sum_of_any_two_integers_is_onnxruntimes(case: str, name: str, tmp_pat
     (theirs,) = session(model).run(["y"], feed)
     found = driver.run_program(loaded, machine, samples)["y"][0]
     off = np.abs(found.astype(int) - theirs.reshape(found.shape))
-    ties = case == "equal"  # 0.05 and 0.07 have common multiples, of which halves are rounded to even there
-    assert (off > 0).sum() <= (600 if ties else 8)
+    constraints = case == "equal"  # 0.05 and 0.07 have common multiples, of which halves are rounded to even there
+    assert (off > 0).sum() <= (600 if constraints else 8)
     assert off.max() <= 1
     assert verify(model, tmp_path / "p", loaded, machine, samples, Tolerance(0, 0))["bit_exact"]
 

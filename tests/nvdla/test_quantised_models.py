@@ -29,9 +29,9 @@ def _compiled(model: Path, folder: Path, shapes: dict[str, tuple[int, ...]], nam
 
 
 def _verified(model: Path, folder: Path, loaded: program.Program, samples: int = 8) -> dict[str, Any]:
-    made_up = data.synthetic(driver.program_inputs(loaded), samples)
+    synthetic = data.synthetic(driver.program_inputs(loaded), samples)
     name = loaded.manifest["target"]
-    return verify(model, folder / "program", loaded, target(name), made_up, Tolerance(0, 0))
+    return verify(model, folder / "program", loaded, target(name), synthetic, Tolerance(0, 0))
 
 
 def _steps_off(report: dict[str, Any], beyond: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
 
 C, SIZE = 8, 10
@@ -43,7 +43,7 @@ def feeds(count: int = 3) -> list[dict[str, Array]]:
 
 def folded(before: Graph) -> Graph:
     tensors = [*before.inputs, *(name for node in before.nodes for name in node.outputs)]
-    return FoldShortCuts(spreads(before, feeds(), tensors))(before)
+    return FoldShortCuts(histograms(before, feeds(), tensors))(before)
 
 
 FOLDED = {

@@ -11,7 +11,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -36,7 +36,7 @@ def _quantised(graph: Graph, method: str = "mse", count: int = 6) -> tuple[Quant
     random = np.random.default_rng(1)
     samples = [{"x": random.standard_normal(graph.shape("x")).astype(np.float32)} for _ in range(count)]
     nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
-    return quantise(graph, nodes, spreads(graph, samples, tensors_of(nodes)), method), samples
+    return quantise(graph, nodes, histograms(graph, samples, tensors_of(nodes)), method), samples
 
 
 def _sqnr(graph: Graph, found: Quantised, samples: list[dict[str, Array]]) -> float:
@@ -159,7 +159,7 @@ def test_a_node_without_an_integer_form_is_refused() -> None:
     graph = _graph([Node("Softmax", ("x",), ("y",), {"axis": 1}, "s")])
     samples = [{"x": np.ones(graph.shape("x"), np.float32)}]
     with pytest.raises(UnsupportedOperator) as caught:
-        quantise(graph, graph.nodes, spreads(graph, samples, tensors_of(graph.nodes)))
+        quantise(graph, graph.nodes, histograms(graph, samples, tensors_of(graph.nodes)))
     assert caught.value.problems[0].code == "E205"
 
 
@@ -187,7 +187,7 @@ def test_the_result_of_a_map_that_shares_the_scale_of_a_larger_one_is_coarse_eno
     random = np.random.default_rng(1)
     feeds = {"x": random.standard_normal((1, 8, 8, 8)), "big": 1e4 * random.standard_normal((1, 8, 8, 8))}
     sample = {name: value.astype(np.float32) for name, value in feeds.items()}
-    quantised = quantise(graph, graph.nodes, spreads(graph, [sample], tensors_of(graph.nodes)))
+    quantised = quantise(graph, graph.nodes, histograms(graph, [sample], tensors_of(graph.nodes)))
     ratio = quantised.scales["a/int8"] / quantised.scales["y/int8"]
     assert 100 < np.abs(constants["v"]).max() * ratio <= 127.5
 
@@ -196,7 +196,7 @@ def test_an_all_zero_tensor_is_quantised_without_complaint() -> None:
     graph = _graph([conv("x", "a"), Node("Relu", ("a",), ("y",), {}, "y")])
     nodes = integer_nodes(graph, lambda node: node.op in ARRAY_OPS)
     zeros = [{"x": np.zeros(graph.shape("x"), np.float32)}]
-    found = quantise(graph, nodes, spreads(graph, zeros, tensors_of(nodes)))
+    found = quantise(graph, nodes, histograms(graph, zeros, tensors_of(nodes)))
     assert run(found.graph, zeros[0])["y"].shape == graph.shape("y")
 
 
@@ -217,7 +217,7 @@ def test_steps_are_not_finer_than_the_error_that_the_input_brings() -> None:
     graph = build("g", [Node("Conv", ("x", "w"), ("y",))], {"x": TensorType((1, 2, 1, 1))}, ["y"], {"w": w})
     nodes = integer_nodes(graph, lambda _: True)
     sample = np.array([127.0, -126.9], np.float32).reshape(1, 2, 1, 1)  # they cancel: the sum is 0.1
-    found = quantise(graph, nodes, spreads(graph, [{"x": sample}], tensors_of(nodes)), "minmax")
+    found = quantise(graph, nodes, histograms(graph, [{"x": sample}], tensors_of(nodes)), "minmax")
     assert found.scales["x/int8"] == pytest.approx(1, rel=0.05)
     assert found.scales["y/int8"] >= np.sqrt(2 / 12)  # two roundings, evenly spread, deviate by this
 
@@ -227,7 +227,7 @@ def test_a_negation_keeps_the_scale_and_is_exact() -> None:
                     Node("Neg", ("m",), ("y",))])  # fmt: skip
     nodes = integer_nodes(graph, lambda _: True)
     samples = [{"x": RANDOM.standard_normal((1, 8, 8, 8)).astype(np.float32)}]
-    found = quantise(graph, nodes, spreads(graph, samples, tensors_of(nodes)), tabulate=best_table)
+    found = quantise(graph, nodes, histograms(graph, samples, tensors_of(nodes)), tabulate=best_table)
     assert len(set(found.scales.values())) == 1
 
 

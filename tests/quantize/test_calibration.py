@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from npuc.errors import DataError
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.histograms import BINS, EMPTY, Spread, spreads
+from npuc.quantize.calibration.histograms import BINS, EMPTY, Histogram, histograms
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
 
-def _spread(*batches: object) -> Spread:
+def _spread(*batches: object) -> Histogram:
     found = EMPTY
     for batch in batches:
         found = found.with_values(np.asarray(batch, np.float32))
@@ -92,9 +92,9 @@ def _graph() -> Graph:
 
 def test_the_spreads_of_a_graph_are_those_of_its_tensors() -> None:
     samples = [{"x": np.array([[-1, 2, 0, -3]], np.float32)}, {"x": np.array([[0, 0, 0, 1]], np.float32)}]
-    found = spreads(_graph(), samples, ("x", "a", "y"))
+    found = histograms(_graph(), samples, ("x", "a", "y"))
     assert list(found) == ["x", "a", "y"]
-    assert [spread.counts.sum() for spread in found.values()] == [4, 2, 8]
+    assert [histogram.counts.sum() for histogram in found.values()] == [4, 2, 8]
     assert found["x"].largest == pytest.approx(3, rel=1e-3)
     assert found["a"].largest == pytest.approx(2, rel=1e-3)
     assert found["y"].largest == pytest.approx(np.exp(2), rel=1e-3)
@@ -102,7 +102,7 @@ def test_the_spreads_of_a_graph_are_those_of_its_tensors() -> None:
 
 def test_values_beyond_a_domain_count_as_its_limit() -> None:
     samples = [{"x": np.array([[-9, 0.5, 0, 7]], np.float32)}]
-    found = spreads(_graph(), samples, ("x",), {"x": (-2.0, 3.0)})
+    found = histograms(_graph(), samples, ("x",), {"x": (-2.0, 3.0)})
     assert found["x"].largest == pytest.approx(3, rel=1e-3)
     assert found["x"].counts.sum() == 3
 
@@ -111,6 +111,6 @@ def test_values_beyond_a_domain_count_as_its_limit() -> None:
 def test_a_tensor_that_is_not_finite_is_refused_by_name(value: float) -> None:
     samples = [{"x": np.array([[value, 0, 0, 0]], np.float32)}]  # exp(100) is beyond 32-bit floats
     with pytest.raises(DataError) as caught:
-        spreads(_graph(), samples, ("y",))
+        histograms(_graph(), samples, ("y",))
     (problem,) = caught.value.problems
     assert (problem.code, problem.tensor) == ("E402", "y")

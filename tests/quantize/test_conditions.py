@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, selects, tensors_of
 from npuc.quantize.scales.model_scales import steps_of
@@ -64,7 +64,7 @@ def test_a_result_that_is_an_output_has_no_zero_point() -> None:
     first, second = node("Conv", "x w", "a", activation="Relu"), node("Conv", "a w", "y", pads=(0, 0, 0, 0))
     for outputs, expected in (("y", {"a"}), ("y a", set[str]())):
         graph = network((1, 2, 4, 4), outputs, first, second, w=(2, 2, 1, 1))
-        found = offset_results(graph, graph.nodes, spreads(graph, images(-1, 1), tensors_of(graph.nodes)))
+        found = offset_results(graph, graph.nodes, histograms(graph, images(-1, 1), tensors_of(graph.nodes)))
         assert found.keys() == expected
 
 
@@ -206,6 +206,6 @@ def test_a_result_is_no_finer_than_8_bit_weights_allow() -> None:
     graph: Graph = network((1, 2, 4, 4), "y", CONV, w=w)
     alike = np.random.default_rng(0).uniform(0.5, 1, (4, 1, 1, 4, 4)).astype(np.float32).repeat(2, axis=2)
     nodes = integer_nodes(graph, lambda each: each.op == "Conv")
-    known = spreads(graph, [{"x": each} for each in alike], tensors_of(nodes))
+    known = histograms(graph, [{"x": each} for each in alike], tensors_of(nodes))
     quantised = quantise(graph, nodes, known)
     assert quantised.scales["y/int8"] >= quantised.scales["x/int8"] * 100.001 / 127.5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import Steps, given_steps, integers_of, reaches, steps_of
 from tests.passes.networks import network, node
 
@@ -20,7 +20,7 @@ def _rounded(x: str, y: str, scale: float, zero: int = 0, dtype: str = "int8") -
 
 def _given(graph: Graph) -> dict[str, Steps]:
     nodes = integer_nodes(graph, lambda each: each.op in ("Conv", "Add", "MaxPool"))
-    return given_steps(graph, tensors_of(nodes), equal_ties(graph, nodes))
+    return given_steps(graph, tensors_of(nodes), equal_scales(graph, nodes))
 
 
 def test_an_unsigned_integer_counts_less_128() -> None:

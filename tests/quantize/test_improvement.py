@@ -11,9 +11,9 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.clipping import METHODS, range_limit
-from npuc.quantize.calibration.histograms import EMPTY, spreads
+from npuc.quantize.calibration.histograms import EMPTY, histograms
 from npuc.quantize.improvement import proposals
-from npuc.quantize.improvement.acceptance import ends, guard
+from npuc.quantize.improvement.acceptance import acceptance, ends
 from npuc.quantize.improvement.equalisation import equalised, groups, sizes
 from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
@@ -120,7 +120,7 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
     best, steps = best_network(graph, RECIPE, data, LEVELS["1"])
     assert none == ()
     _, held_out = divided(data, LEVELS["1"].samples)
-    judge = guard(graph, plain.quantised, held_out)
+    judge = acceptance(graph, plain.quantised, held_out)
     assert judge.noise(best.quantised) <= judge.noise(plain.quantised)
     assert any(step.kept for step in steps)
     assert all(step.seconds >= 0 for step in steps)
@@ -185,7 +185,7 @@ def test_who_learns_and_who_judges_does_not_depend_on_the_order_of_the_samples()
 
 def test_results_that_see_no_padding_get_a_zero_point_and_become_twice_as_fine() -> None:
     graph = residual()
-    found = spreads(graph, samples(graph).feeds(), tensors_of(select(graph)))
+    found = histograms(graph, samples(graph).feeds(), tensors_of(select(graph)))
     given = offset_results(graph, select(graph), found)
     assert list(given) == ["e"]  # read by a convolution without padding; a and s have readers with padding
     assert given["e"].zero == -128
@@ -227,11 +227,11 @@ def test_networks_are_judged_where_int8_ends_for_good() -> None:
 
 def test_percentile_leaves_out_one_value_of_ten_thousand_and_entropy_the_outlier() -> None:
     values = np.abs(np.random.default_rng(3).standard_normal(40_000)).astype(np.float32)
-    spread = EMPTY.with_values(np.append(values, np.float32(60)))
+    histogram = EMPTY.with_values(np.append(values, np.float32(60)))
     fifth_largest = np.sort(values)[-4]
-    assert range_limit(spread, "percentile") == pytest.approx(fifth_largest, rel=0.03)
-    assert range_limit(spread, "minmax") == pytest.approx(60, rel=0.01)
-    assert values.max() * 0.5 < range_limit(spread, "entropy") < 10
+    assert range_limit(histogram, "percentile") == pytest.approx(fifth_largest, rel=0.03)
+    assert range_limit(histogram, "minmax") == pytest.approx(60, rel=0.01)
+    assert values.max() * 0.5 < range_limit(histogram, "entropy") < 10
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -253,7 +253,7 @@ def test_a_level_is_never_worse_than_the_one_below_on_what_is_held_out() -> None
         values = np.random.default_rng(seed).standard_normal((15, *graph.shape("x"))).astype(np.float32) ** 3
         data = Samples({"x": values})
         found = [best_network(graph, RECIPE, data, LEVELS[level])[0].quantised for level in "012"]
-        judge = guard(graph, found[0], divided(data, 16)[1])
+        judge = acceptance(graph, found[0], divided(data, 16)[1])
         assert (list(judge.exact), list(judge.outputs)) == (["d"], ["y"])
         least, usual, everything = (judge.noise(each) for each in found)
         assert everything <= usual <= least
@@ -270,4 +270,6 @@ def test_the_judge_takes_the_mean_of_both_noises() -> None:
             [run(each, feed, [name])[name] for feed in feeds] for each in (graph, made.quantised.graph)
         )
         noise.append(float(np.square(np.subtract(exact, found)).sum() / np.square(exact).sum()))
-    assert guard(graph, made.quantised, feeds).noise(made.quantised) == pytest.approx(np.mean(noise), rel=1e-3)
+    assert acceptance(graph, made.quantised, feeds).noise(made.quantised) == pytest.approx(
+        np.mean(noise), rel=1e-3
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement.mixed import Host, candidates, mixed, without
 from npuc.quantize.improvement.search import Network, Step
 from npuc.quantize.network.build import quantise
@@ -49,7 +49,7 @@ class _Cases:
 
     def __init__(self, samples: Samples) -> None:
         self.graph, self.samples = _uneven(), samples
-        self.known = spreads(self.graph, samples.feeds(), tensors_of(_nodes(self.graph)))
+        self.known = histograms(self.graph, samples.feeds(), tensors_of(_nodes(self.graph)))
         self.improved: list[Host] = []
 
     def drawn(self, host: Host) -> Quantised:

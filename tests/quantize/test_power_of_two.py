@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from npuc.interpreter import run
 from npuc.ir import Graph
 from npuc.quantize.calibration.clipping import METHODS
-from npuc.quantize.calibration.histograms import EMPTY, Spread, spreads
+from npuc.quantize.calibration.histograms import EMPTY, Histogram, histograms
 from npuc.quantize.improvement.search import Network
-from npuc.quantize.scales.assignment import Ties, choose_scales, in_powers_of_two, next_power
+from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two, next_power
 from npuc.quantize.scales.offsets import IN_BIASES, offset_inputs, offset_results
 from npuc.storage.data import Samples
 from npuc.target import Options
@@ -42,12 +42,12 @@ def quantised(target: str, graph: Graph, data: Samples, options: Options) -> Net
 
 @settings(deadline=None, max_examples=60)
 @given(problems())
-def test_the_solver_takes_it_beside_the_ties(problem: tuple[dict[str, Spread], Ties]) -> None:
-    known, ties = problem
-    scales = choose_scales(known, in_powers_of_two(ties, known))
+def test_the_solver_takes_it_beside_the_ties(problem: tuple[dict[str, Histogram], ScaleConstraints]) -> None:
+    known, constraints = problem
+    scales = choose_scales(known, in_powers_of_two(constraints, known))
     assert all(is_power(scale) for scale in scales.values())
-    assert all(scales[left] == scales[right] for left, right in ties.equal)
-    for each in ties.ratios:
+    assert all(scales[left] == scales[right] for left, right in constraints.equal)
+    for each in constraints.ratios:
         assert each.least <= np.log2(scales[each.coarse] / scales[each.fine]) <= each.most
 
 
@@ -98,15 +98,15 @@ def test_int16_scales_reach_as_far_as_free_ones() -> None:
 def test_zero_points_keep_them() -> None:
     graph = residual()
     taken = replace(IN_BIASES, power_of_two=True)
-    (result,) = offset_results(graph, select(graph), _spreads(graph), taken).values()
+    (result,) = offset_results(graph, select(graph), _histograms(graph), taken).values()
     image = np.random.default_rng(0).uniform(0, 0.9, graph.shape("x")).astype(np.float32)
     (pixels,) = offset_inputs(graph, select(graph), [{"x": image}], taken, anyway=True).values()
     assert is_power(result.scale)
     assert (pixels.scale, pixels.zero) == (2.0**-8, -128)  # 255 steps of it reach 0.996
 
 
-def _spreads(graph: Graph) -> dict[str, Spread]:
-    return spreads(graph, samples(graph).feeds(), ["x", "a", "d", "s", "e", "y"])
+def _histograms(graph: Graph) -> dict[str, Histogram]:
+    return histograms(graph, samples(graph).feeds(), ["x", "a", "d", "s", "e", "y"])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -119,4 +119,4 @@ def test_a_model_that_brings_scales_keeps_them(target: str) -> None:
 
 
 def test_a_tensor_of_zeros_gets_one_too() -> None:
-    assert is_power(choose_scales({"z": EMPTY}, in_powers_of_two(Ties(), "z"))["z"])
+    assert is_power(choose_scales({"z": EMPTY}, in_powers_of_two(ScaleConstraints(), "z"))["z"])

@@ -12,8 +12,8 @@ import npuc
 from npuc.ir import Array, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.arithmetic.tables import domains, reached_domain
-from npuc.quantize.calibration.histograms import spreads
-from npuc.quantize.scales.results import node_spreads
+from npuc.quantize.calibration.histograms import histograms
+from npuc.quantize.scales.results import node_histograms
 from npuc.reference import session
 from npuc.storage.data import Samples
 from npuc.verification.metrics import Difference
@@ -67,9 +67,9 @@ def _spread(values: Array) -> tuple[float, float]:
     shape = TensorType((1, 4))
     nodes = [Node("Neg", ("x",), ("a",)), Node("Sigmoid", ("a",), ("y",))]
     graph = build("g", nodes, {"x": shape}, ("y",), {})
-    found = node_spreads(spreads, graph, Samples({"x": values}), ["x", "a", "y"], graph.nodes)
+    found = node_histograms(histograms, graph, Samples({"x": values}), ["x", "a", "y"], graph.nodes)
     assert found["x"].largest == pytest.approx(np.abs(values).max(), rel=1e-2)
-    limited = spreads(graph, Samples({"x": values}).feeds(), ["a"], domains(graph, graph.nodes))
+    limited = histograms(graph, Samples({"x": values}).feeds(), ["a"], domains(graph, graph.nodes))
     return found["a"].largest, limited["a"].largest
 
 

@@ -1,4 +1,4 @@
-"""Scales: ties hold exactly, and tiny groups get the optimum that exhaustive search finds."""
+"""Scales: constraints hold exactly, and tiny groups get the optimum that exhaustive search finds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npuc.quantize.calibration.clipping import METHODS
-from npuc.quantize.calibration.histograms import EMPTY, Spread
-from npuc.quantize.scales.assignment import FRACTIONS, Ratio, Ties, choose_scales
+from npuc.quantize.calibration.histograms import EMPTY, Histogram
+from npuc.quantize.scales.assignment import FRACTIONS, Ratio, ScaleConstraints, choose_scales
 
 
-def _spread(seed: int, size: float) -> Spread:
+def _spread(seed: int, size: float) -> Histogram:
     values = np.random.default_rng(seed).standard_normal(500) * size
     return EMPTY.with_values(values.astype(np.float32))
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 8) -> tuple[dict[str, Spread], Ties]:
-    """Tensors of any size with ties as additions, pools and movements give them."""
+def problems(draw: st.DrawFn, most: int = 8) -> tuple[dict[str, Histogram], ScaleConstraints]:
+    """Tensors of any size with constraints as additions, pools and movements give them."""
     count = draw(st.integers(1, most))
     names = [f"t{k}" for k in range(count)]
-    spreads = {
+    histograms = {
         name: EMPTY
         if draw(st.integers(0, 9)) == 0
         else _spread(draw(st.integers(0, 99)), 2.0 ** draw(st.floats(-8, 8)))
@@ -38,19 +38,19 @@ def problems(draw: st.DrawFn, most: int = 8) -> tuple[dict[str, Spread], Ties]:
         exponent = draw(st.sampled_from([0, 0, 8, 12]))  # additions; pools of 2x2 and 7x7
         ratios.append(Ratio(coarse, fine, -exponent, 31 - exponent))
     ceilings = draw(st.dictionaries(st.sampled_from(names), st.sampled_from([6 / 127, 1 / 127]), max_size=2))
-    return spreads, Ties(equal, tuple(ratios), ceilings)
+    return histograms, ScaleConstraints(equal, tuple(ratios), ceilings)
 
 
 @settings(deadline=None, max_examples=120)
 @given(problems(), st.sampled_from(["mse", "minmax"]))
-def test_ties_hold_exactly(problem: tuple[dict[str, Spread], Ties], method: str) -> None:
-    spreads, ties = problem
-    scales = choose_scales(spreads, ties, method)
-    assert list(scales) == list(spreads)
+def test_ties_hold_exactly(problem: tuple[dict[str, Histogram], ScaleConstraints], method: str) -> None:
+    histograms, constraints = problem
+    scales = choose_scales(histograms, constraints, method)
+    assert list(scales) == list(histograms)
     assert all(scale > 0 for scale in scales.values())
-    for left, right in ties.equal:
+    for left, right in constraints.equal:
         assert scales[left] == scales[right]
-    for ratio in ties.ratios:
+    for ratio in constraints.ratios:
         exponent = log2(scales[ratio.coarse] / scales[ratio.fine])
         assert exponent == round(exponent)
         assert ratio.least <= exponent <= ratio.most
@@ -63,81 +63,81 @@ def test_ties_hold_exactly(problem: tuple[dict[str, Spread], Ties], method: str)
 @pytest.mark.parametrize("size", [0.1, 3.0, 40.0])
 def test_a_tensor_alone_does_not_exceed_its_ceiling(size: float, method: str) -> None:
     values = np.clip(np.random.default_rng(0).standard_normal(5000) * size, 0, 6).astype(np.float32)
-    ties = Ties(ceilings={"y": 6 / 127}, unsaturated=frozenset("y"))
-    scales = choose_scales({"y": EMPTY.with_values(values[:9]).with_values(values)}, ties, method)
+    constraints = ScaleConstraints(ceilings={"y": 6 / 127}, unsaturated=frozenset("y"))
+    scales = choose_scales({"y": EMPTY.with_values(values[:9]).with_values(values)}, constraints, method)
     assert scales["y"] <= 6 / 127 * (1 + 1e-9)
 
 
 def test_a_clip_that_fills_its_range_gets_exactly_its_ceiling() -> None:
     """Values spread evenly over 0..6: 127 * scale = 6, so that saturation is the Clip."""
     values = np.linspace(0, 6, 1000).astype(np.float32)
-    scales = choose_scales({"y": EMPTY.with_values(values)}, Ties(ceilings={"y": 6 / 127}))
+    scales = choose_scales({"y": EMPTY.with_values(values)}, ScaleConstraints(ceilings={"y": 6 / 127}))
     assert scales["y"] == pytest.approx(6 / 127, rel=1e-12)
 
 
 def test_free_tensors_get_scales_of_their_own() -> None:
-    spreads = {"a": _spread(0, 1.0), "b": _spread(1, 3.0)}
-    scales = choose_scales(spreads, Ties())
-    for name, spread in spreads.items():
+    histograms = {"a": _spread(0, 1.0), "b": _spread(1, 3.0)}
+    scales = choose_scales(histograms, ScaleConstraints())
+    for name, histogram in histograms.items():
         candidates = np.array([2.0 ** (k / FRACTIONS) for k in range(-20 * FRACTIONS, 20 * FRACTIONS)])
-        assert scales[name] == pytest.approx(candidates[np.argmin(spread.error(candidates))], rel=1e-9)
+        assert scales[name] == pytest.approx(candidates[np.argmin(histogram.error(candidates))], rel=1e-9)
 
 
 def test_min_max_scales_saturate_nothing() -> None:
-    spreads = {"a": _spread(0, 1.0), "b": _spread(1, 3.0), "c": _spread(2, 0.1)}
-    ties = Ties((("a", "b"),), (Ratio("c", "a", 0, 31),))
-    scales = choose_scales(spreads, ties, "minmax")
-    for name, spread in spreads.items():
-        assert scales[name] * 127 * (1 + 1e-5) >= spread.largest
+    histograms = {"a": _spread(0, 1.0), "b": _spread(1, 3.0), "c": _spread(2, 0.1)}
+    constraints = ScaleConstraints((("a", "b"),), (Ratio("c", "a", 0, 31),))
+    scales = choose_scales(histograms, constraints, "minmax")
+    for name, histogram in histograms.items():
+        assert scales[name] * 127 * (1 + 1e-5) >= histogram.largest
 
 
 def test_a_tensor_of_zeros_does_not_disturb_the_others() -> None:
-    alone = choose_scales({"a": _spread(0, 1.0)}, Ties())
-    tied = choose_scales({"a": _spread(0, 1.0), "z": EMPTY}, Ties((("a", "z"),)))
+    alone = choose_scales({"a": _spread(0, 1.0)}, ScaleConstraints())
+    tied = choose_scales({"a": _spread(0, 1.0), "z": EMPTY}, ScaleConstraints((("a", "z"),)))
     assert tied == {"a": alone["a"], "z": alone["a"]}
 
 
-def _cost(spreads: dict[str, Spread], scales: dict[str, float]) -> float:
+def _cost(histograms: dict[str, Histogram], scales: dict[str, float]) -> float:
     return sum(
-        float(spread.error(np.array([scales[name]]))[0]) / spread.energy
-        for name, spread in spreads.items()
-        if spread.energy
+        float(histogram.error(np.array([scales[name]]))[0]) / histogram.energy
+        for name, histogram in histograms.items()
+        if histogram.energy
     )
 
 
 @settings(deadline=None, max_examples=40)
 @given(problems(most=3))
-def test_tiny_groups_get_the_best_scales_there_are(problem: tuple[dict[str, Spread], Ties]) -> None:
+def test_tiny_groups_get_the_best_scales_there_are(problem: tuple[dict[str, Histogram], ScaleConstraints]) -> None:
     """All bases of an octave, all exponents of every class: at most three classes of +-12 octaves."""
-    spreads, ties = problem
-    ties = Ties(ties.equal, ties.ratios)
-    names = list(spreads)
+    histograms, constraints = problem
+    constraints = ScaleConstraints(constraints.equal, constraints.ratios)
+    names = list(histograms)
     best = np.inf
     errors = {
         name: (np.zeros((FRACTIONS, 29)) if not s.energy else np.stack(
             [s.error(2.0 ** (k / FRACTIONS + np.arange(-20, 9))) / s.energy for k in range(FRACTIONS)]))
-        for name, s in spreads.items()
+        for name, s in histograms.items()
     }  # fmt: skip
-    linked = {name for each in ties.ratios for name in (each.coarse, each.fine)}
-    linked |= {name for pair in ties.equal for name in pair}
+    linked = {name for each in constraints.ratios for name in (each.coarse, each.fine)}
+    linked |= {name for pair in constraints.equal for name in pair}
     groups = [[n] for n in names if n not in linked] + ([[n for n in names if n in linked]] if linked else [])
-    if len(linked) == 3 and not _connected(linked, ties):
+    if len(linked) == 3 and not _connected(linked, constraints):
         return
     best = 0.0
     for group in groups:
         found = np.inf
         for exponents in product(range(29), repeat=len(group)):
             at = dict(zip(group, exponents, strict=True))
-            if all(at[a] == at[b] for a, b in ties.equal if a in at) and all(
-                r.least <= at[r.coarse] - at[r.fine] <= r.most for r in ties.ratios if r.coarse in at
+            if all(at[a] == at[b] for a, b in constraints.equal if a in at) and all(
+                r.least <= at[r.coarse] - at[r.fine] <= r.most for r in constraints.ratios if r.coarse in at
             ):
                 found = min(found, float(sum(errors[n][:, at[n]] for n in group).min()))
         best += found
-    assert _cost(spreads, choose_scales(spreads, ties)) <= best * 1.0001 + 1e-12
+    assert _cost(histograms, choose_scales(histograms, constraints)) <= best * 1.0001 + 1e-12
 
 
-def _connected(names: set[str], ties: Ties) -> bool:
-    links = [*ties.equal, *((r.coarse, r.fine) for r in ties.ratios)]
+def _connected(names: set[str], constraints: ScaleConstraints) -> bool:
+    links = [*constraints.equal, *((r.coarse, r.fine) for r in constraints.ratios)]
     reached = {min(names)}
     for _ in names:
         reached |= {b for a, b in links if a in reached} | {a for a, b in links if b in reached}

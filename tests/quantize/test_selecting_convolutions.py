@@ -7,7 +7,7 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -18,7 +18,7 @@ def quantised(graph: Graph) -> tuple[Quantised, dict[str, Array]]:
     feed = {"x": np.random.default_rng(0).standard_normal(graph.shape("x")).astype(np.float32)}
     feed["x"][:, 0] *= 5  # a channel of its own size
     nodes = integer_nodes(graph, lambda each: each.op in ("Conv", "Relu"))
-    return quantise(graph, nodes, spreads(graph, [feed], tensors_of(nodes))), feed
+    return quantise(graph, nodes, histograms(graph, [feed], tensors_of(nodes))), feed
 
 
 def taps(*channels: int, extent: int = 4) -> Array:

@@ -7,7 +7,7 @@ import pytest
 
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
-from npuc.quantize.calibration.histograms import spreads
+from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement.splitting import split
 from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -75,6 +75,6 @@ def test_an_outlier_costs_the_other_channels_less() -> None:
     noise: list[float] = []
     for each in (graph, split(graph, _feeds())):
         nodes = integer_nodes(each, lambda node: node.op == "Conv")
-        integer = quantise(each, nodes, spreads(each, _feeds(), tensors_of(nodes)), "minmax").graph
+        integer = quantise(each, nodes, histograms(each, _feeds(), tensors_of(nodes)), "minmax").graph
         noise.append(sum(float(np.square(run(integer, f)["y"] - run(graph, f)["y"]).sum()) for f in _feeds()))
     assert noise[1] < 0.6 * noise[0]  # a quarter, and what rounding the result adds

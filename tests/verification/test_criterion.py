@@ -52,9 +52,9 @@ def test_what_is_asked_for_takes_its_place(samples: Samples) -> None:
 
 def test_made_up_samples_and_fp32_have_no_relative_criterion() -> None:
     graph = load(MODEL)
-    made_up = varied({name: graph.tensors[name] for name in graph.inputs})
-    assert not criterion(MODEL, _program("int8"), made_up).judges
-    assert criterion(MODEL, _program("fp32"), made_up) == Tolerance(60.0, 0.9999)
+    synthetic = varied({name: graph.tensors[name] for name in graph.inputs})
+    assert not criterion(MODEL, _program("int8"), synthetic).judges
+    assert criterion(MODEL, _program("fp32"), synthetic) == Tolerance(60.0, 0.9999)
 
 
 @pytest.mark.parametrize(("noise", "within"), [(0.1, True), (0.25, False)])

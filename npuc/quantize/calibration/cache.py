@@ -17,13 +17,13 @@ import numpy as np
 from npuc import __version__
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
-from npuc.quantize.calibration.histograms import BINS, Spread, spreads
+from npuc.quantize.calibration.histograms import BINS, Histogram, histograms
 from npuc.storage.data import save
 from npuc.storage.streams import DAMAGED
 from npuc.target import Options
 
 VERSION = f"npuc {__version__}, calibration 1"
-"""Of the format, and of what `spreads` finds for the same data."""
+"""Of the format, and of what `histograms` finds for the same data."""
 Tell = Callable[[str], None]
 
 
@@ -32,25 +32,25 @@ class Cache:
     """Histograms by the digest of a graph and what was asked of it."""
 
     key: str
-    known: dict[str, dict[str, Spread]] = field(default_factory=dict[str, dict[str, Spread]])
+    known: dict[str, dict[str, Histogram]] = field(default_factory=dict[str, dict[str, Histogram]])
     hits: int = 0
     misses: int = 0
 
-    def spreads(
+    def histograms(
         self,
         graph: Graph,
         samples: Iterable[Mapping[str, Array]],
         tensors: Sequence[str],
         domains: Mapping[str, tuple[float, float]] | None = None,
         gains: Mapping[str, Array] | None = None,
-    ) -> dict[str, Spread]:
-        """`calibration.spreads` of the samples that the cache's key stands for, as found before if they were."""
+    ) -> dict[str, Histogram]:
+        """The histograms of the samples that the cache's key stands for, as found before if they were."""
         asked = _digest_of(graph, tensors, domains or {}, gains or {})
         if asked in self.known:
             self.hits += 1
         else:
             self.misses += 1
-            self.known[asked] = spreads(graph, samples, tensors, domains, gains)
+            self.known[asked] = histograms(graph, samples, tensors, domains, gains)
         return dict(self.known[asked])
 
 
@@ -67,7 +67,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
     key = _key(files)
     file = path / f"{files[0].stem}-{key[:16]}.calibration.npz" if path.is_dir() else path
     cache = _opened(file, key, tell)
-    yield replace(options, spreads=cache.spreads)
+    yield replace(options, histograms=cache.histograms)
     tell(f"calibration cache '{file}': {cache.hits} of {cache.hits + cache.misses} calibrations found")
     if cache.misses:
         save(file, _arrays(cache))
@@ -132,15 +132,15 @@ def _opened(file: Path, key: str, tell: Tell) -> Cache:
         return Cache(key)
 
 
-def _read(archive: Mapping[str, Array], asked: str) -> dict[str, Spread]:
+def _read(archive: Mapping[str, Array], asked: str) -> dict[str, Histogram]:
     """The histograms of one calibration. Raises ValueError for what is none."""
     names, widths = archive[f"{asked}/names"], archive[f"{asked}/widths"]
     if widths.shape != names.shape or not np.isfinite(widths).all() or (widths <= 0).any():
         raise ValueError("widths")
-    found: dict[str, Spread] = {}
+    found: dict[str, Histogram] = {}
     for position, (name, width) in enumerate(zip(names.tolist(), widths.tolist(), strict=True)):
         counts = archive[f"{asked}/{position}"]
         if counts.shape != (BINS,) or counts.dtype.kind not in "if" or not (counts >= 0).all():
             raise ValueError("counts")
-        found[name] = Spread(counts, width)
+        found[name] = Histogram(counts, width)
     return found

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from npuc.ir import Array
-from npuc.quantize.calibration.histograms import BINS, Spread
+from npuc.quantize.calibration.histograms import BINS, Histogram
 
 METHODS = ("mse", "output", "minmax", "percentile", "entropy")
 SHARE = 1 - 1e-4
@@ -25,28 +25,28 @@ BEYOND = 1e6
 """The cost of a scale per octave that its range stays below what a method asks for."""
 
 
-def range_cost(spread: Spread, scales: Array, method: str, most: float = inf) -> Array:
+def range_cost(histogram: Histogram, scales: Array, method: str, most: float = inf) -> Array:
     """What each of these scales costs a tensor: its error relative to its energy, and its range where that is set.
 
-    spread: with some value other than 0. most: no value is beyond it, whatever the edges of the histogram's bins.
+    histogram: with some value other than 0. most: no value is beyond it, wherever the bins' edges lie.
     """
     if method in ("mse", "output"):
-        return spread.error(scales) / spread.energy
-    limit = min(range_limit(spread, method), most)
-    kept = spread.within(limit)
+        return histogram.error(scales) / histogram.energy
+    limit = min(range_limit(histogram, method), most)
+    kept = histogram.within(limit)
     return kept.error(scales) / kept.energy + BEYOND * octaves_above(limit / 127, scales)
 
 
-def range_limit(spread: Spread, method: str) -> float:
+def range_limit(histogram: Histogram, method: str) -> float:
     """The magnitude that the range must reach. method: minmax, percentile or entropy."""
     match method:
         case "percentile":
-            inside = np.cumsum(spread.counts) >= SHARE * spread.counts.sum()
-            return float((np.argmax(inside) + 1) * spread.width)
+            inside = np.cumsum(histogram.counts) >= SHARE * histogram.counts.sum()
+            return float((np.argmax(inside) + 1) * histogram.width)
         case "entropy":
-            return _least_divergence(spread)
+            return _least_divergence(histogram)
         case _:
-            return spread.largest
+            return histogram.largest
 
 
 def octaves_above(value: Array | float, limit: Array | float) -> Array:
@@ -54,15 +54,15 @@ def octaves_above(value: Array | float, limit: Array | float) -> Array:
     return np.maximum(np.log2(value / limit) - 1e-6, 0.0)
 
 
-def _least_divergence(spread: Spread) -> float:
+def _least_divergence(histogram: Histogram) -> float:
     """The range whose quantised histogram is nearest to the histogram with its tail gathered in the last bin.
 
     Source: Migacz, "8-bit Inference with TensorRT", 2017.
     """
-    filled = int(np.flatnonzero(spread.counts)[-1]) + 1
+    filled = int(np.flatnonzero(histogram.counts)[-1]) + 1
     candidates = range(min(LEVELS, filled), filled + 1, max((filled - LEVELS) // 64, 1))
-    divergences = [_divergence(spread.counts[:filled].astype(np.float64), bins) for bins in candidates]
-    return candidates[int(np.argmin(divergences))] * spread.width
+    divergences = [_divergence(histogram.counts[:filled].astype(np.float64), bins) for bins in candidates]
+    return candidates[int(np.argmin(divergences))] * histogram.width
 
 
 def _divergence(counts: Array, bins: int) -> float:

@@ -23,7 +23,7 @@ NOTHING = 2.0**-60
 
 
 @dataclass(frozen=True)
-class Spread:
+class Histogram:
     """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted."""
 
     counts: Array
@@ -45,8 +45,8 @@ class Spread:
         """Sum of x squared, by bin centres."""
         return float(self.counts @ self.centres**2)
 
-    def with_values(self, values: Array, gains: Array | None = None) -> Spread:
-        """The spread of these finite values as well; bins are merged in pairs until the range holds them all.
+    def with_values(self, values: Array, gains: Array | None = None) -> Histogram:
+        """The histogram of these finite values as well; bins are merged in pairs until the range holds them all.
 
         gains: what every value counts, broadcast against the values; 1 each without.
         """
@@ -63,11 +63,11 @@ class Spread:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
         index = np.minimum((magnitude * np.float32(1 / width)).astype(np.int32), BINS - 1)
-        return Spread(counts + np.bincount(index, weights, minlength=BINS), width)
+        return Histogram(counts + np.bincount(index, weights, minlength=BINS), width)
 
-    def within(self, limit: float) -> Spread:
-        """The spread without the values of the bins above a magnitude."""
-        return Spread(np.where(np.arange(BINS) * self.width < limit, self.counts, 0), self.width)
+    def within(self, limit: float) -> Histogram:
+        """The histogram without the values of the bins above a magnitude."""
+        return Histogram(np.where(np.arange(BINS) * self.width < limit, self.counts, 0), self.width)
 
     def error(self, scales: Array, levels: int = 127) -> Array:
         """The expected sum of squared errors when quantised with each of these scales (symmetric, saturating).
@@ -89,22 +89,22 @@ class Spread:
         return count, total, energy
 
 
-def uniform(largest: float) -> Spread:
-    """The spread of a tensor of which only the largest |x| is known."""
-    return Spread(np.ones(BINS, np.int64), largest * (1 - 1e-6) / BINS)
+def uniform(largest: float) -> Histogram:
+    """The histogram of a tensor of which only the largest |x| is known."""
+    return Histogram(np.ones(BINS, np.int64), largest * (1 - 1e-6) / BINS)
 
 
-EMPTY = Spread(np.zeros(BINS, np.int64), 1.0)
+EMPTY = Histogram(np.zeros(BINS, np.int64), 1.0)
 
 
-def spreads(
+def histograms(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
     tensors: Sequence[str],
     domains: Mapping[str, tuple[float, float]] | None = None,
     gains: Mapping[str, Array] | None = None,
-) -> dict[str, Spread]:
-    """The spread of each named tensor over the samples (each a feed of the graph's inputs).
+) -> dict[str, Histogram]:
+    """The histogram of each named tensor over the samples (each a feed of the graph's inputs).
 
     domains: for a tensor only whose values within limits matter, those limits; values beyond count as the limit.
     gains: what the values of a tensor count, broadcast against it (`output_gains`).
@@ -135,8 +135,8 @@ def computed(
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
 
 
-class Spreads(Protocol):
-    """How the histograms of tensors are found: `spreads`, or what remembers its results."""
+class HistogramSource(Protocol):
+    """How the histograms of tensors are found: `histograms`, or what remembers its results."""
 
     def __call__(
         self,
@@ -145,8 +145,8 @@ class Spreads(Protocol):
         tensors: Sequence[str],
         domains: Mapping[str, tuple[float, float]] | None = None,
         gains: Mapping[str, Array] | None = None,
-    ) -> dict[str, Spread]:
-        """The spread of each named tensor over the samples."""
+    ) -> dict[str, Histogram]:
+        """The histogram of each named tensor over the samples."""
         ...
 
 

@@ -17,7 +17,7 @@ from npuc.quantize.network.construction import Quantised
 
 
 @dataclass(frozen=True)
-class Guard:
+class Acceptance:
     """Samples held out, and what the float network gives for them: where int8 ends, and at outputs behind that."""
 
     feeds: tuple[Mapping[str, Array], ...]
@@ -73,7 +73,7 @@ def ends(integer: Graph) -> list[str]:
     return found[::-1]
 
 
-def guard(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Guard:
+def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array]]) -> Acceptance:
     """The judge of integer networks that end int8 at the same float tensors as this one, on these samples."""
     from npuc.reference import graph_session
 
@@ -83,7 +83,9 @@ def guard(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, Array
     run = graph_session(graph, names)
     columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)
     values = dict(zip(names, columns, strict=True))
-    return Guard(tuple(feeds), {name: values[name] for name in inner}, {name: values[name] for name in behind})
+    return Acceptance(
+        tuple(feeds), {name: values[name] for name in inner}, {name: values[name] for name in behind}
+    )
 
 
 def decibels(noise: float) -> float | None:

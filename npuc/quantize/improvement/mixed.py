@@ -13,7 +13,7 @@ from time import process_time
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import SELECTS
-from npuc.quantize.improvement.acceptance import Guard, decibels, ends, guard
+from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Step, divided
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import SHIFTED, Layers
@@ -57,7 +57,7 @@ def mixed(
     if samples.synthetic or len(samples) < FEWEST_SAMPLES or not ends(plain.graph):
         return array
     started = process_time()
-    judge = guard(graph, plain, divided(samples, MOST_SAMPLES)[1])
+    judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
     shares = candidates(graph, plain, layers)
     host = _chosen(judge, drawn, shares)
     if not host:
@@ -94,7 +94,7 @@ def _macs(graph: Graph, node: Node) -> int:
     return prod(graph.shape(node.inputs[1])[1:]) * graph.tensors[node.output].size
 
 
-def _chosen(judge: Guard, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
+def _chosen(judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
     """The candidates that together take most off the noise: the most sensitive first."""
     least = judge.noise(drawn(frozenset()))
     alone = {name: judge.noise(drawn(frozenset((name,)))) for name in shares}

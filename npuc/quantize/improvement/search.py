@@ -16,9 +16,9 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
-from npuc.quantize.calibration.histograms import Spread, Spreads, output_gains, spreads
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource, histograms, output_gains
 from npuc.quantize.improvement import equalisation, proposals
-from npuc.quantize.improvement.acceptance import decibels, ends, guard
+from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
 from npuc.quantize.improvement.evidence import Sampled, sampled
 from npuc.quantize.improvement.levels import Level, Variant
 from npuc.quantize.improvement.lockstep import improved, weighted
@@ -28,7 +28,7 @@ from npuc.quantize.network.layers import SHIFTED, Layers
 from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
-from npuc.quantize.scales.results import node_spreads
+from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 
 FEWEST_SAMPLES = 4
@@ -39,7 +39,7 @@ MOST_JUDGES = 32
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the ladder: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
+    """A step of the search: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
 
     name: str
     kept: bool
@@ -78,19 +78,19 @@ class Recipe:
     layers: Layers = SHIFTED
     zero_points: ZeroPoints | None = IN_BIASES
     splits: bool = False
-    spreads: Spreads = spreads
+    histograms: HistogramSource = histograms
 
 
 @dataclass(frozen=True)
 class Network:
-    """A float graph, the spreads of its tensors, the factors of its channels, and its integer form once made.
+    """A float graph, the histograms of its tensors, the factors of its channels, and its integer form once made.
 
     layers: how the convolutions of the integer form are read.
     """
 
     graph: Graph
     nodes: tuple[Node, ...]
-    spreads: Mapping[str, Spread]
+    histograms: Mapping[str, Histogram]
     factors: Mapping[str, Array]
     integer: Quantised | None = None
     layers: Layers = SHIFTED
@@ -108,11 +108,11 @@ def best_network(
     samples: Samples,
     level: Level,
     method: str | None = None,
-    known: Mapping[str, Spread] | None = None,
+    known: Mapping[str, Histogram] | None = None,
 ) -> tuple[Network, tuple[Step, ...]]:
     """The best integer network of a float graph within the level, and what was tried.
 
-    method: of calibration, instead of the level's. known: the spreads of the graph's tensors, if they have been
+    method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if they have been
     found before. Synthetic samples only give scales: nothing is learned from them.
     """
     maker = _Maker(recipe, samples)
@@ -152,11 +152,11 @@ class _Maker:
         graph: Graph,
         method: str,
         factors: Mapping[str, Array] | None = None,
-        known: Mapping[str, Spread] | None = None,
+        known: Mapping[str, Histogram] | None = None,
     ) -> Network:
         """The integer network of a float graph, calibrated on the samples.
 
-        known: the spreads of some of its tensors.
+        known: the histograms of some of its tensors.
         """
         nodes = self.recipe.select(graph)
         tensors = tensors_of(nodes)
@@ -164,14 +164,14 @@ class _Maker:
         found = dict(known or {}) if gains is None else {}
         missing = [name for name in tensors if name not in found]
         if missing:
-            find = self.recipe.spreads
-            found |= node_spreads(find, graph, self.samples, missing, nodes, known=found, gains=gains)
+            find = self.recipe.histograms
+            found |= node_histograms(find, graph, self.samples, missing, nodes, known=found, gains=gains)
         ordered = {name: found[name] for name in tensors}
         return self.quantised(Network(graph, nodes, ordered, factors or {}, layers=self.recipe.layers), method, {})
 
     def quantised(self, network: Network, method: str, given: Mapping[str, Steps]) -> Network:
         """The network with scales by a method and these steps."""
-        made = self.recipe.quantise(network.graph, network.nodes, network.spreads, method, given)
+        made = self.recipe.quantise(network.graph, network.nodes, network.histograms, method, given)
         return replace(network, integer=_named(made, network.factors))
 
 
@@ -218,8 +218,8 @@ class _Ladder:
         self.learned, self.held_out = divided(maker.samples, top.samples)
         self.training = self.learned
         self.plain = self.best = plain
-        self.guard = guard(plain.graph, plain.quantised, self.held_out)
-        self.noise = self.guard.noise(plain.quantised)
+        self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
+        self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Step] = []
 
     def climbed(self) -> tuple[Network, tuple[Step, ...]]:
@@ -251,7 +251,7 @@ class _Ladder:
 
     def _plain(self, method: str) -> Network:
         """The plain network with scales by another method."""
-        return self.maker.drawn(self.plain.graph, method, known=self.plain.spreads)
+        return self.maker.drawn(self.plain.graph, method, known=self.plain.histograms)
 
     def _improve(self, network: Network) -> None:
         """Tries the level's sets of proposals; unless it is thorough, only until one is kept."""
@@ -275,7 +275,7 @@ class _Ladder:
             candidate = make()
         except UnsupportedOperator:  # weights that these scales do not allow, say: a variant is only an offer
             return None
-        noise = self.guard.noise(candidate.quantised)
+        noise = self.acceptance.noise(candidate.quantised)
         kept = noise < self.noise
         before, after = decibels(self.noise), decibels(noise)
         self.steps.append(Step(name, kept, before, after, process_time() - started))
@@ -294,7 +294,7 @@ class _Ladder:
         taken = self.maker.recipe.zero_points
         if taken is not None and variant.offsets:
             given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=self.level.thorough)
-            given |= offset_results(network.graph, network.nodes, network.spreads, taken)
+            given |= offset_results(network.graph, network.nodes, network.histograms, taken)
         if given:
             return self.maker.quantised(network, method, given)
         return network
@@ -302,8 +302,8 @@ class _Ladder:
     def _equalised(self, graph: Graph, method: str, share: float | None) -> Network:
         """The network of this graph by another method, equalised if there is anything to equalise."""
         found = equalisation.groups(graph) if share is not None else ()
-        groups = tuple(each for each in found if not self.guard.exact.keys() & set(each.tensors))
-        known = self.plain.spreads if graph is self.plain.graph else None
+        groups = tuple(each for each in found if not self.acceptance.exact.keys() & set(each.tensors))
+        known = self.plain.histograms if graph is self.plain.graph else None
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
             return self.plain if same else self.maker.drawn(graph, method, known=known)

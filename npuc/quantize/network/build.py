@@ -24,17 +24,24 @@ from npuc.quantize.arithmetic.weights import (
     quantise_weights,
     sum_factors,
 )
-from npuc.quantize.calibration.histograms import Spread
-from npuc.quantize.network.construction import Draft, Quantise, Quantised, int8_name
-from npuc.quantize.scales.assignment import Ties, choose_scales, in_powers_of_two
-from npuc.quantize.scales.constraints import MOVEMENT, average_kernel, data_inputs, floors, tensors_of, ties_of
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.network.construction import GraphBuilder, Quantise, Quantised, int8_name
+from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, in_powers_of_two
+from npuc.quantize.scales.constraints import (
+    MOVEMENT,
+    average_kernel,
+    constraints_of,
+    data_inputs,
+    floors,
+    tensors_of,
+)
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 
 
 def quantise(
     graph: Graph,
     nodes: Sequence[Node],
-    spreads: Mapping[str, Spread],
+    histograms: Mapping[str, Histogram],
     method: str = "mse",
     tabulate: Tabulate | None = None,
     given: Mapping[str, Steps] = NOTHING_GIVEN,
@@ -43,14 +50,14 @@ def quantise(
 ) -> Quantised:
     """The integer graph of a float graph, these of whose nodes become integer.
 
-    spreads: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
+    histograms: of every tensor in tensors_of(nodes) without given steps. tabulate: makes the target's activation
     tables. power_of_two: what every scale that is not given must be. Raises UnsupportedOperator (E205) for a node
     without an integer form.
     """
-    free = {name: spreads[name] for name in tensors_of(nodes) if name not in given}
-    ties = replace(ties_of(graph, nodes, given), floors=floors(graph, nodes, free))
-    ties = in_powers_of_two(ties, free) if power_of_two else ties
-    chosen = _free_steps(graph, nodes, free, ties, method, given)
+    free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
+    constraints = replace(constraints_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
+    chosen = _free_steps(graph, nodes, free, constraints, method, given)
     return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
@@ -68,12 +75,12 @@ def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quant
     def made(
         graph: Graph,
         nodes: Sequence[Node],
-        spreads: Mapping[str, Spread],
+        histograms: Mapping[str, Histogram],
         method: str,
         given: Mapping[str, Steps],
     ) -> Quantised:
         found = remembered if tabulate else None
-        return quantise(graph, nodes, spreads, method, found, given, power_of_two=power_of_two)
+        return quantise(graph, nodes, histograms, method, found, given, power_of_two=power_of_two)
 
     return made
 
@@ -85,19 +92,19 @@ MOST_ROUNDS = 4
 def _free_steps(
     graph: Graph,
     nodes: Sequence[Node],
-    free: Mapping[str, Spread],
-    ties: Ties,
+    free: Mapping[str, Histogram],
+    constraints: ScaleConstraints,
     method: str,
     given: Mapping[str, Steps],
     rounds: int = MOST_ROUNDS,
 ) -> dict[str, Steps]:
     """The chosen scales; chosen again with coarser results where weights would not fit."""
-    steps = {name: Steps(scale) for name, scale in choose_scales(free, ties, method).items()}
+    steps = {name: Steps(scale) for name, scale in choose_scales(free, constraints, method).items()}
     finest = _weight_floors(graph, nodes, {**steps, **given})
     too_fine = {name: floor for name, floor in finest.items() if name in free}
     if not too_fine or rounds == 1:
         return steps
-    coarser = replace(ties, floors={**ties.floors, **too_fine})
+    coarser = replace(constraints, floors={**constraints.floors, **too_fine})
     return _free_steps(graph, nodes, free, coarser, method, given, rounds - 1)
 
 
@@ -113,7 +120,7 @@ def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Step
     return found
 
 
-class _Builder(Draft):
+class _Builder(GraphBuilder):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
     def __init__(

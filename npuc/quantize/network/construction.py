@@ -17,7 +17,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops import OPS, Operators
 from npuc.ops import build as build_graph
-from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.model_scales import Steps, steps_of
 
 
@@ -43,14 +43,14 @@ class Quantise(Protocol):
         self,
         graph: Graph,
         nodes: Sequence[Node],
-        spreads: Mapping[str, Spread],
+        histograms: Mapping[str, Histogram],
         method: str,
         given: Mapping[str, Steps],
         /,
     ) -> Quantised:
         """The integer graph of a float graph, these of whose nodes become integer.
 
-        spreads: of every tensor that becomes int8 and has no given steps. method: of calibration.
+        histograms: of every tensor that becomes int8 and has no given steps. method: of calibration.
         """
         ...
 
@@ -65,7 +65,7 @@ def float_name(tensor: str) -> str:
     return tensor.removesuffix("/int8")
 
 
-class Draft:
+class GraphBuilder:
     """Collects the nodes and constants of the integer graph of a float graph, in its order."""
 
     def __init__(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from npuc.quantize.calibration.clipping import BEYOND, octaves_above, range_cost
-from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.elimination import Bounds, least_cost
 
 FRACTIONS = 16
@@ -38,7 +38,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Ties:
+class ScaleConstraints:
     """What the operators demand of the scales."""
 
     equal: tuple[tuple[str, str], ...] = ()
@@ -56,9 +56,9 @@ class Ties:
     """Tensors of which no calibration value may saturate, whatever the method."""
 
 
-def in_powers_of_two(ties: Ties, tensors: Iterable[str]) -> Ties:
-    """The same ties, with a power of two as the scale of each of these tensors."""
-    return replace(ties, powers=tuple(tensors))
+def in_powers_of_two(constraints: ScaleConstraints, tensors: Iterable[str]) -> ScaleConstraints:
+    """The same constraints, with a power of two as the scale of each of these tensors."""
+    return replace(constraints, powers=tuple(tensors))
 
 
 def next_power(scale: float) -> float:
@@ -66,24 +66,26 @@ def next_power(scale: float) -> float:
     return 2.0 ** math.ceil(math.log2(scale))
 
 
-def choose_scales(spreads: Mapping[str, Spread], ties: Ties, method: str = "mse") -> dict[str, float]:
-    """A scale for every tensor that satisfies the ties with the least relative error.
+def choose_scales(
+    histograms: Mapping[str, Histogram], constraints: ScaleConstraints, method: str = "mse"
+) -> dict[str, float]:
+    """A scale for every tensor that satisfies the constraints with the least relative error.
 
     method: of calibration, one of clipping.METHODS.
     """
-    class_of = components(spreads, ties.equal)
-    group_of = components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in ties.ratios))
+    class_of = components(histograms, constraints.equal)
+    group_of = components(class_of.values(), ((class_of[r.coarse], class_of[r.fine]) for r in constraints.ratios))
     scales: dict[str, float] = {}
     for group in dict.fromkeys(group_of.values()):
-        members = {c: [t for t in spreads if class_of[t] == c] for c in group_of if group_of[c] == group}
+        members = {c: [t for t in histograms if class_of[t] == c] for c in group_of if group_of[c] == group}
         ratios = tuple(
             (class_of[each.coarse], class_of[each.fine], each.least, each.most)
-            for each in ties.ratios
+            for each in constraints.ratios
             if class_of[each.coarse] in members
         )
-        chosen = _solve_group(members, ratios, spreads, ties, method)
+        chosen = _solve_group(members, ratios, histograms, constraints, method)
         scales.update({tensor: chosen[name] for name in members for tensor in members[name]})
-    return {tensor: scales[tensor] for tensor in spreads}
+    return {tensor: scales[tensor] for tensor in histograms}
 
 
 def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -105,21 +107,23 @@ def components(names: Iterable[str], links: Iterable[tuple[str, str]]) -> dict[s
 def _solve_group(
     members: Mapping[str, list[str]],
     ratios: Bounds,
-    spreads: Mapping[str, Spread],
-    ties: Ties,
+    histograms: Mapping[str, Histogram],
+    constraints: ScaleConstraints,
     method: str,
 ) -> dict[str, float]:
     """The scale of each class of a group: the best base of an octave with the best exponents for it."""
     bases = [2.0 ** (k / FRACTIONS) for k in range(FRACTIONS)]
-    if any(tensor in ties.powers for tensors in members.values() for tensor in tensors):
+    if any(tensor in constraints.powers for tensors in members.values() for tensor in tensors):
         bases = [1.0]
     for tensors in members.values():
         for tensor in tensors:
-            if tensor in ties.given:
-                bases = [ties.given[tensor]]
-            elif tensor in ties.ceilings and len(bases) > 1:
-                bases.append(ties.ceilings[tensor])
-    costs = {name: _class_cost(tensors, bases, spreads, ties, method) for name, tensors in members.items()}
+            if tensor in constraints.given:
+                bases = [constraints.given[tensor]]
+            elif tensor in constraints.ceilings and len(bases) > 1:
+                bases.append(constraints.ceilings[tensor])
+    costs = {
+        name: _class_cost(tensors, bases, histograms, constraints, method) for name, tensors in members.items()
+    }
     best: tuple[float, dict[str, float]] | None = None
     for position, base in enumerate(bases):
         cost = {name: values[position] for name, values in costs.items()}
@@ -132,25 +136,29 @@ def _solve_group(
 
 
 def _class_cost(
-    tensors: Iterable[str], bases: Sequence[float], spreads: Mapping[str, Spread], ties: Ties, method: str
+    tensors: Iterable[str],
+    bases: Sequence[float],
+    histograms: Mapping[str, Histogram],
+    constraints: ScaleConstraints,
+    method: str,
 ) -> np.ndarray:
     """Relative error of a class of tensors for every base and exponent: (bases, exponents)."""
     scales = np.multiply.outer(np.array(bases), 2.0 ** EXPONENTS.astype(np.float64))
     cost = np.zeros(scales.shape)
     for tensor in tensors:
-        spread = spreads[tensor]
-        energy = spread.energy
-        ceiling = ties.ceilings.get(tensor, math.inf)
+        histogram = histograms[tensor]
+        energy = histogram.energy
+        ceiling = constraints.ceilings.get(tensor, math.inf)
         if energy > 0:
-            cost += range_cost(spread, scales, method, 127 * ceiling)
-            if tensor in ties.unsaturated:
-                cost += BEYOND * octaves_above(min(spread.largest / 127, ceiling), scales)
-        if tensor in ties.floors:
-            cost += 1e3 * octaves_above(min(ties.floors[tensor], ceiling), scales)
-        if tensor in ties.ceilings:
+            cost += range_cost(histogram, scales, method, 127 * ceiling)
+            if tensor in constraints.unsaturated:
+                cost += BEYOND * octaves_above(min(histogram.largest / 127, ceiling), scales)
+        if tensor in constraints.floors:
+            cost += 1e3 * octaves_above(min(constraints.floors[tensor], ceiling), scales)
+        if tensor in constraints.ceilings:
             cost += np.where(octaves_above(scales, ceiling) > 0, LIMIT, 0.0)
-        if tensor in ties.given:
-            cost += 1e12 * np.abs(np.log2(scales / ties.given[tensor]))
+        if tensor in constraints.given:
+            cost += 1e12 * np.abs(np.log2(scales / constraints.given[tensor]))
     if not cost.any():
         cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost

@@ -10,8 +10,8 @@ from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps
-from npuc.quantize.calibration.histograms import Spread
-from npuc.quantize.scales.assignment import Ratio, Ties
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
 ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
@@ -75,7 +75,7 @@ def average_kernel(graph: Graph, node: Node) -> tuple[int, int]:
     return height, width
 
 
-def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
     """Tensors that share scale and zero point, as the integer operator between them has no arithmetic."""
     found: list[tuple[str, str]] = []
     for node in nodes:
@@ -92,13 +92,13 @@ def _between_conversions(graph: Graph, node: Node) -> bool:
     return any(each.op in CONVERSIONS for each in around)
 
 
-def ties_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) -> Ties:
+def constraints_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) -> ScaleConstraints:
     """What the operators demand of the scales of their tensors.
 
     given: tensors whose scales are known. An operator with arithmetic of its own takes them as they are, so it
-    ties nothing to them.
+    constrains nothing.
     """
-    equal = [pair for pair in equal_ties(graph, nodes) if pair[0] not in given]
+    equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
     ceilings: dict[str, float] = {}
     powers: list[str] = []
@@ -120,7 +120,7 @@ def ties_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) ->
             powers.append(node.inputs[factor_of(graph, node)])
             ratios.append(Ratio(y, node.inputs[1 - factor_of(graph, node)], -MOST_GAIN, MOST_SHIFT))
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
-    return Ties(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
+    return ScaleConstraints(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
 
 
 def visible(graph: Graph) -> frozenset[str]:
@@ -154,7 +154,7 @@ def factor_of(graph: Graph, node: Node) -> int:
     return 0 if sizes[0] < sizes[1] else 1
 
 
-def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -> dict[str, float]:
+def floors(graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram]) -> dict[str, float]:
     """For the result of each convolution the deviation of the error that quantising its input alone brings.
 
     Finer steps would be spent on noise; the range that they cost is worth more, above all where few calibration
@@ -162,8 +162,8 @@ def floors(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread]) -
     """
     found: dict[str, float] = {}
     for node in nodes:
-        if node.op == "Conv" and node.inputs[0] in spreads and node.output in spreads:
+        if node.op == "Conv" and node.inputs[0] in histograms and node.output in histograms:
             w = graph.constants[node.inputs[1]]
             gain = np.sqrt(np.mean([np.square(kernel, dtype=np.float64).sum() for kernel in w]))
-            found[node.output] = float(spreads[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
+            found[node.output] = float(histograms[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
     return {name: floor for name, floor in found.items() if floor > 0}

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX, PADS, SELECTS
-from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import next_power
 from npuc.quantize.scales.model_scales import Steps
 
@@ -96,7 +96,7 @@ def _source(graph: Graph, name: str) -> str | None:
 
 
 def offset_results(
-    graph: Graph, nodes: Sequence[Node], known: Mapping[str, Spread], zero_points: ZeroPoints = IN_BIASES
+    graph: Graph, nodes: Sequence[Node], known: Mapping[str, Histogram], zero_points: ZeroPoints = IN_BIASES
 ) -> dict[str, Steps]:
     """Steps for the results of ReLUs whose readers take a zero point at no cost."""
     integer = set(nodes)
@@ -119,7 +119,7 @@ def offset_results(
     return found
 
 
-def _finest(graph: Graph, node: Node, known: Mapping[str, Spread]) -> float:
+def _finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
     """The scale with which a step of a convolution's input is up to FINEST steps of its result; 0 for others."""
     if node.op != "Conv" or node.inputs[0] not in known:
         return 0.0

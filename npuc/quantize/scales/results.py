@@ -10,30 +10,30 @@ from collections.abc import Mapping, Sequence
 
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import domains
-from npuc.quantize.calibration.histograms import Spread, Spreads
+from npuc.quantize.calibration.histograms import Histogram, HistogramSource
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.storage.data import Samples
 
 
-def node_spreads(
-    find: Spreads,
+def node_histograms(
+    find: HistogramSource,
     graph: Graph,
     samples: Samples,
     tensors: Sequence[str],
     nodes: Sequence[Node],
     given: Mapping[str, Steps] = NOTHING_GIVEN,
-    known: Mapping[str, Spread] | None = None,
+    known: Mapping[str, Histogram] | None = None,
     gains: Mapping[str, Array] | None = None,
-) -> dict[str, Spread]:
-    """The spreads of tensors that these nodes read and write, of each as far as it matters to results that occur.
+) -> dict[str, Histogram]:
+    """The histograms of tensors that these nodes read and write, as far as they matter to results that occur.
 
-    given: steps of other tensors. known: spreads of other tensors. The samples are read a second time only where
-    results are small. Raises DataError (E402) for a value that is infinite or NaN.
+    given: steps of other tensors. known: histograms of other tensors. The samples are
+    read a second time only where results are small. Raises DataError (E402) for a value that is infinite or NaN.
     """
     usual = domains(graph, nodes)
     found = find(graph, samples.feeds(), tensors, usual, gains)
     reached = {name: steps.reach for name, steps in given.items()}
-    reached |= {name: spread.largest for name, spread in {**(known or {}), **found}.items()}
+    reached |= {name: histogram.largest for name, histogram in {**(known or {}), **found}.items()}
     wider = {
         name: limits
         for name, limits in domains(graph, nodes, reached).items()

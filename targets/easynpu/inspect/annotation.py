@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa, listing
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
@@ -22,21 +22,21 @@ BIAS_SCALE = ("bias byte 0", "bias byte 1", "bias byte 2", "bias byte 3", "shift
 SLOPES = ("multiplier for x >= 0", "shift for x >= 0", "multiplier for x < 0", "shift for x < 0")
 
 
-def held(program: Program, name: str) -> Iterator[Held]:
+def memory_annotations(program: Program, name: str) -> Iterator[MemoryAnnotation]:
     """Word by word. Raises ArtefactError (E502, E503) where the program is not one that runs."""
     contents = Contents.of(program.manifest)
     if name == "itcm.bin":
         words = isa.bytes_to_words(program.files[name])
         for number, word in enumerate(words):
             nodes = contents.instructions[number].nodes if number < len(contents.instructions) else ()
-            yield Held(number * isa.WORD_BYTES, listing.disassemble(word), nodes)
+            yield MemoryAnnotation(number * isa.WORD_BYTES, listing.disassemble(word), nodes)
         return
     for segment in contents.steps:
         if isinstance(segment, Segment):
             yield from _streamed(program, contents, segment, name)
 
 
-def _streamed(program: Program, contents: Contents, segment: Segment, name: str) -> Iterator[Held]:
+def _streamed(program: Program, contents: Contents, segment: Segment, name: str) -> Iterator[MemoryAnnotation]:
     """What the words of a file are that a segment loads into the weight DTCM and streams."""
     places: dict[int, int] = {}
     first, words = 0, b""
@@ -56,7 +56,7 @@ def _streamed(program: Program, contents: Contents, segment: Segment, name: str)
             for what in _block(stage, produced.start[0]):
                 if at in places:
                     text = f"word {stage.number} {listing.mnemonic(stage.word)}: {what}"
-                    yield Held(places[at] * isa.WORD_BYTES, text, produced.nodes)
+                    yield MemoryAnnotation(places[at] * isa.WORD_BYTES, text, produced.nodes)
                 at += 1
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
 from npuc.ops.windows import window_of
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.weights import quantise_weights
-from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.calibration.histograms import Histogram
 
 STEPS = 24
 """Scales that are tried for a tensor, four an octave, from the one with which nothing saturates downward."""
@@ -25,18 +25,18 @@ class FoldShortCuts:
     The convolution has as many outputs as inputs, stride 1 and a tap over the pixel, and only the sum reads it.
     Exact in real numbers, and rounded once where convolution and sum are rounded each for itself. But the weights'
     step must now suit 1 as well as the other weights: where that makes a larger error than the rounding, by the
-    spread of the values, the sum stays. Source: easynpu, Short_cut operator.
+    histogram of the values, the sum stays. Source: easynpu, Short_cut operator.
     """
 
-    spreads: Mapping[str, Spread]
+    histograms: Mapping[str, Histogram]
     __name__ = "fold_short_cuts"
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with short-cuts in the weights where that costs no accuracy."""
         return rewrite(graph, self._fold)
 
-    def _fold(self, draft: Draft, node: Node) -> bool:
-        found = _short_cut(draft, node)
+    def _fold(self, rewriter: Rewriter, node: Node) -> bool:
+        found = _short_cut(rewriter, node)
         if found is None:
             return False
         conv, w = found
@@ -46,17 +46,19 @@ class FoldShortCuts:
         activation: dict[str, Attr] = {
             key: node.attrs[key] for key in ("activation", "min", "max") if key in node.attrs
         }
-        inputs = (conv.inputs[0], draft.constant(folded, f"{node.output}/short_cut"), *conv.inputs[2:])
-        sources = draft.sources(conv, node)
-        draft.replace(node, Node("Conv", inputs, node.outputs, {**conv.attrs, **activation}, node.name, sources))
+        inputs = (conv.inputs[0], rewriter.constant(folded, f"{node.output}/short_cut"), *conv.inputs[2:])
+        sources = rewriter.sources(conv, node)
+        rewriter.replace(
+            node, Node("Conv", inputs, node.outputs, {**conv.attrs, **activation}, node.name, sources)
+        )
         return True
 
     def _pays(self, conv: Node, add: Node, w: Array, folded: Array) -> bool:
         """Whether the squared errors of one convolution are no more than those of a convolution and a sum."""
         names = (conv.inputs[0], conv.output, add.output)
-        if any(name not in self.spreads or not self.spreads[name].energy for name in names):
+        if any(name not in self.histograms or not self.histograms[name].energy for name in names):
             return False
-        x, result, total = (self.spreads[name] for name in names)
+        x, result, total = (self.histograms[name] for name in names)
         tied = _scales(max(x.largest, result.largest))
         shared = float(tied[np.argmin(x.error(tied) + result.error(tied))])
         own = float(_scales(x.largest)[np.argmin(x.error(_scales(x.largest)))])
@@ -72,18 +74,18 @@ class FoldShortCuts:
         return together + float(total.error(y).min()) <= apart
 
 
-def _short_cut(draft: Draft, node: Node) -> tuple[Node, Array] | None:
+def _short_cut(rewriter: Rewriter, node: Node) -> tuple[Node, Array] | None:
     """The convolution and its weights, if the node adds its input to its result."""
     if node.op != "Add" or ACTIVATION(node) not in ("", "Relu", "Clip"):
         return None
     for index in (0, 1):
-        conv = draft.private(node.inputs[index])
+        conv = rewriter.private(node.inputs[index])
         if conv is None or conv.op != "Conv" or conv.inputs[0] != node.inputs[1 - index] or ACTIVATION(conv):
             continue
-        w = draft.constants.get(conv.inputs[1])
-        if w is None or draft.shape(conv.inputs[0]) != draft.shape(conv.output) or w.dtype != np.float32:
+        w = rewriter.constants.get(conv.inputs[1])
+        if w is None or rewriter.shape(conv.inputs[0]) != rewriter.shape(conv.output) or w.dtype != np.float32:
             continue
-        if all(name in draft.constants for name in conv.inputs[2:] if name) and _pixel(conv, w) is not None:
+        if all(name in rewriter.constants for name in conv.inputs[2:] if name) and _pixel(conv, w) is not None:
             return conv, w
     return None
 

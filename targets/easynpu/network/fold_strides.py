@@ -10,7 +10,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_STRIDE = 15
 MOST_CHANNELS = 256
@@ -25,32 +25,32 @@ def fold_strides(graph: Graph) -> Graph:
     return rewrite(graph, _fold)
 
 
-def _fold(draft: Draft, node: Node) -> bool:
-    if node.op != "Conv" or len(draft.shape(node.inputs[0])) != 4 or not only_float(draft, *node.inputs[:2]):
+def _fold(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
         return False
-    w = draft.constants.get(node.inputs[1])
+    w = rewriter.constants.get(node.inputs[1])
     if w is None or GROUP(node) != 1:
         return False
     window = window_of(node, w.shape[2:])
     block = _block(window.strides, w.shape[1]) if max(window.strides) > MOST_STRIDE else None
     if block is None or set(window.dilations) != {1}:
         return False
-    shape, outputs = draft.shape(node.inputs[0]), draft.shape(node.output)[2:]
+    shape, outputs = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)[2:]
     reached = [
         -(-((count - 1) * stride + kernel) // block) * block
         for count, stride, kernel in zip(outputs, window.strides, w.shape[2:], strict=True)
     ]
-    x, nodes = _cut(draft, node, shape, reached, window.begins)
-    folded = draft.fresh(f"{node.output}/blocks")
+    x, nodes = _cut(rewriter, node, shape, reached, window.begins)
+    folded = rewriter.fresh(f"{node.output}/blocks")
     nodes.append(Node("SpaceToDepth", (x,), (folded,), {"blocksize": block}, folded, node.sources))
-    weights = draft.constant(_weights(w, block), f"{node.output}/folded")
+    weights = rewriter.constant(_weights(w, block), f"{node.output}/folded")
     strides = tuple(stride // block for stride in window.strides)
     attrs: dict[str, Attr] = {
         k: v for k, v in node.attrs.items() if k not in ("kernel_shape", "pads", "dilations")
     }
     inputs = (folded, weights, *node.inputs[2:])
     nodes.append(Node("Conv", inputs, node.outputs, {**attrs, "strides": strides}, node.name, node.sources))
-    draft.replace(node, *nodes)
+    rewriter.replace(node, *nodes)
     return True
 
 
@@ -63,18 +63,18 @@ def _block(strides: tuple[int, ...], channels: int) -> int | None:
 
 
 def _cut(
-    draft: Draft, node: Node, shape: tuple[int, ...], reached: list[int], begins: tuple[int, ...]
+    rewriter: Rewriter, node: Node, shape: tuple[int, ...], reached: list[int], begins: tuple[int, ...]
 ) -> tuple[str, list[Node]]:
     """The image with its padding, as far as windows reach: its tensor, and the nodes that give it."""
     x, nodes = node.inputs[0], list[Node]()
     ends = [max(extent - begin - size, 0) for extent, begin, size in zip(reached, begins, shape[2:], strict=True)]
     if any((*begins, *ends)):
-        padded = draft.fresh(f"{node.output}/padded")
+        padded = rewriter.fresh(f"{node.output}/padded")
         attrs: dict[str, Attr] = {"pads": (0, 0, *begins, 0, 0, *ends), "mode": "constant", "value": 0.0}
         nodes.append(Node("Pad", (x,), (padded,), attrs, padded, node.sources))
         x = padded
     if any(begin + size > extent for extent, begin, size in zip(reached, begins, shape[2:], strict=True)):
-        cut = draft.fresh(f"{node.output}/cut")
+        cut = rewriter.fresh(f"{node.output}/cut")
         attrs = {"axes": (2, 3), "starts": (0, 0), "ends": tuple(reached), "steps": (1, 1)}
         nodes.append(Node("Slice", (x,), (cut,), attrs, cut, node.sources))
         x = cut

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, DTYPE, ZERO_POINT
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 LIMITED = ("Conv", "Add")
 MOVES = ("Reshape", "Transpose", "MaxPool")
@@ -20,18 +20,18 @@ def limit_at_zero(graph: Graph) -> Graph:
     return rewrite(graph, _limit)
 
 
-def _limit(draft: Draft, node: Node) -> bool:
+def _limit(rewriter: Rewriter, node: Node) -> bool:
     if node.op != "FakeQuantize" or ZERO_POINT(node) != (-128 if DTYPE(node) == "int8" else 0):
         return False
-    producer, moves = draft.private(node.inputs[0]), list[Node]()
+    producer, moves = rewriter.private(node.inputs[0]), list[Node]()
     while producer is not None and producer.op in MOVES:
         moves.insert(0, producer)
-        producer = draft.private(producer.inputs[0])
+        producer = rewriter.private(producer.inputs[0])
     if producer is None or producer.op not in LIMITED or ACTIVATION(producer):
         return False
-    limited = draft.fresh(f"{producer.output}/limited")
+    limited = rewriter.fresh(f"{producer.output}/limited")
     new = [replace(producer.with_attrs(activation="Relu"), outputs=(limited,))]
     for move in moves:
-        new.append(replace(move, inputs=(new[-1].output,), outputs=(draft.fresh(f"{move.output}/limited"),)))
-    draft.replace(node, *new, replace(node, inputs=(new[-1].output,)))
+        new.append(replace(move, inputs=(new[-1].output,), outputs=(rewriter.fresh(f"{move.output}/limited"),)))
+    rewriter.replace(node, *new, replace(node, inputs=(new[-1].output,)))
     return True

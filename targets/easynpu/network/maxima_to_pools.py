@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Attr, Graph, Node
 from npuc.passes.expansion.images import TIDY, image_shape
 from npuc.passes.rewriting.patterns import constant_operand, only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def maxima_to_pools(graph: Graph) -> Graph:
@@ -22,57 +22,57 @@ def maxima_to_pools(graph: Graph) -> Graph:
     return rewrite(graph, _least, _pooled, _with_constant, *TIDY)
 
 
-def _applies(draft: Draft, node: Node, op: str) -> bool:
-    return node.op == op and only_float(draft, *node.inputs) and draft.types[node.output].size > 0
+def _applies(rewriter: Rewriter, node: Node, op: str) -> bool:
+    return node.op == op and only_float(rewriter, *node.inputs) and rewriter.types[node.output].size > 0
 
 
-def _least(draft: Draft, node: Node) -> bool:
-    if not _applies(draft, node, "Min"):
+def _least(rewriter: Rewriter, node: Node) -> bool:
+    if not _applies(rewriter, node, "Min"):
         return False
     names: list[str] = []
     nodes: list[Node] = []
     for name in node.inputs:
-        if name in draft.constants:
-            names.append(draft.constant(-draft.constants[name], f"{node.output}/negative"))
+        if name in rewriter.constants:
+            names.append(rewriter.constant(-rewriter.constants[name], f"{node.output}/negative"))
         else:
-            names.append(draft.fresh(f"{name}/negative"))
+            names.append(rewriter.fresh(f"{name}/negative"))
             nodes.append(Node("Neg", (name,), (names[-1],), {}, names[-1], node.sources))
-    largest = draft.fresh(f"{node.output}/negative")
+    largest = rewriter.fresh(f"{node.output}/negative")
     inner = replace(node, op="Max", inputs=tuple(names), outputs=(largest,))
-    draft.replace(node, *nodes, inner, Node("Neg", (largest,), node.outputs, {}, node.name, node.sources))
+    rewriter.replace(node, *nodes, inner, Node("Neg", (largest,), node.outputs, {}, node.name, node.sources))
     return True
 
 
-def _pooled(draft: Draft, node: Node) -> bool:
-    if not _applies(draft, node, "Max") or any(name in draft.constants for name in node.inputs):
+def _pooled(rewriter: Rewriter, node: Node) -> bool:
+    if not _applies(rewriter, node, "Max") or any(name in rewriter.constants for name in node.inputs):
         return False
-    shape = draft.shape(node.output)
-    _, channels, height, width = image_shape(draft.types[node.output].size)
+    shape = rewriter.shape(node.output)
+    _, channels, height, width = image_shape(rewriter.types[node.output].size)
     rows: list[str] = []
     nodes: list[Node] = []
 
     def step(op: str, inputs: tuple[str, ...], stem: str, **attrs: Attr) -> str:
-        y = draft.fresh(f"{node.output}/{stem}")
+        y = rewriter.fresh(f"{node.output}/{stem}")
         nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
         return y
 
     for name in node.inputs:
-        full = name if draft.shape(name) == shape else step("Expand", (name,), "full", shape=shape)
+        full = name if rewriter.shape(name) == shape else step("Expand", (name,), "full", shape=shape)
         rows.append(step("Reshape", (full,), "row", shape=(1, channels * height, 1, width)))
     both = step("Concat", tuple(rows), "both", axis=2)
     larger = step("MaxPool", (both,), "larger", kernel_shape=(2, 1))
     back = Node("Reshape", (larger,), node.outputs, {"shape": shape}, node.name, node.sources)
-    draft.replace(node, *nodes, back)
+    rewriter.replace(node, *nodes, back)
     return True
 
 
-def _with_constant(draft: Draft, node: Node) -> bool:
-    found = constant_operand(draft, node) if _applies(draft, node, "Max") else None
-    if found is None or not np.isfinite(draft.constants[found[1]]).all():
+def _with_constant(rewriter: Rewriter, node: Node) -> bool:
+    found = constant_operand(rewriter, node) if _applies(rewriter, node, "Max") else None
+    if found is None or not np.isfinite(rewriter.constants[found[1]]).all():
         return False
     x, c = found
-    above, rectified = draft.fresh(f"{node.output}/above"), draft.fresh(f"{node.output}/rectified")
-    draft.replace(
+    above, rectified = rewriter.fresh(f"{node.output}/above"), rewriter.fresh(f"{node.output}/rectified")
+    rewriter.replace(
         node,
         Node("Sub", (x, c), (above,), {}, above, node.sources),
         Node("Relu", (above,), (rectified,), {}, rectified, node.sources),

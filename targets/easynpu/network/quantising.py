@@ -1,4 +1,4 @@
-"""How EasyNPU quantises a network: which nodes become integer, and by which rungs of the ladder."""
+"""How EasyNPU quantises a network: which nodes become integer, and by which accuracy levels."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.calibration.histograms import spreads, uniform
+from npuc.quantize.calibration.histograms import histograms, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
-from npuc.quantize.scales.results import node_spreads
+from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -43,13 +43,13 @@ def network(
     """
     level, documented = LEVELS[options.level], options.isa == "documented"
     method = options.method or level.method
-    find = options.spreads or spreads
+    find = options.histograms or histograms
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes))
     known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
     free = [name for name in tensors if name not in given and name not in known]
-    found = {**node_spreads(find, graph, samples, free, nodes, given), **known}
+    found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
     graph = run_passes(graph, (FoldShortCuts(found),), hook)
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
@@ -75,7 +75,7 @@ def network(
             make,
             zero_points=zeros,
             splits=True,
-            spreads=find,
+            histograms=find,
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)

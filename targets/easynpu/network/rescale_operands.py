@@ -1,4 +1,4 @@
-"""Where an operator has no zero points and ties its scales, what is given to a tensor is changed around it."""
+"""Where an operator has no zero points and constrains its scales, Rescale nodes around it change its tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.passes.rewriting.rules import Draft, rewrite
-from npuc.quantize.scales.constraints import equal_ties
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
 
 
@@ -22,31 +22,31 @@ def rescale_operands(graph: Graph) -> Graph:
     """
     computed = [name for name in graph.tensors if name not in graph.constants]
     known = frozenset(computed)
-    ties = [pair for pair in equal_ties(graph, graph.nodes) if known.issuperset(pair)]
-    given = frozenset(given_steps(graph, computed, ties))
-    return rewrite(graph, lambda draft, node: _free(draft, node, given))
+    constraints = [pair for pair in equal_scales(graph, graph.nodes) if known.issuperset(pair)]
+    given = frozenset(given_steps(graph, computed, constraints))
+    return rewrite(graph, lambda rewriter, node: _free(rewriter, node, given))
 
 
-def _free(draft: Draft, node: Node, steps: Collection[str]) -> bool:
-    if not (node.op == "Mul" or (node.op == "PRelu" and _many_slopes(draft, node))):
+def _free(rewriter: Rewriter, node: Node, steps: Collection[str]) -> bool:
+    if not (node.op == "Mul" or (node.op == "PRelu" and _many_slopes(rewriter, node))):
         return False
     given = [name for name in dict.fromkeys(node.inputs) if name in steps]
     if not given and node.output not in steps:
         return False
-    names = {name: draft.fresh(f"{name}/rescaled") for name in given}
+    names = {name: rewriter.fresh(f"{name}/rescaled") for name in given}
     before = [_rescale(name, new, node) for name, new in names.items()]
     inputs = tuple(names.get(name, name) for name in node.inputs)
     if node.output not in steps:
-        draft.replace(node, *before, replace(node, inputs=inputs))
+        rewriter.replace(node, *before, replace(node, inputs=inputs))
         return True
-    free = draft.fresh(f"{node.output}/free")
+    free = rewriter.fresh(f"{node.output}/free")
     after = replace(_rescale(free, node.output, node), sources=node.sources)
-    draft.replace(node, *before, replace(node, inputs=inputs, outputs=(free,)), after)
+    rewriter.replace(node, *before, replace(node, inputs=inputs, outputs=(free,)), after)
     return True
 
 
-def _many_slopes(draft: Draft, node: Node) -> bool:
-    slope = draft.constants.get(node.inputs[1])
+def _many_slopes(rewriter: Rewriter, node: Node) -> bool:
+    slope = rewriter.constants.get(node.inputs[1])
     return slope is not None and bool(np.unique(slope).size > 1)
 
 

@@ -12,7 +12,7 @@ from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_WEIGHTS = 1 << 22
 """Elements of a matrix; a Resize that needs a larger one stays."""
@@ -29,21 +29,21 @@ def resize_to_products(graph: Graph) -> Graph:
     return rewrite(graph, _resize, *TIDY)
 
 
-def _resize(draft: Draft, node: Node) -> bool:
-    shape, sizes = draft.shape(node.inputs[0]), SIZES(node) if node.op == "Resize" else ()
+def _resize(rewriter: Rewriter, node: Node) -> bool:
+    shape, sizes = rewriter.shape(node.inputs[0]), SIZES(node) if node.op == "Resize" else ()
     axes = [axis for axis, size in enumerate(sizes) if size != shape[axis] or SCALES(node)[axis] != 1]
     if (
         not axes
         or max(shape[axis] * sizes[axis] for axis in axes) > MOST_WEIGHTS
-        or not draft.types[node.inputs[0]].size
-        or not only_float(draft, node.inputs[0])
+        or not rewriter.types[node.inputs[0]].size
+        or not only_float(rewriter, node.inputs[0])
     ):
         return False
     nodes: list[Node] = []
     x = node.inputs[0]
 
     def step(op: str, inputs: tuple[str, ...], extents: tuple[int, ...]) -> str:
-        y = draft.fresh(f"{node.output}/{'x'.join(map(str, extents))}")
+        y = rewriter.fresh(f"{node.output}/{'x'.join(map(str, extents))}")
         attrs = {"shape": extents} if op == "Reshape" else {}
         nodes.append(Node(op, inputs, (y,), attrs, y, node.sources))
         return y
@@ -52,13 +52,13 @@ def _resize(draft: Draft, node: Node) -> bool:
         first, last = group[0], group[-1] + 1
         matrices = [weights(node, shape[axis], sizes[axis], SCALES(node)[axis]) for axis in group]
         matrix = reduce(np.kron, matrices)
-        name = draft.constant(matrix, f"{node.output}/weights{first}")
+        name = rewriter.constant(matrix, f"{node.output}/weights{first}")
         before, behind = prod(shape[:first]), prod(shape[last:])
         image = step("Reshape", (x,), (before, matrix.shape[1], behind))
         x = step("MatMul", (name, image), (before, matrix.shape[0], behind))
         shape = (*shape[:first], *sizes[first:last], *shape[last:])
     back = Node("Reshape", (x,), node.outputs, {"shape": sizes}, node.output, node.sources)
-    draft.replace(node, *nodes, back)
+    rewriter.replace(node, *nodes, back)
     return True
 
 

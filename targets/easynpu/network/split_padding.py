@@ -7,7 +7,7 @@ import numpy as np
 from npuc.ir import Graph, Node
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PADDING = 15
 
@@ -20,18 +20,18 @@ def split_padding(graph: Graph) -> Graph:
     return rewrite(graph, _split)
 
 
-def _split(draft: Draft, node: Node) -> bool:
-    if node.op != "Conv" or len(draft.shape(node.inputs[0])) != 4 or not only_float(draft, node.inputs[0]):
+def _split(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, node.inputs[0]):
         return False
-    window = window_of(node, draft.shape(node.inputs[1])[2:])
+    window = window_of(node, rewriter.shape(node.inputs[1])[2:])
     before = tuple(min(max(begin - MOST_PADDING, 0), MOST_PADDING) for begin in window.begins)
     if not any(before):
         return False
-    x, channels = node.inputs[0], draft.shape(node.inputs[0])[1]
-    padded = draft.fresh(f"{node.output}/padded")
-    ones = draft.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
+    x, channels = node.inputs[0], rewriter.shape(node.inputs[0])[1]
+    padded = rewriter.fresh(f"{node.output}/padded")
+    ones = rewriter.constant(np.ones((channels, 1, 1, 1), np.float32), f"{padded}/ones")
     copy = Node("Conv", (x, ones), (padded,), {"pads": (*before, 0, 0), "group": channels}, padded, node.sources)
     rest = tuple(begin - taken for begin, taken in zip(window.begins, before, strict=True))
     conv = Node("Conv", (padded, *node.inputs[1:]), node.outputs, {**node.attrs}, node.name, node.sources)
-    draft.replace(node, copy, conv.with_attrs(pads=(*rest, *window.ends)))
+    rewriter.replace(node, copy, conv.with_attrs(pads=(*rest, *window.ends)))
     return True

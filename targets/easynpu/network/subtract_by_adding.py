@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Graph, Node
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def subtract_by_adding(graph: Graph) -> Graph:
@@ -20,16 +20,16 @@ def subtract_by_adding(graph: Graph) -> Graph:
     return fold_batch_norm(rewrite(graph, _subtract))
 
 
-def _subtract(draft: Draft, node: Node) -> bool:
-    if node.op != "Sub" or any(name in draft.constants for name in node.inputs):
+def _subtract(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Sub" or any(name in rewriter.constants for name in node.inputs):
         return False
     a, b = node.inputs
-    if len(draft.shape(b)) not in (2, 4) or not only_float(draft, a, b):
+    if len(rewriter.shape(b)) not in (2, 4) or not only_float(rewriter, a, b):
         return False
-    C, negative = draft.shape(b)[1], draft.fresh(f"{node.output}/negative")
+    C, negative = rewriter.shape(b)[1], rewriter.fresh(f"{node.output}/negative")
     parameters = {"factor": -np.ones(C), "shift": np.zeros(C), "mean": np.zeros(C), "variance": np.ones(C)}
-    names = [draft.constant(v.astype(np.float32), f"{negative}/{stem}") for stem, v in parameters.items()]
+    names = [rewriter.constant(v.astype(np.float32), f"{negative}/{stem}") for stem, v in parameters.items()]
     attrs = {"epsilon": 0.0}
     sign = Node("BatchNormalization", (b, *names), (negative,), attrs, negative, node.sources)
-    draft.replace(node, sign, replace(node, op="Add", inputs=(a, negative)))
+    rewriter.replace(node, sign, replace(node, op="Add", inputs=(a, negative)))
     return True

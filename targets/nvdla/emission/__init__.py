@@ -1,7 +1,7 @@
 """From operations to register writes: blocks in the order in which NVDLA's own test programs set them up.
 
 Each block has two register groups that take turns; a group is written while the other runs, so that the input of
-an operation is fetched while the one before computes. What an operation waits for, flights says. It is enabled
+an operation is fetched while the one before computes. What an operation waits for, scoreboard says. It is enabled
 from its last block to its first, so that no data comes before its taker is ready; where SDP must wait for longer
 than the input, the convolution pipeline is enabled before it and waits for it.
 Source: a convolution, a pooling and an addition as they ran on the nv_small and nv_full RTL.
@@ -27,7 +27,7 @@ from npuc.targets.nvdla.operations.operation import (
     Operation,
     Pooling,
 )
-from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Flights, blocks_of
+from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
 """Sources of interrupts that only say how far a convolution has come."""
@@ -43,7 +43,7 @@ class Emitter:
 
     def __init__(self, machine: Machine) -> None:
         self.writer = Writer(machine)
-        self.flights = Flights(machine.atom_bytes)
+        self.scoreboard = Scoreboard(machine.atom_bytes)
 
     def start(self) -> None:
         """What a driver does once: masks interrupts, waits until the CBUF is flushed."""
@@ -56,10 +56,10 @@ class Emitter:
 
     def emit(self, operation: Operation) -> Admission:
         """Programs and enables an operation, each when what it needs has ended. Result: when that was."""
-        before = self.flights
-        admission, self.flights = before.admit(operation)
+        before = self.scoreboard
+        admission, self.scoreboard = before.admit(operation)
         self._wait(before, before.count - len(before.flying), admission.program)
-        for block, turn in self.flights.flying[-1].turns.items():
+        for block, turn in self.scoreboard.flying[-1].turns.items():
             self.writer.set(f"{block}.S_POINTER", PRODUCER=turn)
         self._program(operation)
         self._wait(before, admission.program, admission.fetch)
@@ -72,9 +72,9 @@ class Emitter:
 
     def drain(self) -> None:
         """Waits for all that still runs."""
-        before = self.flights
+        before = self.scoreboard
         self._wait(before, before.count - len(before.flying), before.count)
-        self.flights = before.landed()
+        self.scoreboard = before.landed()
 
     def _program(self, operation: Operation) -> None:
         match operation:
@@ -108,10 +108,10 @@ class Emitter:
         for block in blocks:
             self.writer.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
 
-    def _wait(self, flights: Flights, first: int, end: int) -> None:
+    def _wait(self, scoreboard: Scoreboard, first: int, end: int) -> None:
         """Waits for the operations of these numbers."""
-        gone = flights.count - len(flights.flying)
-        for flight in flights.flying[first - gone : end - gone]:
+        gone = scoreboard.count - len(scoreboard.flying)
+        for flight in scoreboard.flying[first - gone : end - gone]:
             self.writer.commands += flight.waits
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import GROUP, KERNEL_SHAPE
 from npuc.ops.windows import window_of
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class AveragesIntoConvs:
         return rewrite(graph, partial(_divided, self))
 
 
-def _divided(limits: AveragesIntoConvs, draft: Draft, node: Node) -> bool:
-    average = draft.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
-    weights = draft.constants.get(node.inputs[1]) if average else None
-    if average is None or weights is None or weights.shape[2:] != (1, 1) or not _covers(draft, average):
+def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
+    average = rewriter.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
+    weights = rewriter.constants.get(node.inputs[1]) if average else None
+    if average is None or weights is None or weights.shape[2:] != (1, 1) or not _covers(rewriter, average):
         return False
-    extents = draft.shape(average.inputs[0])[2:]
+    extents = rewriter.shape(average.inputs[0])[2:]
     blocks = [each for each in _blocks(extents, limits.most_extent) if each != extents]
     if not blocks or max(extents) > limits.most_extent:
         return False
@@ -49,10 +49,12 @@ def _divided(limits: AveragesIntoConvs, draft: Draft, node: Node) -> bool:
         return False
     kernel = tuple(whole // part for whole, part in zip(extents, block, strict=True))
     taps = np.broadcast_to((weights / np.float32(pieces)).astype(weights.dtype), (*weights.shape[:2], *kernel))
-    y = draft.fresh(f"{average.output}/blocks")
-    w = draft.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
+    y = rewriter.fresh(f"{average.output}/blocks")
+    w = rewriter.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
     pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
-    draft.replace(node, pool, replace(node, inputs=(y, w, *node.inputs[2:]), sources=draft.sources(average, node)))
+    rewriter.replace(
+        node, pool, replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
+    )
     return True
 
 
@@ -60,11 +62,11 @@ FEW = 4
 """Blocks that lose a bit less each, for few weights more."""
 
 
-def _covers(draft: Draft, node: Node) -> bool:
+def _covers(rewriter: Rewriter, node: Node) -> bool:
     """Whether a node averages over the whole map and nothing else."""
     if node.op == "GlobalAveragePool":
-        return len(draft.shape(node.output)) == 4
-    extents = draft.shape(node.inputs[0])[2:]
+        return len(rewriter.shape(node.output)) == 4
+    extents = rewriter.shape(node.inputs[0])[2:]
     if node.op != "AveragePool" or KERNEL_SHAPE(node) != extents or len(extents) != 2:
         return False
     window = window_of(node, extents)

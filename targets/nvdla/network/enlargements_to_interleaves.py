@@ -16,7 +16,7 @@ from npuc.passes.expansion.resize_to_copies import repetitions
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.interleaving import woven
 from npuc.passes.rewriting.patterns import along_axis, only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.scales.constraints import MOVEMENT
 
@@ -39,73 +39,73 @@ def enlargements_to_interleaves(graph: Graph) -> Graph:
     return rewrite(graph, _depth_to_space, _resize, _activation)
 
 
-def _resize(draft: Draft, node: Node) -> bool:
-    rows, columns = repetitions(draft, node)
-    if not 1 < rows * columns <= MOST_PHASES or not is_between(draft, node):
+def _resize(rewriter: Rewriter, node: Node) -> bool:
+    rows, columns = repetitions(rewriter, node)
+    if not 1 < rows * columns <= MOST_PHASES or not is_between(rewriter, node):
         return False
-    draft.replace(node, *woven(draft, node, [[node.inputs[0]] * columns] * rows))
+    rewriter.replace(node, *woven(rewriter, node, [[node.inputs[0]] * columns] * rows))
     return True
 
 
-def _depth_to_space(draft: Draft, node: Node) -> bool:
-    if node.op != "DepthToSpace" or not is_between(draft, node):
+def _depth_to_space(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "DepthToSpace" or not is_between(rewriter, node):
         return False
     block = BLOCKSIZE(node)
     if block == 1:
-        return draft.bypass(node)
+        return rewriter.bypass(node)
     if block**2 > MOST_PHASES:
         return False
-    names, made = _phases(draft, node, block)
+    names, made = _phases(rewriter, node, block)
     grid = [names[row * block : (row + 1) * block] for row in range(block)]
-    draft.replace(node, *made, *woven(draft, node, grid))
+    rewriter.replace(node, *made, *woven(rewriter, node, grid))
     return True
 
 
-def _activation(draft: Draft, node: Node) -> bool:
-    moved = draft.private(node.inputs[0]) if node.op in ACTIVATIONS else None
+def _activation(rewriter: Rewriter, node: Node) -> bool:
+    moved = rewriter.private(node.inputs[0]) if node.op in ACTIVATIONS else None
     if (
         moved is None
         or moved.op != "Interleave"
-        or not all(_is_alike(draft, node, name) for name in node.inputs[1:])
+        or not all(_is_alike(rewriter, node, name) for name in node.inputs[1:])
     ):
         return False
     names = list(dict.fromkeys(moved.inputs))
-    if len(names) > 1 and not all(_is_convolved(draft, name) for name in names):
+    if len(names) > 1 and not all(_is_convolved(rewriter, name) for name in names):
         return False
-    before = {name: draft.fresh(f"{node.output}/{number}") for number, name in enumerate(names)}
+    before = {name: rewriter.fresh(f"{node.output}/{number}") for number, name in enumerate(names)}
     made = [
         replace(node, inputs=(name, *node.inputs[1:]), outputs=(result,), name=result)
         for name, result in before.items()
     ]
     inputs = tuple(before[name] for name in moved.inputs)
-    draft.replace(node, *made, replace(moved, inputs=inputs, outputs=node.outputs))
+    rewriter.replace(node, *made, replace(moved, inputs=inputs, outputs=node.outputs))
     return True
 
 
-def _is_alike(draft: Draft, node: Node, name: str) -> bool:
+def _is_alike(rewriter: Rewriter, node: Node, name: str) -> bool:
     """Whether an operand is constant and the same for all pixels."""
-    value = draft.constants.get(name)
-    return value is not None and along_axis(value, draft.shape(node.output), 1) is not None
+    value = rewriter.constants.get(name)
+    return value is not None and along_axis(value, rewriter.shape(node.output), 1) is not None
 
 
-def _is_convolved(draft: Draft, tensor: str) -> bool:
+def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
     """Whether convolutions give a tensor, interleaved or as it is, to one reader alone."""
-    node = draft.private(tensor)
+    node = rewriter.private(tensor)
     if node is not None and node.op == "Interleave":
-        return all(_is_convolved(draft, name) for name in node.inputs)
+        return all(_is_convolved(rewriter, name) for name in node.inputs)
     return node is not None and node.op == "Conv" and not ACTIVATION(node)
 
 
-def is_between(draft: Draft, node: Node) -> bool:
+def is_between(rewriter: Rewriter, node: Node) -> bool:
     """Whether a float image is computed, or something computes with what a node makes of it."""
-    if not only_float(draft, node.inputs[0]) or len(draft.shape(node.output)) != 4:
+    if not only_float(rewriter, node.inputs[0]) or len(rewriter.shape(node.output)) != 4:
         return False
 
     def before(each: Node) -> Sequence[Node]:
-        return [found for name in each.inputs if (found := draft.producer(name)) is not None]
+        return [found for name in each.inputs if (found := rewriter.producer(name)) is not None]
 
     def behind(each: Node) -> Sequence[Node]:
-        return [reader for name in each.outputs for reader in draft.readers(name)]
+        return [reader for name in each.outputs for reader in rewriter.readers(name)]
 
     return _computes(node, before) or _computes(node, behind)
 
@@ -121,25 +121,25 @@ def _computes(node: Node, neighbours: Callable[[Node], Sequence[Node]]) -> bool:
     return False
 
 
-def _phases(draft: Draft, node: Node, block: int) -> tuple[list[str], list[Node]]:
+def _phases(rewriter: Rewriter, node: Node, block: int) -> tuple[list[str], list[Node]]:
     """The maps that a DepthToSpace interleaves, row by row, and the nodes that give them."""
-    x, channels = node.inputs[0], draft.shape(node.output)[1]
-    joined = draft.producer(x)
-    if joined is not None and _joins_phases(draft, node, joined, channels):
+    x, channels = node.inputs[0], rewriter.shape(node.output)[1]
+    joined = rewriter.producer(x)
+    if joined is not None and _joins_phases(rewriter, node, joined, channels):
         return list(joined.inputs), []
     columns = product(range(block), repeat=2)
-    names = [draft.fresh(f"{node.output}/phase_{row}_{column}") for row, column in columns]
+    names = [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for row, column in columns]
     places = np.arange(channels * block**2)
     places = places.reshape(channels, -1).T if BLOCK_MODE(node) == "CRD" else places.reshape(-1, channels)
-    conv = draft.private(x)
-    if conv is not None and is_dense(draft, conv):
-        return names, [kernels_of(draft, conv, each, y) for y, each in zip(names, places, strict=True)]
+    conv = rewriter.private(x)
+    if conv is not None and is_dense(rewriter, conv):
+        return names, [kernels_of(rewriter, conv, each, y) for y, each in zip(names, places, strict=True)]
     words = BLOCK_MODE(node) == "DCR" and channels % LANES == 0
-    taken = sliced if words else partial(selected, draft)
+    taken = sliced if words else partial(selected, rewriter)
     return names, [taken(x, each, y, y, node.sources) for y, each in zip(names, places, strict=True)]
 
 
-def _joins_phases(draft: Draft, node: Node, joined: Node, channels: int) -> bool:
+def _joins_phases(rewriter: Rewriter, node: Node, joined: Node, channels: int) -> bool:
     """Whether a node is the Concat of the phases of a DepthToSpace."""
     concat = joined.op == "Concat" and AXIS(joined) == 1 and BLOCK_MODE(node) == "DCR"
-    return concat and all(draft.shape(name)[1] == channels for name in joined.inputs)
+    return concat and all(rewriter.shape(name)[1] == channels for name in joined.inputs)

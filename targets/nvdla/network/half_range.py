@@ -15,16 +15,16 @@ REMEDY = "scale the inputs, or weights and bias of the layer, or compile with --
 
 
 def beyond_range(
-    graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, made_up: bool
+    graph: Graph, stored: Graph, seen: Mapping[str, Moments], *, synthetic: bool
 ) -> tuple[Problem, ...]:
     """A warning for every tensor of the float graph that NVDLA has in memory and whose values fp16 holds badly.
 
     Values that are too large saturate; where all are smaller than the least number of 11 bits, bits are lost.
 
-    stored: the graph that NVDLA computes; what it has not is never fp16. made_up: there was no calibration data.
+    stored: the graph that NVDLA computes; what it has not is never fp16. synthetic: there was no calibration data.
     """
     samples = (
-        "synthetic samples (--calibration DATA.npz has better ones)" if made_up else "the calibration samples"
+        "synthetic samples (--calibration DATA.npz has better ones)" if synthetic else "the calibration samples"
     )
     found: list[Problem] = []
     for name, each in seen.items():

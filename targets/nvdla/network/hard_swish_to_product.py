@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.ir import Graph, Node
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def hard_swish_to_product(graph: Graph) -> Graph:
@@ -11,11 +11,11 @@ def hard_swish_to_product(graph: Graph) -> Graph:
     return rewrite(graph, _as_product)
 
 
-def _as_product(draft: Draft, node: Node) -> bool:
+def _as_product(rewriter: Rewriter, node: Node) -> bool:
     if node.op != "HardSwish":
         return False
-    gate = draft.fresh(f"{node.output}/gate")
+    gate = rewriter.fresh(f"{node.output}/gate")
     sigmoid = Node("HardSigmoid", node.inputs, (gate,), {"alpha": 1 / 6, "beta": 0.5}, gate, node.sources)
     product = Node("Mul", (node.inputs[0], gate), node.outputs, {}, node.name, node.sources)
-    draft.replace(node, sigmoid, product)
+    rewriter.replace(node, sigmoid, product)
     return True

@@ -1,4 +1,4 @@
-"""How NVDLA quantises a network: which nodes become integer, and by which rungs of the ladder."""
+"""How NVDLA quantises a network: which nodes become integer, and by which accuracy levels."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import partial
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration.histograms import Spread, spreads
+from npuc.quantize.calibration.histograms import Histogram, histograms
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
-from npuc.quantize.scales.constraints import equal_ties, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps
 from npuc.quantize.scales.offsets import ZeroPoints
-from npuc.quantize.scales.results import node_spreads
+from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
@@ -57,13 +57,13 @@ def network(
     A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
     """
     level, precision = LEVELS[options.level], options.precision
-    find = options.spreads or spreads
+    find = options.histograms or histograms
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
-    given = given_steps(graph, tensors, equal_ties(graph, nodes))
+    given = given_steps(graph, tensors, equal_scales(graph, nodes))
     free = [name for name in tensors if name not in given]
     if precision == "int8":  # limited to the inputs that 8 bits tell apart
-        found = node_spreads(find, graph, samples, free, nodes, given)
+        found = node_histograms(find, graph, samples, free, nodes, given)
     else:
         found = find(graph, samples.feeds(), free)
     power_of_two = machine.scales == POWER_OF_TWO
@@ -84,7 +84,7 @@ def floats(
     nodes = on_device(graph, machine, "fp16")
     seen = moments(graph, samples.feeds(), tensors_of(nodes))
     written = in_fp16(graph, nodes, seen, _transformed(in_fp16(graph, nodes), machine, options))
-    return written, beyond_range(graph, written.graph, seen, made_up=samples.synthetic)
+    return written, beyond_range(graph, written.graph, seen, synthetic=samples.synthetic)
 
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
@@ -98,7 +98,7 @@ def _improved(
     machine: Machine,
     options: Options,
     written: Quantise,
-    found: Mapping[str, Spread],
+    found: Mapping[str, Histogram],
 ) -> tuple[Network, tuple[Step, ...]]:
     """The best int8 network with free scales, a few layers of it on the host if that is asked for and worth it."""
     level = LEVELS[options.level]
@@ -111,7 +111,7 @@ def _improved(
         return written(graph, selecting(host)(graph), found, options.method or level.method, {})
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
-        recipe = Recipe(selecting(host), written, LAYERS, zeros, spreads=options.spreads or spreads)
+        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=options.histograms or histograms)
         return best_network(graph, recipe, samples, level, options.method, found)
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

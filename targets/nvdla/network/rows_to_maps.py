@@ -9,7 +9,7 @@ from npuc.passes.cleanup.merge_duplicates import merge_duplicates
 from npuc.passes.expansion.images import TIDY, Shape, image_shape
 from npuc.passes.rewriting.layout import UNARY
 from npuc.passes.rewriting.patterns import only_float
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 ELEMENTWISE = UNARY - {"Cast", "Identity", "FakeQuantize"} | {"Add", "Sub", "Mul", "Max", "Min", "PRelu"}
 MOST_CHANNELS = 8192
@@ -25,32 +25,32 @@ def rows_to_maps(graph: Graph) -> Graph:
     return merge_duplicates(rewrite(graph, _on_maps, *TIDY))
 
 
-def _on_maps(draft: Draft, node: Node) -> bool:
-    row = draft.shape(node.output)
+def _on_maps(rewriter: Rewriter, node: Node) -> bool:
+    row = rewriter.shape(node.output)
     if node.op not in ELEMENTWISE or len(row) != 2 or row[0] != 1 or not row[1]:
         return False
-    computed = {name for name in node.inputs if name not in draft.constants}
-    whole = all(draft.shape(name) == row for name in computed)
-    if not computed or not whole or not only_float(draft, *computed, node.output):
+    computed = {name for name in node.inputs if name not in rewriter.constants}
+    whole = all(rewriter.shape(name) == row for name in computed)
+    if not computed or not whole or not only_float(rewriter, *computed, node.output):
         return False
-    numbers = all(draft.types[name].size == 1 for name in node.inputs if name not in computed)
+    numbers = all(rewriter.types[name].size == 1 for name in node.inputs if name not in computed)
     if row[1] > MOST_CHANNELS and not numbers:
         return False
     shape = (1, row[1], 1, 1) if row[1] <= MOST_CHANNELS else image_shape(row[1])
     before: list[Node] = []
-    names = {name: _as_map(draft, node, name, shape, before) for name in dict.fromkeys(node.inputs)}
-    result = draft.fresh(f"{node.output}/map")
+    names = {name: _as_map(rewriter, node, name, shape, before) for name in dict.fromkeys(node.inputs)}
+    result = rewriter.fresh(f"{node.output}/map")
     inner = replace(node, inputs=tuple(names[name] for name in node.inputs), outputs=(result,))
     after = Node("Reshape", (result,), node.outputs, {"shape": row}, f"{node.name}/row", node.sources)
-    draft.replace(node, *before, inner, after)
+    rewriter.replace(node, *before, inner, after)
     return True
 
 
-def _as_map(draft: Draft, node: Node, name: str, shape: Shape, before: list[Node]) -> str:
+def _as_map(rewriter: Rewriter, node: Node, name: str, shape: Shape, before: list[Node]) -> str:
     """An operand in the map's shape; what reshapes a computed one is appended."""
-    if name not in draft.constants:
-        made = draft.fresh(f"{name}/map")
+    if name not in rewriter.constants:
+        made = rewriter.fresh(f"{name}/map")
         before.append(Node("Reshape", (name,), (made,), {"shape": shape}, made, node.sources))
         return made
-    value = draft.constants[name]
-    return draft.constant(value.reshape(shape if value.size > 1 else (1, 1, 1, 1)), f"{name}/map")
+    value = rewriter.constants[name]
+    return rewriter.constant(value.reshape(shape if value.size > 1 else (1, 1, 1, 1)), f"{name}/map")

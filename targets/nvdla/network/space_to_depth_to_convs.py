@@ -10,7 +10,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import BLOCKSIZE
 from npuc.ops.windows import window_of
 from npuc.passes.expansion.permute_channels_by_conv import is_dense
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.targets.nvdla.network.enlargements_to_interleaves import is_between
 
 MOST_KERNEL = 32
@@ -28,11 +28,11 @@ def space_to_depth_to_convs(graph: Graph) -> Graph:
     return rewrite(rewrite(graph, _into_conv), _to_slices)
 
 
-def _into_conv(draft: Draft, node: Node) -> bool:
-    before = draft.producer(node.inputs[0]) if is_dense(draft, node) else None
+def _into_conv(rewriter: Rewriter, node: Node) -> bool:
+    before = rewriter.producer(node.inputs[0]) if is_dense(rewriter, node) else None
     if before is None or before.op != "SpaceToDepth":
         return False
-    w, block = draft.constants[node.inputs[1]], BLOCKSIZE(before)
+    w, block = rewriter.constants[node.inputs[1]], BLOCKSIZE(before)
     window = window_of(node, w.shape[2:])
     sizes = (max(window.kernel), MOST_KERNEL), (max(window.strides), MOST_STRIDE)
     padding = max(*window.begins, *window.ends), MOST_PADDING
@@ -41,8 +41,8 @@ def _into_conv(draft: Draft, node: Node) -> bool:
     attrs: dict[str, Attr] = {key: value for key, value in node.attrs.items() if key != "kernel_shape"}
     attrs["strides"] = tuple(block * each for each in window.strides)
     attrs["pads"] = tuple(block * each for each in (*window.begins, *window.ends))
-    inputs = (before.inputs[0], draft.constant(_spread(w, block), f"{node.output}/spread"), *node.inputs[2:])
-    draft.replace(node, replace(node, inputs=inputs, attrs=attrs, sources=draft.sources(before, node)))
+    inputs = (before.inputs[0], rewriter.constant(_spread(w, block), f"{node.output}/spread"), *node.inputs[2:])
+    rewriter.replace(node, replace(node, inputs=inputs, attrs=attrs, sources=rewriter.sources(before, node)))
     return True
 
 
@@ -53,16 +53,16 @@ def _spread(w: Array, block: int) -> Array:
     return np.ascontiguousarray(apart.reshape(kernels, -1, height * block, width * block))
 
 
-def _to_slices(draft: Draft, node: Node) -> bool:
-    if node.op != "SpaceToDepth" or not is_between(draft, node):
+def _to_slices(rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "SpaceToDepth" or not is_between(rewriter, node):
         return False
-    block, (height, width) = BLOCKSIZE(node), draft.shape(node.inputs[0])[2:]
+    block, (height, width) = BLOCKSIZE(node), rewriter.shape(node.inputs[0])[2:]
     made: list[Node] = []
     for row in range(block):
         for column in range(block):
             cut: dict[str, Attr] = {"axes": (2, 3), "starts": (row, column), "ends": (height, width)}
-            name = draft.fresh(f"{node.output}/phase_{row}_{column}")
+            name = rewriter.fresh(f"{node.output}/phase_{row}_{column}")
             made.append(Node("Slice", node.inputs, (name,), {**cut, "steps": (block, block)}, name, node.sources))
     names = tuple(each.output for each in made)
-    draft.replace(node, *made, Node("Concat", names, node.outputs, {"axis": 1}, node.name, node.sources))
+    rewriter.replace(node, *made, Node("Concat", names, node.outputs, {"axis": 1}, node.name, node.sources))
     return True

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import MAX, MIN
-from npuc.passes.rewriting.rules import Draft, rewrite
+from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def upper_limits_to_minima(graph: Graph) -> Graph:
@@ -21,14 +21,16 @@ def upper_limits_to_minima(graph: Graph) -> Graph:
     return rewrite(graph, _minimum)
 
 
-def _minimum(draft: Draft, node: Node) -> bool:
+def _minimum(rewriter: Rewriter, node: Node) -> bool:
     low, high = MIN(node), MAX(node)
     if node.op != "Clip" or high == inf or (-inf < low < high and high > 0):
         return False
     x, before = node.inputs[0], []
     if low > -inf:
-        x = draft.fresh(f"{node.output}/raised")
+        x = rewriter.fresh(f"{node.output}/raised")
         before = [replace(node.with_attrs(min=low, max=inf), outputs=(x,), name=x)]
-    limit = draft.constant(np.full((1,) * len(draft.shape(node.output)), high, np.float32), f"{node.output}/limit")
-    draft.replace(node, *before, Node("Min", (x, limit), node.outputs, {}, node.name, node.sources))
+    limit = rewriter.constant(
+        np.full((1,) * len(rewriter.shape(node.output)), high, np.float32), f"{node.output}/limit"
+    )
+    rewriter.replace(node, *before, Node("Min", (x, limit), node.outputs, {}, node.name, node.sources))
     return True

@@ -27,7 +27,7 @@ from npuc.targets.nvdla.operations.operation import (
     Operation,
     Pooling,
 )
-from npuc.targets.nvdla.operations.scoreboard import Admission, Flights
+from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
 REMEMBERED = 8
 """Operations that may still be waited for, at most: each block has two groups."""
@@ -197,8 +197,8 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:
     """Clocks of operations with nothing before or behind them."""
-    flights, progress = Flights(machine.atom_bytes), Progress.start()
+    scoreboard, progress = Scoreboard(machine.atom_bytes), Progress.start()
     for operation in operations:
-        admission, flights = flights.admit(operation)
+        admission, scoreboard = scoreboard.admit(operation)
         progress = progress.after(Work.of(operation, machine), admission.fetch, admission.write, machine)
     return float(progress.end[0])

@@ -94,7 +94,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Flights:
+class Scoreboard:
     """The operations that may still run, oldest first, and whose turn it is in each block."""
 
     atom_bytes: int
@@ -103,7 +103,7 @@ class Flights:
     count: int = 0
     """Operations so far."""
 
-    def admit(self, operation: Operation, place: Touched | None = None) -> tuple[Admission, Flights]:
+    def admit(self, operation: Operation, place: Touched | None = None) -> tuple[Admission, Scoreboard]:
         """When an operation may begin, and what may run from then on; place: what it touches, if that is known."""
         turns = {block: self.turns.get(block, 0) for block in blocks_of(operation)}
         tables = isinstance(operation, Normalisation) or (
@@ -121,7 +121,7 @@ class Flights:
         flying = (*self.flying[write:], flight)
         return admission, replace(self, flying=flying, turns={**self.turns, **changed}, count=self.count + 1)
 
-    def landed(self) -> Flights:
+    def landed(self) -> Scoreboard:
         """After all have ended."""
         return replace(self, flying=())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from npuc.annotation import Held
+from npuc.annotation import MemoryAnnotation
 from npuc.program import Program
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents, decode, register_map_of
@@ -22,14 +22,14 @@ ROLES = {
 """What the registers of addresses that convolutions and SDP read constants from are for."""
 
 
-def commands(texts: list[tuple[str, list[str]]]) -> Iterator[Held]:
+def commands(texts: list[tuple[str, list[str]]]) -> Iterator[MemoryAnnotation]:
     """Text and nodes of every record of registers.bin, in order."""
     record = RECORD_WORDS * RECORD.itemsize
     for number, (text, nodes) in enumerate(texts):
-        yield Held(number * record, text, tuple(nodes))
+        yield MemoryAnnotation(number * record, text, tuple(nodes))
 
 
-def constants(program: Program, name: str) -> Iterator[Held]:
+def constants(program: Program, name: str) -> Iterator[MemoryAnnotation]:
     """What starts where in an image of memory, by the registers that are given its address.
 
     Raises ArtefactError (E502) where the program is not one that npuc wrote.
@@ -46,4 +46,6 @@ def constants(program: Program, name: str) -> Iterator[Held]:
             for base in bases:
                 offset = (command.value - base) % ADDRESSES
                 if offset < len(program.files[name]):
-                    yield Held(offset, f"{ROLES.get(title, title)} of a {operation.operation}", operation.nodes)
+                    yield MemoryAnnotation(
+                        offset, f"{ROLES.get(title, title)} of a {operation.operation}", operation.nodes
+                    )

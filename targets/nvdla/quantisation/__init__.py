@@ -1,9 +1,9 @@
 """From the float graph to NVDLA's integer graph: which nodes make one pass through SDP, and its numbers.
 
 Every tensor has a scale of its own, a free real number: multipliers of 16 bits with a shift take up any ratio.
-Only what moves or selects elements ties its tensors. Scales and zero points that a model brings are kept, and so
-are the integers of its weights. A convolution takes in what its one reader does: the activation, an addition of
-another map, slopes. Between the stages values keep FRACTION fractional bits of the last scale.
+Only what moves or selects elements constrains its tensors. Scales and zero points that a model brings are
+kept, and so are the integers of its weights. A convolution takes in what its one reader does: the activation,
+an addition of another map, slopes. Between the stages values keep FRACTION fractional bits of the last scale.
 """
 
 from __future__ import annotations
@@ -12,21 +12,27 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration.histograms import Spread
+from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.network.construction import Quantised
-from npuc.quantize.scales.assignment import Ties, choose_scales, components, in_powers_of_two, next_power
+from npuc.quantize.scales.assignment import (
+    ScaleConstraints,
+    choose_scales,
+    components,
+    in_powers_of_two,
+    next_power,
+)
 from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
+from npuc.targets.nvdla.quantisation.constraints import constraints, keeping_averages
 from npuc.targets.nvdla.quantisation.floats import Floats
 from npuc.targets.nvdla.quantisation.integers import Integers
 from npuc.targets.nvdla.quantisation.moments import NOTHING_SEEN, Moments
-from npuc.targets.nvdla.quantisation.ties import keeping_averages, ties
 
 
 def quantise(
     graph: Graph,
     nodes: Sequence[Node],
-    spreads: Mapping[str, Spread],
+    histograms: Mapping[str, Histogram],
     method: str = "mse",
     given: Mapping[str, Steps] = NOTHING_GIVEN,
     precision: str = "int8",
@@ -38,20 +44,20 @@ def quantise(
 
     winograd: names of integer weights that are transformed before they are rounded (module transformed).
     power_of_two: what every scale that is not given must be.
-    nodes: what support.refusal accepts. spreads: of every tensor in tensors_of(nodes) without given steps.
+    nodes: what support.refusal accepts. histograms: of every tensor in tensors_of(nodes) without given steps.
     """
     most = INT16_MOST if precision == "int16" else 127
     known = dict(given)
-    for node in keeping_averages(graph, nodes, spreads, most):  # with the zero point of its map as well
+    for node in keeping_averages(graph, nodes, histograms, most):  # with the zero point of its map as well
         if node.inputs[0] in known:
             known.setdefault(node.output, known[node.inputs[0]])
     given = known
-    free = {name: spread for name, spread in spreads.items() if name not in given}
-    demands = ties(graph, nodes, free, most)
+    free = {name: histogram for name, histogram in histograms.items() if name not in given}
+    demands = constraints(graph, nodes, free, most)
     demands = in_powers_of_two(demands, free) if power_of_two else demands
     scales = wide_scales(free, demands) if precision == "int16" else choose_scales(free, demands, method)
     chosen = {name: Steps(scale) for name, scale in scales.items()}
-    largest = {name: spread.largest for name, spread in free.items()}
+    largest = {name: histogram.largest for name, histogram in free.items()}
     return Integers(graph, nodes, {**chosen, **given}, given.keys(), precision, winograd, largest).built()
 
 
@@ -60,16 +66,16 @@ HEADROOM = 2.0
 """int16 reaches so far beyond the largest value of calibration: a bit that costs less than what saturates."""
 
 
-def wide_scales(spreads: Mapping[str, Spread], demands: Ties) -> dict[str, float]:
+def wide_scales(histograms: Mapping[str, Histogram], demands: ScaleConstraints) -> dict[str, float]:
     """A scale for every int16 tensor, by its largest value: steps are fine whatever the method.
 
     A ceiling holds where the values of all tensors that share the scale are within it.
     """
-    class_of = components(spreads, demands.equal)
+    class_of = components(histograms, demands.equal)
     largest = dict.fromkeys(class_of.values(), 0.0)
     ceilings = dict.fromkeys(largest, inf)
     for name, leader in class_of.items():
-        largest[leader] = max(largest[leader], spreads[name].largest)
+        largest[leader] = max(largest[leader], histograms[name].largest)
         ceilings[leader] = min(ceilings[leader], demands.ceilings.get(name, inf))
     reach = {
         name: min(HEADROOM * value or 1.0, max(INT16_MOST * ceilings[name], value))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from npuc.errors import DoesNotFit
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
-from npuc.quantize.network.construction import Draft, Quantised
+from npuc.quantize.network.construction import GraphBuilder, Quantised
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel
 from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.nvdla.arithmetic.integer import IDLE
@@ -25,7 +25,7 @@ MOST_POOL = 8
 OPERANDS = ("x1_alu", "x1_mul", "x2_alu", "x2_mul", "table")
 
 
-class Builder(Draft, ABC):
+class Builder(GraphBuilder, ABC):
     """Walks the float graph once."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], dtype: str) -> None:

@@ -21,6 +21,7 @@ from npuc.targets.nvdla.arithmetic import transformed
 from npuc.targets.nvdla.arithmetic.integer import Stage
 from npuc.targets.nvdla.formats.precision import FP16_MOST, bits_of_fp17
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL, Builder
+from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.form import (
     COMPARISONS,
     FEW,
@@ -38,7 +39,6 @@ from npuc.targets.nvdla.quantisation.normalising import normalised_half
 from npuc.targets.nvdla.quantisation.rounding import half, rounded
 from npuc.targets.nvdla.quantisation.sums import COLUMN
 from npuc.targets.nvdla.quantisation.tables import half_entries
-from npuc.targets.nvdla.quantisation.ties import upper_limit
 
 MULTIPLIERS = 1 + np.arange(1 << 10) / (1 << 10)
 """Every fp16 from 1 to 2."""

@@ -22,11 +22,11 @@ from npuc.targets.nvdla.arithmetic.integer import IDLE, Stage
 from npuc.targets.nvdla.arithmetic.transformed import strides
 from npuc.targets.nvdla.model.averages import WIDTHS
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
+from npuc.targets.nvdla.quantisation.constraints import upper_limit
 from npuc.targets.nvdla.quantisation.elementwise import OPERAND_BITS, Elementwise
 from npuc.targets.nvdla.quantisation.form import FEW, MAX, MIN, SUM, Form, explicit_window, few
 from npuc.targets.nvdla.quantisation.normalising import normalised
 from npuc.targets.nvdla.quantisation.sums import COLUMN, chosen, kept, stages_of
-from npuc.targets.nvdla.quantisation.ties import upper_limit
 
 CLOSE = 2.0**-20
 """By how much of itself the ratio of two given scales may be missed: onnxruntime's floats miss it by 2^-24."""

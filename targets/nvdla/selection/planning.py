@@ -15,7 +15,7 @@ import numpy as np
 
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
-from npuc.targets.nvdla.operations.scoreboard import Flights, Touched, touched
+from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
 from npuc.targets.nvdla.operations.tiling import equal_edges
 from npuc.targets.nvdla.selection import Context, Layer, largest_tile, needed_lines, passes, select
 
@@ -62,7 +62,7 @@ class _Begun:
     """Beginnings of the program, the cheapest first."""
 
     progress: Progress
-    flights: Sequence[Flights]
+    scoreboard: Sequence[Scoreboard]
     tilings: Sequence[_Tiling | None]
     order: Sequence[int]
     """Ranks of the tilings: what decides between beginnings of the same cost."""
@@ -88,18 +88,18 @@ class _Admissions:
 
     def __init__(self) -> None:
         self._places: dict[Touched, Touched] = {}
-        self._flights: dict[tuple[object, ...], Flights] = {}
-        self._known: dict[tuple[int, int], tuple[int, int, Flights]] = {}
+        self._flights: dict[tuple[object, ...], Scoreboard] = {}
+        self._known: dict[tuple[int, int], tuple[int, int, Scoreboard]] = {}
 
-    def admit(self, flights: Flights, operation: Operation, place: Touched) -> tuple[int, int, Flights]:
+    def admit(self, scoreboard: Scoreboard, operation: Operation, place: Touched) -> tuple[int, int, Scoreboard]:
         """How many operations may still run when it fetches and when it writes, and what runs from then on.
 
-        flights and place are objects that live as long as this one.
+        scoreboard and place are objects that live as long as this one.
         """
-        key = id(flights), id(place)
+        key = id(scoreboard), id(place)
         if key not in self._known:
-            admission, after = flights.admit(operation, place)
-            still = flights.count - admission.fetch, flights.count - admission.write
+            admission, after = scoreboard.admit(operation, place)
+            still = scoreboard.count - admission.fetch, scoreboard.count - admission.write
             self._known[key] = *still, self.shared(after)
         return self._known[key]
 
@@ -107,13 +107,13 @@ class _Admissions:
         """The one object of all that are equal."""
         return self._places.setdefault(place, place)
 
-    def shared(self, flights: Flights) -> Flights:
+    def shared(self, scoreboard: Scoreboard) -> Scoreboard:
         """The one object of all that are equal, but for how many operations were before."""
         key = (
-            *((id(each.touched), each.tables, *each.turns.items()) for each in flights.flying),
-            *sorted(flights.turns.items()),
+            *((id(each.touched), each.tables, *each.turns.items()) for each in scoreboard.flying),
+            *sorted(scoreboard.turns.items()),
         )
-        return self._flights.setdefault(key, flights)
+        return self._flights.setdefault(key, scoreboard)
 
 
 @dataclass
@@ -128,13 +128,13 @@ class _Search:
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
         """The cheapest program: its end, when the MAC array and memory are free, and its tiles."""
-        none = self.admissions.shared(Flights(self.context.machine.atom_bytes))
+        none = self.admissions.shared(Scoreboard(self.context.machine.atom_bytes))
         begun = _Begun(Progress.start(), [none], [None], [0])
         for turn in turns:
             for layer in turn:
                 begun = self._after(begun, layer)
-            landed = [self.admissions.shared(each.landed()) for each in begun.flights]
-            begun = replace(begun, flights=landed, written="")
+            landed = [self.admissions.shared(each.landed()) for each in begun.scoreboard]
+            begun = replace(begun, scoreboard=landed, written="")
         progress, tiling = begun.progress, begun.tilings[0]
         free = float(progress.computed[0] + progress.fetched[0])
         return float(progress.end[0]), free, tiling.path if tiling else ()
@@ -151,7 +151,7 @@ class _Search:
                 groups.setdefault(edges, []).append(number)
         parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
         progress = Progress.joined([part for part, _ in parts])
-        flights = [each for _, part in parts for each in part]
+        scoreboard = [each for _, part in parts for each in part]
         steps = [(number, edges) for edges, numbers in groups.items() for number in numbers]
         ranked = sorted(range(len(steps)), key=lambda at: (begun.order[steps[at][0]], steps[at][1]))
         order = np.empty(len(steps), np.int64)
@@ -165,7 +165,7 @@ class _Search:
                 kept.append(at)
         return _Begun(
             progress.take(kept),
-            [flights[at] for at in kept],
+            [scoreboard[at] for at in kept],
             [_Tiling(steps[at][1], begun.tilings[steps[at][0]]) for at in kept],
             order[kept].tolist(),
             self.context.placed[layer.name].view.buffer.name,
@@ -173,7 +173,7 @@ class _Search:
 
     def _with(
         self, begun: _Begun, layer: Layer, edges: Edges, numbers: Sequence[int]
-    ) -> tuple[Progress, list[Flights]]:
+    ) -> tuple[Progress, list[Scoreboard]]:
         """Some beginnings with one more layer, in these tiles."""
         machine = self.context.machine
         if (layer.name, edges) not in self.known:
@@ -182,13 +182,13 @@ class _Search:
                 (Work.of(each, machine), self.admissions.place(touched(each, machine.atom_bytes)))
                 for each in operations
             ]
-        progress, flights = begun.progress.take(numbers), [begun.flights[number] for number in numbers]
+        progress, scoreboard = begun.progress.take(numbers), [begun.scoreboard[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
-            admitted = [self.admissions.admit(each, work.operation, place) for each in flights]
+            admitted = [self.admissions.admit(each, work.operation, place) for each in scoreboard]
             fetch, write = (progress.count - [each[which] for each in admitted] for which in (0, 1))
-            flights = [each[2] for each in admitted]
+            scoreboard = [each[2] for each in admitted]
             progress = progress.after(work, fetch, write, machine)
-        return progress, flights
+        return progress, scoreboard
 
     def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
         """The tiles of the layer before where they write what this one reads; else none."""

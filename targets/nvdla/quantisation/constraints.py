@@ -8,33 +8,39 @@ from math import inf
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS
-from npuc.quantize.calibration.histograms import Spread
-from npuc.quantize.scales.assignment import Ties
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.scales.assignment import ScaleConstraints
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, average_kernel, floors, visible
 from npuc.targets.nvdla.quantisation.builder import MOST_POOL
 
 
-def equal_ties(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+def equal_scales(graph: Graph, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
     """Tensors that share scale and zero point: those of what moves or selects."""
     del graph
     moving = (node for node in nodes if node.op in (*MOVEMENT, *SELECTION))
     return tuple((node.inputs[0], other) for node in moving for other in (*node.inputs[1:], *node.outputs))
 
 
-def ties(graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], most: int = 127) -> Ties:
-    """Equal scales, and ceilings so that saturation to `most` is an upper limit, of the tensors with spreads.
+def constraints(
+    graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram], most: int = 127
+) -> ScaleConstraints:
+    """Equal scales, and ceilings so that saturation to `most` is an upper limit, of the tensors with histograms.
 
     What only annotates shares a scale where none is given: then neither side has other steps.
     """
     ceilings: dict[str, float] = {}
     for node in nodes:
         high = upper_limit(node)
-        if high < inf and node.output in spreads:
+        if high < inf and node.output in histograms:
             ceilings[node.output] = min(ceilings.get(node.output, inf), high / most)
-    averaged = tuple((node.inputs[0], node.output) for node in keeping_averages(graph, nodes, spreads, most))
+    averaged = tuple((node.inputs[0], node.output) for node in keeping_averages(graph, nodes, histograms, most))
     annotated = ((node.inputs[0], node.output) for node in nodes if node.op in CONVERSIONS)
-    equal = tuple(pair for pair in (*equal_ties(graph, nodes), *averaged, *annotated) if spreads.keys() >= {*pair})
-    return Ties(equal, (), ceilings, floors=floors(graph, nodes, spreads), unsaturated=visible(graph))
+    equal = tuple(
+        pair for pair in (*equal_scales(graph, nodes), *averaged, *annotated) if histograms.keys() >= {*pair}
+    )
+    return ScaleConstraints(
+        equal, (), ceilings, floors=floors(graph, nodes, histograms), unsaturated=visible(graph)
+    )
 
 
 LOST_BITS = {127: 2, 32767: 4}
@@ -42,16 +48,19 @@ LOST_BITS = {127: 2, 32767: 4}
 
 
 def keeping_averages(
-    graph: Graph, nodes: Sequence[Node], spreads: Mapping[str, Spread], most: int = 127
+    graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogram], most: int = 127
 ) -> list[Node]:
     """The averages within PDP's reach that are to have the scale of their map, so that no result wraps."""
-    return [node for node in nodes if _keeps_scale(graph, node, spreads, most)]
+    return [node for node in nodes if _keeps_scale(graph, node, histograms, most)]
 
 
-def _keeps_scale(graph: Graph, node: Node, spreads: Mapping[str, Spread], most: int) -> bool:
-    if node.op not in ("AveragePool", "GlobalAveragePool") or not spreads.keys() >= {node.inputs[0], node.output}:
+def _keeps_scale(graph: Graph, node: Node, histograms: Mapping[str, Histogram], most: int) -> bool:
+    if node.op not in ("AveragePool", "GlobalAveragePool") or not histograms.keys() >= {
+        node.inputs[0],
+        node.output,
+    }:
         return False
-    x, y = (spreads[name].largest for name in (node.inputs[0], node.output))
+    x, y = (histograms[name].largest for name in (node.inputs[0], node.output))
     return max(average_kernel(graph, node)) <= MOST_POOL and x <= y * 2 ** LOST_BITS[most]
 
 

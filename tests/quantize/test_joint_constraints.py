@@ -1,4 +1,4 @@
-"""Ties over the whole graph: where choosing one scale after the other fails, against all choices there are.
+"""Scale constraints over the whole graph: where choosing one scale after the other fails, against all choices.
 
 The solver of these tests knows nothing of histograms and eliminations: it rounds the values themselves, for every
 assignment of scales.
@@ -19,8 +19,8 @@ from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.quantize.calibration.histograms import EMPTY
 from npuc.quantize.scales import elimination
-from npuc.quantize.scales.assignment import Ratio, Ties, choose_scales, components, in_powers_of_two
-from npuc.quantize.scales.constraints import integer_nodes, tensors_of, ties_of
+from npuc.quantize.scales.assignment import Ratio, ScaleConstraints, choose_scales, components, in_powers_of_two
+from npuc.quantize.scales.constraints import constraints_of, integer_nodes, tensors_of
 from npuc.quantize.scales.elimination import least_cost
 from npuc.storage.data import Samples
 from npuc.target import Options
@@ -49,11 +49,11 @@ def reaching(values: Array, exponent: int) -> float:
     return measured(values, exponent) if np.abs(values).max() <= 127 * 2.0**exponent else inf
 
 
-def holds(chosen: Exponents, ties: Ties) -> bool:
-    equal = all(chosen[a] == chosen[b] for a, b in ties.equal if {a, b} <= chosen.keys())
+def holds(chosen: Exponents, constraints: ScaleConstraints) -> bool:
+    equal = all(chosen[a] == chosen[b] for a, b in constraints.equal if {a, b} <= chosen.keys())
     return equal and all(
         each.least <= chosen[each.coarse] - chosen[each.fine] <= each.most
-        for each in ties.ratios
+        for each in constraints.ratios
         if {each.coarse, each.fine} <= chosen.keys()
     )
 
@@ -63,13 +63,15 @@ def costs_of(tensors: Values, method: str) -> dict[str, list[float]]:
     return {name: [error(each, exponent) for exponent in RANGE] for name, each in tensors.items()}
 
 
-def cheapest(tensors: Values, ties: Ties, method: str) -> float:
+def cheapest(tensors: Values, constraints: ScaleConstraints, method: str) -> float:
     """The least cost of all assignments in which tensors with equal scales are one."""
-    class_of, table = components(tensors, ties.equal), costs_of(tensors, method)
+    class_of, table = components(tensors, constraints.equal), costs_of(tensors, method)
     leaders = list(dict.fromkeys(class_of.values()))
     cost = [np.sum([table[name] for name in tensors if class_of[name] == leader], axis=0) for leader in leaders]
     place = {name: leaders.index(leader) for name, leader in class_of.items()}
-    return least_sum(cost, [(place[each.coarse], place[each.fine], each.least, each.most) for each in ties.ratios])
+    return least_sum(
+        cost, [(place[each.coarse], place[each.fine], each.least, each.most) for each in constraints.ratios]
+    )
 
 
 def least_sum(costs: Sequence[Sequence[float]], bounds: Sequence[tuple[int, int, int, int]]) -> float:
@@ -82,11 +84,11 @@ def least_sum(costs: Sequence[Sequence[float]], bounds: Sequence[tuple[int, int,
     return float(np.min(total))
 
 
-def greedy(tensors: Values, ties: Ties, method: str, order: tuple[str, ...]) -> float:
+def greedy(tensors: Values, constraints: ScaleConstraints, method: str, order: tuple[str, ...]) -> float:
     """The cost of each tensor's best exponent that those before it in the order leave; infinite without any."""
     table, chosen, total = costs_of(tensors, method), dict[str, int](), 0.0
     for name in order:
-        allowed = [k for k, each in enumerate(RANGE) if holds({**chosen, name: each}, ties)]
+        allowed = [k for k, each in enumerate(RANGE) if holds({**chosen, name: each}, constraints)]
         if not allowed:
             return inf
         best = min(allowed, key=table[name].__getitem__)
@@ -94,9 +96,9 @@ def greedy(tensors: Values, ties: Ties, method: str, order: tuple[str, ...]) -> 
     return total
 
 
-def solved(tensors: Values, ties: Ties, method: str) -> dict[str, int]:
-    spreads = {name: EMPTY.with_values(each.astype(np.float32)) for name, each in tensors.items()}
-    scales = choose_scales(spreads, in_powers_of_two(ties, tensors), method)
+def solved(tensors: Values, constraints: ScaleConstraints, method: str) -> dict[str, int]:
+    histograms = {name: EMPTY.with_values(each.astype(np.float32)) for name, each in tensors.items()}
+    scales = choose_scales(histograms, in_powers_of_two(constraints, tensors), method)
     return {name: round(log2(scale)) for name, scale in scales.items()}
 
 
@@ -106,9 +108,9 @@ def reaches(largest: float, seed: int = 0) -> Array:
     return values / np.abs(values).max() * 127 * largest * 0.999
 
 
-def demanded(graph: Graph) -> tuple[tuple[str, ...], Ties]:
+def demanded(graph: Graph) -> tuple[tuple[str, ...], ScaleConstraints]:
     nodes = integer_nodes(graph, lambda each: each.op in ON_ARRAY)
-    return tensors_of(nodes), ties_of(graph, nodes)
+    return tensors_of(nodes), constraints_of(graph, nodes)
 
 
 def ladder() -> Graph:
@@ -120,19 +122,21 @@ def ladder() -> Graph:
 
 def test_a_sum_that_cancels_keeps_the_steps_of_the_sum_before_it() -> None:
     """By hand: sums shift right only, so x = a <= s = b <= t = c <= u; s reaches 8 steps of 127, t only 1."""
-    tensors, ties = demanded(ladder())
+    tensors, constraints = demanded(ladder())
     largest = {"x": 1, "a": 8, "s": 8, "b": 8, "t": 1, "c": 2, "u": 2}
     values = {name: reaches(largest[name]) for name in tensors}
     expected = {"x": 3, "a": 3, "s": 3, "b": 3, "t": 3, "c": 3, "u": 3}
-    assert solved(values, ties, "minmax") == expected
+    assert solved(values, constraints, "minmax") == expected
     first = ("t", "c", "s", "b", "x", "a", "u")
-    assert greedy(values, ties, "minmax", first) == inf  # t at its own 2^0 leaves s nothing that holds its values
+    assert (
+        greedy(values, constraints, "minmax", first) == inf
+    )  # t at its own 2^0 leaves s nothing that holds its values
 
 
 def test_coarse_sums_of_fine_operands_take_the_coarsest_steps_that_hold_the_operands() -> None:
-    tensors, ties = demanded(ladder())
+    tensors, constraints = demanded(ladder())
     largest = {"x": 1, "a": 2, "s": 2, "b": 0.5, "t": 4, "c": 16, "u": 32}
-    assert solved({name: reaches(largest[name]) for name in tensors}, ties, "minmax") == {
+    assert solved({name: reaches(largest[name]) for name in tensors}, constraints, "minmax") == {
         "x": 1, "a": 1, "s": 1, "b": 1, "t": 4, "c": 4, "u": 5,
     }  # fmt: skip
 
@@ -150,10 +154,10 @@ def branches() -> Graph:
 
 def test_a_scale_is_shared_through_pool_concat_reshape_and_sum() -> None:
     """By hand: a = p = c = b = r = d; the largest of them is b's, four octaves above a's, and y lies above."""
-    tensors, ties = demanded(branches())
+    tensors, constraints = demanded(branches())
     largest = {"x": 1, "a": 0.25, "p": 0.25, "b": 4, "c": 4, "r": 4, "d": 1, "y": 2}
     names = [name for name in tensors if name in largest]
-    found = solved({name: reaches(largest[name]) for name in names}, ties, "minmax")
+    found = solved({name: reaches(largest[name]) for name in names}, constraints, "minmax")
     assert found == {"x": 0, **dict.fromkeys("apbcrd", 2), "y": 2}
 
 
@@ -162,35 +166,35 @@ def test_an_average_may_be_finer_than_its_input_as_far_as_its_taps_go(pooled: fl
     """By hand: four taps of at most 127 sum to 2^8, not 2^9, and no shift goes to the left."""
     graph = network((1, 4, 4, 4), "y", node("Conv", "x w", "a"), node(
         "AveragePool", "a", "y", kernel_shape=(2, 2), strides=(2, 2)), w=(4, 4, 1, 1))  # fmt: skip
-    _, ties = demanded(graph)
+    _, constraints = demanded(graph)
     values = {"x": reaches(1), "a": reaches(1), "y": reaches(pooled)}
-    assert solved(values, ties, "minmax")["y"] == exponent
+    assert solved(values, constraints, "minmax")["y"] == exponent
 
 
 @st.composite
-def tied(draw: st.DrawFn) -> tuple[list[int], Ties]:
+def tied(draw: st.DrawFn) -> tuple[list[int], ScaleConstraints]:
     """Octaves of up to five tensors with sums, pools and movements between them."""
     octaves = draw(st.lists(st.integers(-2, 8), min_size=2, max_size=5))
     names = st.sampled_from([f"t{k}" for k in range(len(octaves))])
     pairs = st.tuples(names, names).filter(lambda pair: pair[0] != pair[1])
     ratios = tuple(Ratio(a, b, -least, 31 - least) for (a, b), least in draw(st.lists(
         st.tuples(pairs, st.sampled_from([0, 0, 2, 4])), min_size=1, max_size=5)))  # fmt: skip
-    return octaves, Ties(tuple(draw(st.lists(pairs, max_size=1))), ratios)
+    return octaves, ScaleConstraints(tuple(draw(st.lists(pairs, max_size=1))), ratios)
 
 
 @settings(deadline=None, max_examples=20)
 @given(tied())
-def test_no_assignment_and_no_greedy_order_is_better(problem: tuple[list[int], Ties]) -> None:
+def test_no_assignment_and_no_greedy_order_is_better(problem: tuple[list[int], ScaleConstraints]) -> None:
     """The solver expects errors of a histogram, and they are measured on the values: 10 % between the two."""
-    octaves, ties = problem
+    octaves, constraints = problem
     values = {
         f"t{k}": np.random.default_rng(k).standard_normal(2000) * 2.0**each for k, each in enumerate(octaves)
     }
-    found = solved(values, ties, "mse")
-    assert holds(found, ties)
+    found = solved(values, constraints, "mse")
+    assert holds(found, constraints)
     total = sum(measured(each, found[name]) for name, each in values.items())
-    assert total <= 1.1 * cheapest(values, ties, "mse")
-    assert total <= 1.1 * min(greedy(values, ties, "mse", order) for order in permutations(values))
+    assert total <= 1.1 * cheapest(values, constraints, "mse")
+    assert total <= 1.1 * min(greedy(values, constraints, "mse", order) for order in permutations(values))
 
 
 COSTS = st.lists(st.integers(0, 50), min_size=6, max_size=6)
