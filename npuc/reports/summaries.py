@@ -338,17 +338,19 @@ def _costs(layer: Shown) -> list[str]:
     if known.get("ideal_cycles"):
         lines[0] += f", {100 * layer['ideal_cycles'] / layer['cycles']:.1f} % of what the array can do"
     if "tile" in known:
-        tile = f"tile {_value(layer['tile'])}, the best of {count(known.get('tile_candidates', 1))} that are legal"
-        lines.append(tile)
+        which = "chosen by hand from" if known.get("tile_by_hand") else "the best of"
+        legal = count(known.get("tile_candidates", 1))
+        lines.append(f"tile {_value(layer['tile'])}, {which} {legal} that are legal")
     if "tile_fewest_cycles" in known:
         lines.append(f"the fastest tiles take {count(known['tile_fewest_cycles'])} cycles")
     if "tile_runner_up" in known:
         *runner_up, cycles = layer["tile_runner_up"]
         jobs = known.get("jobs", 1)
         of = "" if jobs == 1 else f" in the first of {jobs} jobs"
-        lines.append(f"next best {_value(runner_up)} with {count(cycles)} cycles{of}")
+        best = "best" if known.get("tile_by_hand") else "next best"
+        lines.append(f"{best} {_value(runner_up)} with {count(cycles)} cycles{of}")
     told = ("name", "nodes", "op", "cycles", "bound", "ideal_cycles", "tile", "tile_candidates", "tile_runner_up")
-    told += ("tile_fewest_cycles", "weight_form", "alternatives")
+    told += ("tile_fewest_cycles", "tile_by_hand", "weight_form", "alternatives")
     if "weight_form" in known:
         lines.append(f"weights as {layer['weight_form']}; alone it would take")
         lines += [f"  {each}" for each in costs(layer["alternatives"], "weight_form")]

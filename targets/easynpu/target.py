@@ -175,9 +175,9 @@ class EasyNpu:
 
     def assembled(self, program: Program, listing: Path) -> Program:
         """The program with the words of a listing in place of its own."""
-        from npuc.targets.easynpu.export import images
+        from npuc.targets.easynpu.export import assembling, images
 
-        return images.assembled(program, images.read(listing))
+        return assembling.assembled(program, images.read(listing))
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:  # noqa: ARG002
         """Words and images as raw binary or $readmemh text, with map.json."""

@@ -1,4 +1,4 @@
-"""The program's words and images in other forms: listings, assembled words, files for hardware.
+"""The program's words and images in other forms: listings, files for hardware.
 
 A $readmemh file has one 128-bit word a line, most significant digit first: lane 15 ... lane 0.
 """
@@ -39,48 +39,6 @@ def listing(image: bytes, table: Sequence[Produced]) -> list[dict[str, Any]]:
         }
         for index, word in enumerate(isa.bytes_to_words(image))
     ]
-
-
-def assembled(program: Program, text: bytes) -> Program:
-    """The program with the words of a listing in place of its own.
-
-    Raises ArtefactError (E504) for a bad line, or for another number of words where several segments share them.
-    """
-    try:
-        source = text.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise ArtefactError("E504", "the listing is not UTF-8 text") from None
-    words = [word for number, line in enumerate(source, 1) if (word := lines.assemble(line, number)) is not None]
-    manifest = dict(program.manifest)
-    if len(words) != len(manifest["instructions"]):
-        manifest |= _resized(manifest, words)
-    return Program(manifest, {**program.files, "itcm.bin": isa.words_to_bytes(words)})
-
-
-def _resized(manifest: Mapping[str, Any], words: Sequence[isa.Instruction]) -> dict[str, Any]:
-    """Steps, instruction table and report for another number of words, in a program of one segment."""
-    segments = [step for step in manifest["steps"] if step["kind"] == "segment"]
-    had = len(manifest["instructions"])
-    if len(segments) != 1:
-        raise ArtefactError(
-            "E504", f"the listing has {len(words)} words", limit=f"{had}, as {len(segments)} segments had"
-        )
-    new = {
-        **segments[0],
-        "count": len(words),
-        "images": [
-            {**image, "words": len(words)} if image["memory"] == "itcm" else image
-            for image in segments[0]["images"]
-        ],
-    }
-    blank = {"nodes": [], "tensor": None, "shape": None, "start": [0, 0, 0]}
-    return {
-        "steps": [new if step["kind"] == "segment" else step for step in manifest["steps"]],
-        "instructions": [
-            {"index": index, "mnemonic": lines.mnemonic(word), **blank} for index, word in enumerate(words)
-        ],
-        "report": {**manifest["report"], "instructions": len(words)},
-    }
 
 
 def exported(program: Program, form: str) -> dict[str, bytes]:

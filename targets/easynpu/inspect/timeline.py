@@ -6,7 +6,6 @@ model, transfers those that the machine's host_bytes_per_cycle gives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,54 +15,11 @@ from npuc.program import Program
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import Map, feature_words
-from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.machine.rearrangement import SETUP, written_words
-from npuc.targets.easynpu.machine.timing import Followers, chain_cost, port_use
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
-from npuc.targets.easynpu.simulate.chains import Stage, chains
-from npuc.targets.easynpu.simulate.streams import parameter_words
+from npuc.targets.easynpu.simulate.walk import chains_of
 from npuc.timeline import Activity, Buffer, Timeline
 
 ARRAY, HOST = "array", "host"
-
-
-def chain_cycles(chain: Sequence[Stage], words: int, machine: Machine, low: bool) -> int:
-    """Cycles of a chain by the cycle model; words: its instruction words, extension words included.
-
-    low: the current map lies at the low end of the Fmap DTCM.
-    """
-    if chain[0].reshape is not None:
-        word = chain[0].reshape
-        return words + SETUP + feature_words(word.Ci, word.Hi, word.Wi) + written_words(word)
-    kept = sum(stage.keeps for stage in chain[:-1])
-    parts, behind = [stage.layer for stage in chain[: kept + 1]], chain[kept + 1 :]
-    source = chain[0].ifmap(machine, low).place.memory
-    ports = tuple(
-        port_use(
-            stage.operand().place.memory if stage.name in ("add", "mul") else None,
-            [each.place.memory for each in _written(stage, stage is chain[-1], machine, low)],
-            source,
-        )
-        for stage in chain[kept:]
-    )
-    followers = Followers(len(behind), sum(map(parameter_words, behind)), words - len(parts), ports)
-    y, x = np.array([parts[0].y]), np.array([parts[0].x])
-    return int(chain_cost(parts, y, x, machine, followers).cycles[0])
-
-
-def _written(stage: Stage, last: bool, machine: Machine, low: bool) -> list[Map]:
-    """The maps that a word writes."""
-    stored = [stage.stored()] if stage.layer.stored else []
-    return [*stored, stage.ofmap(machine, not low)] if last and not stage.keeps else stored
-
-
-def _read(chain: Sequence[Stage], machine: Machine, low: bool) -> Iterator[Map]:
-    """The maps that a chain reads."""
-    for before, stage in zip((None, *chain), chain, strict=False):
-        if before is None or before.keeps:
-            yield stage.ifmap(machine, low)
-        if stage.name in ("add", "mul"):
-            yield stage.operand()
 
 
 def timeline(program: Program) -> Timeline:
@@ -109,18 +65,17 @@ class _Run:
             self._transfer(f"store {move.tensor}", self._bytes(move))
 
     def _chains(self, first: int, count: int) -> None:
-        machine, table, low, done = self.contents.machine, self.contents.instructions, True, first
-        for chain in chains(self.words[:count], first):
-            words, done = chain[-1].number + 1 - done, chain[-1].number + 1
-            started, self.cycle = self.cycle, self.cycle + chain_cycles(chain, words, machine, low)
-            label = " ; ".join(disassemble(stage.word) for stage in chain)
-            self.activities.append(Activity(ARRAY, label, started, self.cycle, table[chain[-1].number].tensor))
-            for where in _read(chain, machine, low):
+        table = self.contents.instructions
+        for chain in chains_of(self.words[:count], first, self.contents.machine):
+            started, self.cycle = self.cycle, self.cycle + chain.cycles
+            label = " ; ".join(disassemble(stage.word) for stage in chain.stages)
+            end = table[chain.stages[-1].number].tensor
+            self.activities.append(Activity(ARRAY, label, started, self.cycle, end))
+            for where in chain.read:
                 self._read(where)
-            for stage in chain:
-                for where in _written(stage, stage is chain[-1], machine, low):
+            for stage in chain.stages:
+                for where in chain.written(stage):
                     self._write(where, table[stage.number].tensor or "", started)
-            low = low if "dst" in chain[-1].operands or chain[-1].leaves else not low
 
     def _transfer(self, label: str, size: int) -> None:
         started = self.cycle

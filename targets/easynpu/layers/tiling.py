@@ -6,7 +6,7 @@ are fewer than 700 candidates a layer, so all are evaluated at once and the opti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,10 +56,35 @@ def best_tile(
 ) -> tuple[tuple[int, int], Tiling]:
     """The best tile (y, x) of a layer and the certificate. parts: its word, or the words that keep psums.
 
-    undivided: the layer is to be one tile.
+    undivided: the layer is to be one tile. Raises DoesNotFit (E303) if no tile is legal for every part.
+    """
+    ranked, certificate = _ranked(parts, machine, followers, where, undivided=undivided)
+    y, x = ranked[0].tolist()
+    return (y, x), certificate(0)
+
+
+def certificate_of(
+    parts: Sequence[Layer], tile: tuple[int, int], machine: Machine, followers: Followers, *, undivided: bool
+) -> Tiling:
+    """The certificate of a tile that someone else has chosen; a larger one than the ofmap is as the whole ofmap.
+
+    Raises DoesNotFit (E303) where it is not legal.
+    """
+    ranked, certificate = _ranked(parts, machine, followers, "", undivided=undivided)
+    chosen = min(tile[0], parts[-1].Ho), min(tile[1], parts[-1].Wo)
+    at = np.flatnonzero((ranked == chosen).all(axis=1))
+    if not len(at):
+        raise _no_tile(parts[-1], machine, "")
+    return certificate(int(at[0]))
+
+
+def _ranked(
+    parts: Sequence[Layer], machine: Machine, followers: Followers, where: str, *, undivided: bool
+) -> tuple[Array, Callable[[int], Tiling]]:
+    """The legal tiles, (n, 2) of y and x, the best one first, and the certificate of each.
 
     Of the tiles with at most 1 % more cycles than the fastest: the fewest DTCM words, which is what takes energy;
-    then the fewest cycles; then the widest. Raises DoesNotFit (E303) if no tile is legal for every part.
+    then the fewest cycles; then the widest.
     """
     last = parts[-1]
     if is_dense(last) and last.Zs > machine.weight_pad_entries:
@@ -76,9 +101,15 @@ def best_tile(
     words = cost.bus + sum(map(weight_words, parts)) * -(-last.Ho // y) * -(-last.Wo // x)
     slow = 100 * cycles > (100 + PERCENT) * fewest
     order = np.lexsort((-x, cycles, np.where(slow, 0, words), slow))
-    best, *others = ((int(y[at]), int(x[at]), int(cycles[at])) for at in order[:2])
-    compute, bus, moved = (int(each[order[0]]) for each in (cost.compute, cost.bus, words))
-    return best[:2], Tiling(*best, len(order), fewest, others[0] if others else None, compute, bus, moved)
+
+    def certificate(rank: int) -> Tiling:
+        """Of the tile at this place of the ranking."""
+        chosen, *others = ((int(y[at]), int(x[at]), int(cycles[at])) for at in (order[rank], *order[:2]))
+        runner_up = next((each for each in others if each != chosen), None)
+        compute, bus, moved = (int(each[order[rank]]) for each in (cost.compute, cost.bus, words))
+        return Tiling(*chosen, len(order), fewest, runner_up, compute, bus, moved)
+
+    return np.stack([y[order], x[order]], axis=1), certificate
 
 
 def is_single_tile(layer: Layer, machine: Machine) -> bool:

@@ -37,7 +37,7 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
     distinct = _distinct(lowered.jobs)
     least = sum(len(stage.block) for stage in distinct) + sum(whole(graph, name).words for name in border)
-    computed = sum(_multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
+    computed = sum(multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
         "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(graph.tensors[name].size for name in border),
         "map_bytes": maps * machine.word_bytes,
@@ -68,7 +68,7 @@ def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) 
     return min(sum(each["traffic"].traffic_words for each in plans), moved) * machine.word_bytes
 
 
-def _multiplied(word: Layer | Reshape) -> int:
+def multiplied(word: Layer | Reshape) -> int:
     """MACs that a convolution's word does; 0 for any other."""
     operation = word.operation if isinstance(word, Layer) else None
     if not isinstance(word, Layer) or operation is None or not operation.mnemonic.startswith(("conv", "dwconv")):

@@ -19,6 +19,8 @@ KEEPING = ("conv", "dwconv", "avgpool")
 """Words that keep psums for the next word, or continue on kept ones."""
 FUSABLE = ("bn", "relu", "act", "prelu", "add", "mul", "reshape")
 """Words that continue on the int8 result before them, pixel by pixel."""
+SMALLER = "a smaller tile (y, x), with the y' x' that it needs"
+DUMP = "npuc dump shows every word"
 POINTWISE = ("relu", "act", "prelu", "add", "mul", "reshape")
 
 
@@ -133,10 +135,22 @@ def _pass_over(word: Reshape, before: Sequence[Stage]) -> Layer:
     )  # fmt: skip
 
 
-def refused(number: int, reason: str, word: isa.Instruction | None) -> ArtefactError:
+def refused(
+    number: int, reason: str, word: isa.Instruction | None, limit: str | None = None, remedy: str = DUMP
+) -> ArtefactError:
     """An instruction that cannot be executed, with its listing line."""
     text = f": {listing.disassemble(word)}" if word is not None else ""
-    return ArtefactError("E503", f"instruction {number}: {reason}{text}", remedy="npuc dump shows every word")
+    return ArtefactError("E503", f"instruction {number}: {reason}{text}", limit=limit, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for one word: whether the word breaks it, and what to say then."""
+
+    broken: bool
+    reason: str
+    limit: str | None = None
+    remedy: str = DUMP
 
 
 def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
@@ -146,18 +160,19 @@ def check(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     """
     for before, stage in zip([None, *chain], chain, strict=False):
         problems = {
-            **_geometry(stage, machine),
             **_order(stage, before),
             **_idle_operands(stage, before, last=stage is chain[-1]),
             **({} if before is None else _continuation(stage, before, chain[0])),
         }
-        for reason, wrong in problems.items():
-            if wrong:
-                raise refused(stage.number, reason, stage.word)
+        others = (Rule(wrong, reason) for reason, wrong in problems.items())
+        for rule in (*_geometry(stage, machine), *others):
+            if rule.broken:
+                raise refused(stage.number, rule.reason, stage.word, rule.limit, rule.remedy)
     entries = parameter_entries(chain)
     if entries > machine.parameter_pad_entries:
         reason = f"{entries} of {machine.parameter_pad_entries} entries of the bias and scale pads"
-        raise refused(chain[0].number, reason, chain[0].layer)
+        limit = f"parameter_pad_entries = {machine.parameter_pad_entries}"
+        raise refused(chain[0].number, reason, chain[0].layer, limit)
     _check_maps(chain, machine, low)
 
 
@@ -187,7 +202,7 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
         words, (first, last) = machine.capacity_words(each.place.memory), each.span
         if first < 0 or last >= words:
             reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
-            raise refused(stage.number, reason, stage.word)
+            raise refused(stage.number, reason, stage.word, f"0..{words - 1}")
     for position, (stage, each) in enumerate(written):
         others = [other for _, other in (*read, *written[:position])]
         others += [other for _, other in operands if other != each]
@@ -225,32 +240,58 @@ def _single_tile(layer: Layer) -> bool:
     return layer.y >= layer.Ho and layer.x >= layer.Wo and (is_dense(layer) or groups(layer.Co) == 1)
 
 
-def _geometry(stage: Stage, machine: Machine) -> dict[str, bool]:
-    """What a word says of itself and needs of the machine: reason -> whether it is wrong."""
+def _geometry(stage: Stage, machine: Machine) -> tuple[Rule, ...]:
+    """What a word says of itself and needs of the machine."""
     layer = stage.layer
     dense = is_dense(layer)
     rows, columns = tile_input(layer, layer.y, layer.x)
     entries, psums = rows * columns, of_a_row(layer.y * layer.x, machine) * (layer.Zs if dense else 1)
-    return {
-        f"y' x' are {layer.yi} x {layer.xi}, the tile needs {rows} x {columns}": (layer.yi, layer.xi)
-        != (rows, columns),
-        f"{entries} entries of {machine.ifmap_pad_entries} in an ifmap pad": bool(
-            entries > machine.ifmap_pad_entries
+    pads, room, weights = machine.ifmap_pad_entries, machine.psum_entries, machine.weight_pad_entries
+    return (
+        Rule(
+            (layer.yi, layer.xi) != (rows, columns),
+            f"y' x' are {layer.yi} x {layer.xi}, the tile needs {rows} x {columns}",
+            f"yi = (y - 1) * Sh + (Hk - 1) * (Dh + 1) + 1 = {rows}, xi likewise {columns}",
+            f"write yi={rows} xi={columns}, or another tile",
         ),
-        f"{psums} psums of {machine.psum_entries}": psums > machine.psum_entries,
-        f"Zs = {layer.Zs} for {layer.Co} output channels": layer.Zs != groups(layer.Co),
-        f"Zs = {layer.Zs} of {machine.weight_pad_entries} weight pad entries": dense
-        and layer.Zs > machine.weight_pad_entries,
-        "a channel-wise word with Ci != Co": not dense and layer.Ci != layer.Co,
-        "a stride of 0": 0 in (layer.Sh, layer.Sw),
-        **_reshape_problem(stage),
-        "a window in a word that works pixel by pixel": stage.name in POINTWISE and _has_window(layer),
-    }
+        Rule(
+            bool(entries > pads),
+            f"{entries} entries of {pads} in an ifmap pad",
+            f"ifmap_pad_entries = {pads}",
+            SMALLER,
+        ),
+        Rule(psums > room, f"{psums} psums of {room}", f"psum_entries = {room}", SMALLER),
+        Rule(
+            layer.Zs != groups(layer.Co),
+            f"Zs = {layer.Zs} for {layer.Co} output channels",
+            f"Zs = {groups(layer.Co)}: Co in groups of {LANES}",
+            f"write Zs={groups(layer.Co)}",
+        ),
+        Rule(
+            dense and layer.Zs > weights,
+            f"Zs = {layer.Zs} of {weights} weight pad entries",
+            f"weight_pad_entries = {weights}",
+            "fewer output channels in a word",
+        ),
+        Rule(
+            not dense and layer.Ci != layer.Co,
+            "a channel-wise word with Ci != Co",
+            f"Ci = Co = {layer.Co}",
+            f"write Ci={layer.Co}",
+        ),
+        Rule(0 in (layer.Sh, layer.Sw), "a stride of 0", "Sh and Sw of at least 1"),
+        *_reshape_problem(stage),
+        Rule(
+            stage.name in POINTWISE and _has_window(layer),
+            "a window in a word that works pixel by pixel",
+            "Hk = Wk = Sh = Sw = 1, Ph = Pw = 0, an ifmap of the ofmap's size",
+        ),
+    )
 
 
-def _reshape_problem(stage: Stage) -> dict[str, bool]:
+def _reshape_problem(stage: Stage) -> tuple[Rule, ...]:
     wrong = None if stage.reshape is None else rearrangement.problem(stage.reshape)
-    return {} if wrong is None else {wrong: True}
+    return () if wrong is None else (Rule(True, wrong),)
 
 
 def _order(stage: Stage, before: Stage | None) -> dict[str, bool]:

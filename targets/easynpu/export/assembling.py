@@ -1,0 +1,157 @@
+"""A program with the words of a listing in place of its own: refused where no machine runs it, reported anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+
+from npuc.bits import encode
+from npuc.errors import ArtefactError, NpucError
+from npuc.program import Program
+from npuc.targets.easynpu.export.legality import expect_legal, expect_reserved
+from npuc.targets.easynpu.export.recounting import recounted
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine import listing as lines
+from npuc.targets.easynpu.machine.isa import Instruction, Layer, Reshape
+from npuc.targets.easynpu.program.artefact import Contents
+from npuc.targets.easynpu.simulate.running import Runner
+
+BLANK: Mapping[str, Any] = {"nodes": [], "tensor": None, "shape": None, "start": [0, 0, 0]}
+"""What is known of a word that has none to take the place of."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A word of a listing and the number of its line."""
+
+    number: int
+    word: Instruction
+
+
+def assembled(program: Program, text: bytes) -> Program:
+    """The program with the words of a listing, its report of the new words; the very program for its own words.
+
+    Raises ArtefactError (E504) for a bad line, for an instruction that the program's machine cannot run, or for
+    another number of words where several segments share them.
+    """
+    listed = list(_lines(text))
+    words = [line.word for line in listed]
+    old = isa.bytes_to_words(program.files["itcm.bin"])
+    image = isa.words_to_bytes(words)
+    if image == program.files["itcm.bin"]:
+        return program
+    table = _table(old, words, program.manifest["instructions"])
+    manifest = {
+        **program.manifest,
+        "steps": _steps(program.manifest, words),
+        "instructions": table,
+        "isa": "extended" if any(map(_extends, words)) else "documented",
+    }
+    made = Program(manifest, {**program.files, "itcm.bin": image}, program.evidence)
+    try:
+        for at, word in enumerate(words):
+            expect_reserved(at, word)
+        expect_legal(made)
+        _expect_run(made)
+    except NpucError as error:
+        raise _refused(error, listed, table) from None
+    return replace(made, manifest={**manifest, "report": recounted(program, made)})
+
+
+def _lines(text: bytes) -> Iterator[Line]:
+    try:
+        source = text.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise ArtefactError("E504", "the listing is not UTF-8 text") from None
+    for number, line in enumerate(source, 1):
+        word = lines.assemble(line, number)
+        if word is not None:
+            yield Line(number, word)
+
+
+def _extends(word: Instruction) -> bool:
+    """Whether the document does not define the word."""
+    return not isinstance(word, (Layer, Reshape)) or word.operation is None or not word.operation.documented
+
+
+def _expect_run(program: Program) -> None:
+    """Raises ArtefactError (E503) where the chip model refuses the words with the data that the program has."""
+    inputs = {each.name: np.zeros((1, *each.shape), each.dtype) for each in program.inputs}
+    Runner(program)(inputs)
+
+
+def _steps(manifest: Mapping[str, Any], words: Sequence[Instruction]) -> list[dict[str, Any]]:
+    """The steps with another number of words. Raises ArtefactError (E504) unless one segment has room for it."""
+    had, steps = len(manifest["instructions"]), list(manifest["steps"])
+    if len(words) == had:
+        return steps
+    segments = [at for at, step in enumerate(steps) if step["kind"] == "segment"]
+    if len(segments) != 1:
+        limit = f"{had}, as {len(segments)} segments had"
+        raise ArtefactError("E504", f"the listing has {len(words)} words", limit=limit)
+    room = Contents.of(manifest).machine.itcm_words
+    if len(words) > room:
+        reason = f"the listing has {len(words)} words"
+        raise ArtefactError("E504", reason, limit=f"itcm_words = {room}", remedy="fewer instructions")
+    segment = steps[segments[0]]
+    images = [each | {"words": len(words)} if each["memory"] == "itcm" else each for each in segment["images"]]
+    steps[segments[0]] = segment | {"count": len(words), "images": images}
+    return steps
+
+
+def _table(
+    old: Sequence[Instruction], new: Sequence[Instruction], table: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The instruction table: a word in another's place is for what that was for, of its size for its tensor."""
+    found: list[dict[str, Any]] = [dict(BLANK) for _ in new]
+    for before, at in _pairs(old, new):
+        entry = dict(table[before])
+        if _extents(old[before]) != _extents(new[at]):
+            entry |= {"tensor": None, "shape": None, "start": [0, 0, 0]}
+        found[at] = entry
+    return [
+        {**entry, "index": index, "mnemonic": lines.mnemonic(word)}
+        for index, (entry, word) in enumerate(zip(found, new, strict=True))
+    ]
+
+
+def _pairs(old: Sequence[Instruction], new: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+    """Which word stands in the place of which."""
+    if len(old) == len(new):
+        yield from zip(range(len(old)), range(len(new)), strict=True)
+        return
+    matcher = SequenceMatcher(None, list(map(encode, old)), list(map(encode, new)), autojunk=False)
+    for _, first, last, start, end in matcher.get_opcodes():
+        if last - first == end - start:
+            yield from zip(range(first, last), range(start, end), strict=True)
+
+
+def _extents(word: Instruction) -> tuple[int, ...] | None:
+    """Of the map that a word computes; None for a word that computes none."""
+    return (word.Ho, word.Wo, word.Co) if isinstance(word, (Layer, Reshape)) else None
+
+
+def _refused(error: NpucError, listed: Sequence[Line], table: Sequence[Mapping[str, Any]]) -> ArtefactError:
+    """The chip model's refusal as one of the listing: line, node, limit, remedy."""
+    problem = error.problems[0]
+    found = instruction_of(problem.reason)
+    line = f"line {listed[found].number}: " if found is not None and found < len(listed) else ""
+    nodes = table[found]["nodes"] if found is not None and found < len(table) else []
+    return ArtefactError(
+        "E504",
+        line + problem.reason,
+        node=next(iter(nodes), None),
+        limit=problem.limit,
+        remedy=problem.remedy or "npuc dump --layout --target easynpu shows every field",
+    )
+
+
+def instruction_of(reason: str) -> int | None:
+    """The number of the instruction that a chip model's refusal names."""
+    name, _, rest = reason.partition(" ")
+    number = rest.partition(":")[0]
+    return int(number) if name == "instruction" and number.isdecimal() else None

@@ -1,0 +1,127 @@
+"""The chains of a program in order, and what the cycle model takes of each: from words alone, nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.program import Program
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.isa import Instruction, Layer
+from npuc.targets.easynpu.machine.memory import Map, feature_words
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
+from npuc.targets.easynpu.machine.timing import Followers, chain_cost, port_use, weight_words
+from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.simulate.chains import Stage, chains
+from npuc.targets.easynpu.simulate.streams import parameter_words
+
+COMBINING = ("add", "mul")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A fused chain where it runs. words: its instruction words, extension words included."""
+
+    stages: tuple[Stage, ...]
+    words: int
+    machine: Machine
+    low: bool
+    """The current map lies at the low end of the Fmap DTCM."""
+
+    @property
+    def computing(self) -> tuple[Stage, ...]:
+        """Without a reshape behind other words, which gives their results a place and has no pass of its own."""
+        return self.stages[:-1] if len(self.stages) > 1 and self.stages[-1].reshape else self.stages
+
+    @property
+    def parts(self) -> list[Layer]:
+        """The layer word, or the words that keep psums for each other."""
+        return [stage.layer for stage in self.computing[: self._kept + 1]]
+
+    @property
+    def _kept(self) -> int:
+        return sum(stage.keeps for stage in self.computing[:-1])
+
+    @property
+    def followers(self) -> Followers:
+        """What stands behind the parts, as the cycle model counts it."""
+        computing, kept = self.computing, self._kept
+        behind = computing[kept + 1 :]
+        source = computing[0].ifmap(self.machine, self.low).place.memory
+        end = self.stages[-1].reshape
+        rearranged = [] if end is None else self.written(self.stages[-1])
+        ports = tuple(
+            port_use(
+                stage.operand().place.memory if stage.name in COMBINING else None,
+                [each.place.memory for each in self.written(stage) + rearranged * (stage is computing[-1])],
+                source,
+                1 if end is None or stage is not computing[-1] else most_written(end),
+            )
+            for stage in computing[kept:]
+        )
+        words = self.words - len(self.parts)
+        return Followers(len(behind), sum(map(parameter_words, behind)), words, ports)
+
+    @property
+    def cycles(self) -> int:
+        """By the cycle model."""
+        head = self.stages[0].reshape
+        if head is not None:
+            return self.words + SETUP + feature_words(head.Ci, head.Hi, head.Wi) + written_words(head)
+        y, x = np.array([self.parts[0].y]), np.array([self.parts[0].x])
+        return int(chain_cost(self.parts, y, x, self.machine, self.followers).cycles[0])
+
+    @property
+    def weight_words(self) -> int:
+        """Words that it takes of the weight stream."""
+        computing = [stage for stage in self.stages if stage.reshape is None]
+        return sum(parameter_words(stage) + weight_words(stage.layer) for stage in computing)
+
+    def written(self, stage: Stage) -> list[Map]:
+        """The maps that one of its words writes."""
+        stored = [stage.stored()] if stage.layer.stored else []
+        gives = stage is self.stages[-1] and not stage.keeps
+        return [*stored, stage.ofmap(self.machine, not self.low)] if gives else stored
+
+    @property
+    def read(self) -> Iterator[Map]:
+        """The maps that it reads."""
+        for before, stage in zip((None, *self.stages), self.stages, strict=False):
+            if before is None or before.keeps:
+                yield stage.ifmap(self.machine, self.low)
+            if stage.name in COMBINING:
+                yield stage.operand()
+
+    @property
+    def flips(self) -> bool:
+        """Whether its result is at the other end of the Fmap DTCM."""
+        return "dst" not in self.stages[-1].operands and not self.stages[-1].leaves
+
+
+def chains_of(words: Sequence[Instruction], first: int, machine: Machine) -> Iterator[Chain]:
+    """The chains of a segment's words; first: the number of the first word in the program.
+
+    Raises ArtefactError (E503) for words that are no chains.
+    """
+    low, done = True, first
+    for stages in chains(tuple(words), first):
+        chain = Chain(tuple(stages), stages[-1].number + 1 - done, machine, low)
+        yield chain
+        done = stages[-1].number + 1
+        low = low is not chain.flips
+
+
+def segments_of(program: Program) -> Iterator[tuple[Segment, list[Chain]]]:
+    """Every segment with its chains, in order. Raises ArtefactError (E502, E503) for what cannot be run."""
+    contents = Contents.of(program.manifest)
+    words: tuple[Instruction, ...] = ()
+    first = 0
+    for step in contents.steps:
+        if isinstance(step, Segment):
+            for image in step.images:
+                if image.memory == "itcm":
+                    first, words = image.start, isa.bytes_to_words(image.data(program.files, contents.machine))
+            yield step, list(chains_of(words[: step.count], first, contents.machine))
