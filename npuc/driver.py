@@ -23,6 +23,7 @@ from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
+from npuc.storage.structured import objects, row
 from npuc.target import Options, Quantising, Runner, Stepper, Target
 
 BATCH = 32
@@ -223,7 +224,7 @@ def program_inputs(program: Program) -> dict[str, TensorType]:
 
 def batch_of(program: Program) -> int:
     """How many samples are simulated side by side."""
-    elements = sum(each.size for each in program_inputs(program).values())
+    elements = sum(abs(each.size) for each in program_inputs(program).values())
     return min(max(BATCH_ELEMENTS // max(elements, 1), 1), BATCH)
 
 
@@ -253,8 +254,12 @@ def run_batches(
         parts.append(run(each.inputs))
         if advance is not None:
             advance(len(each))
-    return {name: _stacked(np.concatenate([part[name] for part in parts])) for name in parts[0]}
+    return {name: _stacked([part[name] for part in parts]) for name in parts[0]}
 
 
-def _stacked(values: Array) -> Array:
+def _stacked(parts: Sequence[Array]) -> Array:
+    """The samples of all batches: objects, where they are no arrays of one shape."""
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
+        return objects([row(part, at) for part in parts for at in range(len(part))])
+    values = np.concatenate(parts)
     return values[:, 0] if values.ndim > 1 and values.shape[1] == 1 else values

@@ -19,6 +19,7 @@ from npuc.api import Compiled, Data, compile
 from npuc.errors import DataError, NpucError
 from npuc.frontend.reading import NEWEST_OPSET
 from npuc.ir import Array
+from npuc.storage.structured import objects, row
 from npuc.target import FLOATING, Options
 
 CALIBRATION_SAMPLES = 8
@@ -53,7 +54,7 @@ class Prepared(BackendRep):
         feeds = self.feeds(inputs)
         compiled = self.compiled(feeds)
         batch = {port.name: sample(feeds[port.name], port.dtype) for port in compiled.program.inputs}
-        found = {name: first(values) for name, values in compiled.runner(batch).items()}
+        found = {name: row(values, 0) for name, values in compiled.runner(batch).items()}
         names = [port.name for port in self.model.graph.output]
         return namedtupledict("Outputs", names)(*(found[name] for name in names))
 
@@ -104,6 +105,9 @@ class Prepared(BackendRep):
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+        for port in model.graph.input:
+            if is_numeric(value := data.get(port.name)) and not value.size:
+                port.CopyFrom(_port(port.name, value.dtype, value.shape))
         calibration = self.calibration
         numeric = all(map(is_numeric, data.values()))
         if calibration is None and self.options.precision not in FLOATING and data and numeric:
@@ -113,11 +117,6 @@ class Prepared(BackendRep):
         return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
 
 
-def first(values: Array) -> Any:
-    """The first sample's value: an array, or what else the host gives."""
-    return values[0] if values.dtype == object else values[0, ...]
-
-
 def is_numeric(value: Any) -> bool:
     """Whether an input is a tensor of numbers."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
@@ -125,11 +124,7 @@ def is_numeric(value: Any) -> bool:
 
 def sample(value: Any, dtype: str) -> Array:
     """An input as the one sample of a batch."""
-    if is_numeric(value):
-        return value[None].astype(dtype)
-    batch = np.empty(1, object)
-    batch[0] = value
-    return batch
+    return value[None].astype(dtype) if is_numeric(value) else objects([value])
 
 
 def like(value: Array) -> Array:

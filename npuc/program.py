@@ -21,7 +21,7 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from npuc.errors import ArtefactError, UnsupportedOperator
+from npuc.errors import ArtefactError
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.records import read
 
@@ -44,7 +44,10 @@ class Port:
 
     name: str
     shape: tuple[int, ...]
+    """Extents; -1 for one that only a run tells, which programs with host regions may have."""
     dtype: str
+    type: str = ""
+    """Of dtype "object": the type as ONNX writes it, for instance seq(tensor(float))."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 """Element types of inputs and outputs."""
+STRING, OBJECT = "string", "object"
+"""Of programs with host regions also: strings, and what is no tensor (sequences, maps, optional values)."""
 LARGEST_PORT = 1 << 31
 """Elements of an input or output."""
 
@@ -142,10 +147,11 @@ class Program:
 
 def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     found = read(tuple[Port, ...], manifest.get(key), key)
+    dtypes, least = ((*DTYPES, STRING, OBJECT), -1) if GIVEN_BY in manifest else (DTYPES, 0)
     for number, port in enumerate(found):
-        if port.dtype not in DTYPES:
-            raise _damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(DTYPES))
-        if min(port.shape, default=0) < 0 or prod(port.shape) > LARGEST_PORT:
+        if port.dtype not in dtypes:
+            raise _damaged(f"{key}[{number}].dtype is {port.dtype!r}", ", ".join(dtypes))
+        if min(port.shape, default=0) < least or prod(map(abs, port.shape)) > LARGEST_PORT:
             raise _damaged(f"{key}[{number}].shape is {list(port.shape)}", f"0..{LARGEST_PORT} elements")
     if len({port.name for port in found}) < len(found):
         raise _damaged(f"two of the {key} have one name")
@@ -195,29 +201,12 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
     """Writes the program, replacing an npuc artefact (or, with force, anything) in one step.
 
     An artefact's directory that holds more than npuc wrote counts as something else: nobody's notes are deleted.
-    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses;
-    UnsupportedOperator (E107) for inputs and outputs that no artefact can describe.
+    Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
     """
     expect_replaceable(directory, force=force)
-    _expect_static_ports(program)
     contents = {**program.files, **program.evidence}
     manifest = sealed(program.manifest, contents)
     _write(directory, {**contents, MANIFEST: canonical_json(manifest)})
-
-
-def _expect_static_ports(program: Program) -> None:
-    """Raises UnsupportedOperator (E107) for extents that only a run tells, and for types that are no numbers."""
-    for key in ("inputs", "outputs"):
-        for port in program.manifest.get(key, ()):
-            if port["dtype"] not in DTYPES or min(port["shape"], default=0) < 0:
-                found = f"{port['dtype']}{list(port['shape'])}"
-                raise UnsupportedOperator(
-                    "E107",
-                    f"an artefact cannot describe {key[:-1]} '{port['name']}': {found}",
-                    tensor=port["name"],
-                    limit=f"static extents, and one of {', '.join(DTYPES)}",
-                    remedy="cut the model before it; or run it in memory: npuc.compile(...).run(...)",
-                )
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:

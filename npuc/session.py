@@ -14,7 +14,8 @@ import numpy as np
 from npuc.api import Compiled, Data, Model, Shapes, compile
 from npuc.errors import DataError
 from npuc.ir import Array
-from npuc.program import Port
+from npuc.program import OBJECT, STRING, Port
+from npuc.storage.structured import objects, row
 from npuc.target import Options
 
 
@@ -51,16 +52,22 @@ class Session:
         Raises DataError (E401, E402) for missing inputs, other shapes, or values that are no numbers; KeyError for
         unknown outputs.
         """
-        batch = {port.name: _checked(port, feeds)[None] for port in self.get_inputs()}
-        outputs = {name: values[0] for name, values in self.compiled.runner(batch).items()}
+        batch = {port.name: _checked(port, feeds) for port in self.get_inputs()}
+        outputs = {name: row(values, 0) for name, values in self.compiled.runner(batch).items()}
         return [outputs[name] for name in output_names or [port.name for port in self.get_outputs()]]
 
 
 def _checked(port: Port, feeds: Mapping[str, Any]) -> Array:
+    """The value of an input as the one sample of a batch."""
     if port.name not in feeds:
         raise DataError("E401", "the input is not fed", tensor=port.name, limit=f"fed: {', '.join(feeds)}")
-    value = np.asarray(feeds[port.name])
-    if value.shape != port.shape or value.dtype.kind not in "fiub":
+    if port.dtype == OBJECT:
+        return objects([feeds[port.name]])
+    value = np.asarray(feeds[port.name], object if port.dtype == STRING else None)
+    fits = value.ndim == len(port.shape) and all(
+        extent in (-1, given) for extent, given in zip(port.shape, value.shape, strict=True)
+    )
+    if not fits or (value.dtype.kind not in "fiub" and port.dtype != STRING):
         limit = f"{list(port.shape)} of {port.dtype}"
         raise DataError("E402", f"{value.dtype} {list(value.shape)} is fed", tensor=port.name, limit=limit)
-    return value.astype(port.dtype)
+    return objects([value]) if port.dtype == STRING else value.astype(port.dtype)[None]

@@ -56,6 +56,10 @@ class OnnxNode:
         return found
 
 
+OUTPUT = "an output"
+"""What reads a tensor that is an output of the model."""
+
+
 class Builder:
     """Nodes, constants and types so far. A tensor is in `constants`, or has a producer, or is an input."""
 
@@ -69,6 +73,8 @@ class Builder:
         self.aliases: dict[str, str] = {}
         self.producers: dict[str, Node] = {}
         self.absent: dict[str, OnnxNode] = {}
+        self.readers: dict[str, set[str]] = {}
+        """Operators of the model that read a tensor; OUTPUT for its outputs."""
         self._held: dict[int, Array] = {}
         """What constants are views of, by identity."""
         self._tensor_names = Names()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from npuc.errors import NpucError, Problem
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Graph
-from npuc.program import Program, canonical_json
+from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, Step, embedded, part_path, region_path
 from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares
 from npuc.regions.running import within
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)
@@ -146,17 +149,42 @@ def _port(network: Network, name: str, tensor: str) -> dict[str, Any]:
     if known is not None:
         return {"name": name, "shape": list(known.shape), "dtype": known.dtype}
     proto = network.protos.get(tensor)
-    kind = proto.WhichOneof("value") if proto is not None else None
-    if proto is None or kind != "tensor_type":
-        return {"name": name, "shape": [], "dtype": "object"}
-    from onnx import helper
-
+    if proto is None or proto.WhichOneof("value") != "tensor_type":
+        said = "" if proto is None else _written(proto)
+        return {"name": name, "shape": [], "dtype": OBJECT, "type": said}
     dims = proto.tensor_type.shape.dim
-    dtype = (
-        helper.tensor_dtype_to_np_dtype(proto.tensor_type.elem_type) if proto.tensor_type.elem_type else "object"
-    )
     shape = [each.dim_value if each.WhichOneof("value") == "dim_value" else -1 for each in dims]
-    return {"name": name, "shape": shape, "dtype": str(dtype)}
+    return {"name": name, "shape": shape, "dtype": _dtype(proto.tensor_type.elem_type)}
+
+
+def _written(proto: onnx.TypeProto) -> str:
+    """A type as ONNX's documents write it."""
+    from onnx import TensorProto
+
+    def name(code: int) -> str:
+        return TensorProto.DataType.Name(code).lower()
+
+    match proto.WhichOneof("value"):
+        case "sequence_type":
+            return f"seq({_written(proto.sequence_type.elem_type)})"
+        case "optional_type":
+            return f"optional({_written(proto.optional_type.elem_type)})"
+        case "map_type":
+            return f"map({name(proto.map_type.key_type)}, {_written(proto.map_type.value_type)})"
+        case "tensor_type":
+            return f"tensor({name(proto.tensor_type.elem_type)})"
+        case kind:
+            return kind or ""
+
+
+def _dtype(code: int) -> str:
+    """An element type as manifests have it."""
+    from onnx import TensorProto, helper
+
+    if code == TensorProto.STRING:
+        return STRING
+    found = str(helper.tensor_dtype_to_np_dtype(code)) if code else OBJECT
+    return found if found in DTYPES else OBJECT
 
 
 def _graph(programs: Sequence[Program]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.reference import session
 from npuc.regions.artefact import NPU, Contents, Step, part_of
+from npuc.storage.structured import objects, row
 from npuc.target import Counting, Observer, Runner, Stepper
 
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
@@ -194,7 +195,7 @@ class CompositeStepper(CompositeRunner):
 
 def _each(values: Array) -> Values:
     """The value of every sample; of numbers an array, even a scalar."""
-    return list(values) if values.dtype == object else [values[at, ...] for at in range(len(values))]
+    return [row(values, at) for at in range(len(values))]
 
 
 def within(number: int, tensor: str) -> str:
@@ -207,7 +208,4 @@ def stacked(values: Values) -> Array:
     arrays = [each for each in values if isinstance(each, np.ndarray | np.generic)]
     if len(arrays) == len(values) and len({(each.shape, each.dtype) for each in arrays}) == 1:
         return np.stack(arrays)
-    found = np.empty(len(values), object)
-    for at, each in enumerate(values):
-        found[at] = each
-    return found
+    return objects(values)

@@ -1,7 +1,8 @@
 """Samples from .npz files, and synthetic ones where there are none.
 
 Keys are input names; a single input may be called `x`. Axis 0 is samples; labels are `y` unless an input has that
-name; other keys are ignored; float16, float64 and integers are cast to the input's type.
+name; other keys are ignored; float16, float64 and integers are cast to the input's type. Strings are Unicode
+arrays; what no array holds (sequences, tensors of many shapes) takes several keys: npuc.storage.structured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 from npuc.budget import budget, expect_room, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
+from npuc.program import OBJECT, STRING
+from npuc.storage import structured
 from npuc.storage.files import replacing
 from npuc.storage.streams import DAMAGED, LARGE, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
 
@@ -39,16 +42,19 @@ class Samples:
     """Why labels that the files have are none; empty where they have none, or they are taken."""
 
     def __len__(self) -> int:
-        return len(next(iter(rows_of(self.inputs).values())))
+        """How many samples; one of a network without inputs."""
+        return len(next(iter(rows_of(self.inputs).values()))) if self.inputs else 1
 
     def feeds(self) -> Iterator[dict[str, Array]]:
         """One feed per sample, in the model's own shapes."""
         for block in self._blocks(FEEDS):
-            for index in range(len(next(iter(block.values())))):
-                yield {name: values[index, ...] for name, values in block.items()}
+            for index in range(len(next(iter(block.values()))) if block else 1):
+                yield {name: structured.row(values, index) for name, values in block.items()}
 
     def _blocks(self, size: int) -> Iterator[dict[str, Array]]:
         rows = rows_of(self.inputs)
+        if not rows:
+            yield {}
         for values in zip(*(each.blocks(size) for each in rows.values()), strict=True):
             yield dict(zip(rows, values, strict=True))
 
@@ -104,6 +110,8 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
 
     def values(each: TensorType) -> Array:
         shape = (count, *each.shape)
+        if each.dtype in (STRING, OBJECT):
+            return _words(each, shape, random)
         if each.dtype in ("int8", "uint8"):
             limits = np.iinfo(each.dtype)
             return random.integers(limits.min, limits.max, shape, each.dtype, endpoint=True)
@@ -114,9 +122,24 @@ def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, 
     return Samples({name: values(each) for name, each in inputs.items()}, synthetic=True)
 
 
+WORDS = ("", "a", "word", "several words", "\u00e9\u4e2d")
+"""Synthetic strings."""
+
+
+def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) -> Array:
+    """Synthetic strings; extents that are not known are 1. Raises DataError (E401) for what is no tensor."""
+    if each.dtype == OBJECT:
+        reason, remedy = (
+            "there are no synthetic values of an input that is no tensor",
+            "give samples: --data DATA.npz",
+        )
+        raise DataError("E401", reason, limit="tensors of numbers or strings", remedy=remedy)
+    return random.choice(np.array(WORDS, object), [abs(extent) for extent in shape])
+
+
 def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
     """Raises ModelError (E110) for synthetic samples that are too large together."""
-    size = sum(each.size for each in inputs.values()) * count
+    size = sum(abs(each.size) for each in inputs.values()) * count
     expect_room(size * np.dtype(np.float64).itemsize, f"{count} synthetic samples")
 
 
@@ -140,6 +163,8 @@ def varied(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, see
 
 def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
     """A sample of the kind that is due."""
+    if each.dtype in (STRING, OBJECT):
+        return _words(each, each.shape, random)
     noise = np.asarray(random.standard_normal(each.shape))
     turn, kind = divmod(number, len(KINDS))
     match KINDS[kind]:
@@ -160,6 +185,8 @@ def _made(each: TensorType, number: int, random: np.random.Generator) -> Array:
 
 def _ramp(shape: Sequence[int]) -> Array:
     """From 0 in the first corner to 1 in the last."""
+    if 0 in shape:
+        return np.zeros(shape)
     long = [extent for extent in shape if extent > 1]
     steps = sum(np.ix_(*(np.arange(extent) / (extent - 1) for extent in long)), np.zeros(()))
     return np.asarray(steps / max(len(long), 1)).reshape(shape)
@@ -168,18 +195,20 @@ def _ramp(shape: Sequence[int]) -> Array:
 def save(path: Path, arrays: Mapping[str, Array]) -> None:
     """Writes arrays to an .npz file under a temporary name, then renames it. Raises ArtefactError (E506)."""
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
-        for name, values in arrays.items():  # numpy.savez takes no array named `file`
+        named = (each for item in arrays.items() for each in structured.members(*item))
+        for name, values in named:  # numpy.savez takes no array named `file`
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, values)
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
     large = {name: found for name in (*inputs, "x") if (found := member(path, name)) is not None}
-    held = _arrays(path, {*inputs, "x", "y"} - large.keys())
-    arrays = {**held, **large}
+    several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
+    held = _arrays(path, {*inputs, "x", "y"} - large.keys(), several)
+    arrays = {**held, **large, **_structured(path, held, inputs)}
     rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
     small = {name: each.values for name, each in rows.items() if isinstance(each, InMemory)}
-    found = small if len(small) == len(rows) else Streamed(rows)
+    found: Mapping[str, Array] = small if len(small) == len(rows) else Streamed(rows)
     counts = {len(values) for values in rows.values()}
     if len(counts) > 1:
         raise DataError("E402", f"'{path}' has a different number of samples per input: {sorted(counts)}")
@@ -189,6 +218,26 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
         return Samples(found)
     labels, reason = _labels(held["y"], *counts)
     return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
+
+
+def _is_structured(each: TensorType) -> bool:
+    """Whether the values of an input may take several keys."""
+    return each.dtype in (STRING, OBJECT) or min(each.shape, default=0) < 0
+
+
+def _structured(
+    path: Path, held: Mapping[str, Array | None], inputs: Mapping[str, TensorType]
+) -> dict[str, Array]:
+    """What takes several keys. Raises DataError (E401) where one is missing."""
+    arrays = {name: each for name, each in held.items() if each is not None}
+    found: dict[str, Array] = {}
+    for name in (name for name, each in inputs.items() if _is_structured(each)):
+        try:
+            values = structured.gathered(name, arrays)
+        except KeyError as error:
+            raise DataError("E401", f"'{path}' lacks {error}", tensor=name) from None
+        found |= {} if values is None else {name: values}
+    return found
 
 
 def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
@@ -202,16 +251,19 @@ def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
     return values.ravel().astype(np.int64), ""
 
 
-def _arrays(path: Path, wanted: Collection[str]) -> dict[str, Array | None]:
+def _arrays(path: Path, wanted: Collection[str], several: tuple[str, ...] = ()) -> dict[str, Array | None]:
     """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
 
-    Raises DataError (E401) if the file cannot be read at all.
+    several: beginnings of other names that are wanted. Raises DataError (E401) if the file cannot be read at all.
     """
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
-                return {name: _array(path, archive, name) if name in wanted else None for name in archive.files}
+                return {
+                    name: _array(path, archive, name) if name in wanted or name.startswith(several) else None
+                    for name in archive.files
+                }
         reason = "it is a single array, not an .npz file"
     except OSError as error:
         reason = error.strerror or str(error)
@@ -256,6 +308,8 @@ def _pick(
 
 def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) -> Rows:
     """(samples, *shape): the model's leading 1 may be left out of the data."""
+    if isinstance(values, np.ndarray) and _is_structured(wanted):
+        return InMemory(_objects(path, values, name, wanted))
     shape = wanted.shape
     per_sample = shape[1:] if shape[:1] == (1,) else shape
     if values.shape[1:] not in (shape, per_sample) or not values.shape or values.dtype.kind not in "fiub":
@@ -274,3 +328,19 @@ def _samples(path: Path, values: Array | Member, name: str, wanted: TensorType) 
         return found
 
     return replace(values, convert=cast) if isinstance(values, Member) else InMemory(cast(values))
+
+
+def _objects(path: Path, values: Array, name: str, wanted: TensorType) -> Array:
+    """One object a sample: a tensor that fits the type, or what is no tensor as it is. Raises DataError (E402)."""
+    given = values.astype(object) if values.dtype.kind in "US" else values
+    found = structured.objects([given[at, ...] for at in range(len(given))] if given.ndim > 1 else list(given))
+    if wanted.dtype == OBJECT:
+        return found
+    for each in map(np.asarray, found):
+        fits = len(each.shape) == len(wanted.shape) and all(
+            extent in (-1, actual) for extent, actual in zip(wanted.shape, each.shape, strict=True)
+        )
+        if not fits or (each.dtype == object) != (wanted.dtype == STRING):
+            limit = f"{wanted} for every sample"
+            raise DataError("E402", f"'{path}' has {each.dtype} {list(each.shape)}", tensor=name, limit=limit)
+    return found

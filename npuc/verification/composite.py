@@ -20,6 +20,7 @@ from npuc.reference import session
 from npuc.regions.artefact import Contents, part_of
 from npuc.regions.running import CompositeRunner
 from npuc.storage.data import Samples
+from npuc.storage.structured import row
 from npuc.target import FLOATING, Target
 from npuc.verification.floating import FloatCheck
 from npuc.verification.integer import IntegerCheck
@@ -59,7 +60,7 @@ class CompositeCheck:
         self.said.label(samples)
         for index, feed in enumerate(samples.feeds()):
             exact = dict(zip(self.outputs, self.fp32.run(self.outputs, feed), strict=True))
-            self.said.add(exact, {name: values[index, ...] for name, values in found.items()}, None)
+            self.said.add(exact, {name: row(values, index) for name, values in found.items()}, None)
 
     def report(self, tolerance: Tolerance) -> dict[str, Any]:
         """The contract's JSON; status is `mismatch` outside the tolerance or where a bit differs."""

@@ -14,6 +14,7 @@ from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.storage.data import Samples
+from npuc.storage.structured import comparable, leaves
 from npuc.target import FLOATING
 
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(("sqnr_db", "exact", "argmax_agreement", "top1"))
@@ -48,6 +49,20 @@ class Difference:
         self.energy += _inner(b, b)
         self.product += _inner(a, b)
         self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
+
+    def compare(self, exact: Any, found: Any) -> None:
+        """Includes values of any type. What has no numbers, or other shapes than it should, counts as one element:
+        1, and found as 1 where it is the same, as 0 where it is not."""
+        if isinstance(exact, np.ndarray) and exact.dtype.kind in "fiub" and exact.size == np.size(found):
+            self.add(exact, np.asarray(found))
+        elif not comparable(exact, found):
+            self.add(np.ones(1), np.zeros(1))
+        else:
+            for a, b in zip(leaves(exact), leaves(found), strict=True):
+                if a.dtype.kind in "fiub":
+                    self.add(a, b)
+                else:
+                    self.add(np.ones(1), np.full(1, float((a == b).all())))
 
     @property
     def sqnr_db(self) -> float | None:

@@ -31,10 +31,10 @@ class Outputs:
     def add(self, exact: Mapping[str, Array], found: Mapping[str, Array], integer: Array | None) -> None:
         """A sample's outputs in fp32 and of the simulator; its first one of the integer network."""
         for name, difference in self.differences.items():
-            difference.add(exact[name], found[name])
+            difference.compare(exact[name], found[name])
         values = {"fp32": exact[self.first], "simulator": found[self.first], "integer": integer}
         for name, each in values.items():
-            if each is not None:
+            if isinstance(each, np.ndarray) and each.dtype.kind in "fiub":
                 self.values[name].append(each.ravel())
 
     def label(self, samples: Samples) -> None:
@@ -44,16 +44,24 @@ class Outputs:
 
     def report(self, tolerance: Tolerance, *, sound: bool) -> dict[str, Any]:
         """Status, agreement, outputs and task; sound: whether nothing else is wrong."""
-        stacked = {name: np.stack(values) if values else None for name, values in self.values.items()}
+        classes = self._classes()
+        stacked = {
+            name: np.stack(values) if values and classes > 1 else None for name, values in self.values.items()
+        }
         exact, found = stacked["fp32"], stacked["simulator"]
-        assert exact is not None and found is not None
         labels = np.concatenate(self.labels) if self.labels else None
         counted = {name: None if each is None else task(each, labels) for name, each in stacked.items()}
         within = all(tolerance.admits(name, each) for name, each in self.differences.items())
         return {
             "status": "ok" if sound and within else "mismatch",
-            "argmax_agreement": agreement(exact, found) if exact.shape[1] > 1 else None,
-            "task": None if labels is None or exact.shape[1] < 2 else counted,
+            "argmax_agreement": None if exact is None or found is None else agreement(exact, found),
+            "task": None if labels is None or classes < 2 else counted,
             "outputs": [{"name": name, **each.as_json()} for name, each in self.differences.items()],
             "criterion": [tolerance.as_json(name) for name in self.differences] if tolerance.judges else None,
         }
+
+    def _classes(self) -> int:
+        """Elements of the first output; 0 where it is no tensor of numbers, or not of one size."""
+        sizes = {each.size for values in self.values.values() for each in values}
+        counts = {len(values) for values in self.values.values() if values}
+        return sizes.pop() if len(sizes) == len(counts) == 1 and self.values["fp32"] else 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from npuc.frontend.builder import Builder, OnnxNode
+from npuc.frontend.builder import OUTPUT, Builder, OnnxNode
 from npuc.frontend.importers import activation, elementwise, linear, movement, reduction, windows
 from npuc.frontend.importers.quantisation import convert
 from npuc.frontend.importers.table import Importer
@@ -140,8 +140,21 @@ def _integer(op: str) -> Importer:
     return importer
 
 
+OF_INTEGERS = ("ConvInteger", "MatMulInteger", "DequantizeLinear")
+"""Readers of integers for which these may be floats."""
+
+
 def _dynamic(node: OnnxNode, to: Builder) -> None:
-    """Scales that are computed from each sample: the values themselves, which calibration quantises."""
+    """Scales that are computed from each sample: the values themselves, which calibration quantises.
+
+    Raises UnsupportedOperator (E202) where anything but products of integers reads the integers, or the scale
+    leaves the network: then the values must be those of each sample.
+    """
+    others = to.readers.get(node.outputs[0], set()) - {*OF_INTEGERS}
+    others |= {each for name in node.outputs[1:] for each in to.readers.get(name, set()) if each == OUTPUT}
+    if others:
+        remedy = "quantise with constant scales (QuantizeLinear)"
+        raise node.unsupported(f"{min(others)} takes its result", remedy, limit=", ".join(OF_INTEGERS))
     to.alias(node, node.inputs[0])
     for name, value in zip(node.outputs[1:], (np.float32(1), np.uint8(0)), strict=False):
         to.add_constant(name, np.asarray(value))

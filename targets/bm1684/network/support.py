@@ -99,6 +99,12 @@ def floats(graph: Graph, node: Node) -> str | None:
     return f"the element type is {wrong[0]}" if wrong else None
 
 
+def elements(graph: Graph, node: Node) -> str | None:
+    """Every tensor has elements."""
+    empty = [name for name in (*node.inputs, *node.outputs) if name and not graph.tensors[name].size]
+    return f"'{empty[0]}' is {list(graph.shape(empty[0]))}" if empty else None
+
+
 MOVES = (
     "Concat", "Split", "Slice", "Gather", "Pad", "Reshape", "Identity", "Expand", "Transpose", "DepthToSpace",
     "SpaceToDepth",
@@ -235,7 +241,7 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
     if row is None:
         known = ", ".join(OPERATORS)
         return Problem("E202", "the machine has no such operator", limit=known, remedy=SEE_OPERATORS, **where)
-    for constraint in (floats, *row.constraints):
+    for constraint in (floats, elements, *row.constraints):
         found = constraint(graph, node)
         if found is not None:
             limit = (constraint.__doc__ or "").strip()

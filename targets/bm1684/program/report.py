@@ -78,13 +78,19 @@ def _computed(kernel: Kernel) -> list[Computed]:
 
 
 def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, Any]]:
-    """Where the tensor of every layer of the kernel lies when the layer ends."""
+    """Where the tensor of every layer of the kernel lies when the layer ends.
+
+    Left out: those that the layer has only stored, and a later one has loaded again.
+    """
     starts = {place.buffer: place.start for place in kernel.places}
     found: dict[str, dict[str, Any]] = {}
     for number, regions in enumerate(layers_of(kernel)):
         name = kernel.steps[regions[0].step].node
         tensor = lowered.tensors.get(name)
         if tensor is None or tensor.at.buffer not in starts or kernel.steps[regions[-1].step].on_gdma:
+            continue
+        steps = {region.step for region in regions}
+        if all(call.writes != tensor.at.buffer for step in steps for call in kernel.steps[step].calls):
             continue
         found[name] = {
             "tensor": name,

@@ -33,6 +33,8 @@ class Runner:
         self.contents, self.chip_model = Contents.of(program.manifest), chip_model
         self.observed, self.files = Contents.observed(program.manifest), program.files
         table_of(program)
+        self.dtypes = {port.name: port.dtype for port in program.outputs}
+        """Integers of 8 bits are numbers of fp32 in the machine."""
         self.starts: dict[str, int] = {}
         self.bytes = 0
         for region in self.contents.regions:
@@ -71,7 +73,10 @@ class Runner:
                 return observation.values(memory)
             self.cycles = cycles
             return {
-                place.tensor: self._bytes(memory, place).view(np.float32).reshape(place.shape).copy()
+                place.tensor: self._bytes(memory, place)
+                .view(np.float32)
+                .reshape(place.shape)
+                .astype(self.dtypes.get(place.tensor, np.float32))
                 for place in self.contents.placements
                 if place.direction == "output"
             }
