@@ -24,7 +24,8 @@ from tests.regions.nets import model_of, program_of
 
 HEAD = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n r = Relu(a)"
 CASES = {
-    "an extent that depends on values": ("int64[2, n] y", "s = ReduceMax<axes = [0, 1, 2], keepdims = 0>(r)\n o = Round(s)\n"
+    "an extent that depends on values": ("int64[2, n] y",
+                                          "s = ReduceMax<axes = [0, 1, 2], keepdims = 0>(r)\n o = Round(s)\n"
                                           "m = Unsqueeze(o, zero)\n y = NonZero(m)", Port("y", (2, -1), "int64")),
     "a sequence": ("seq(tensor(float)) y", "y = SplitToSequence<axis = 3, keepdims = 1>(r)",
                    Port("y", (), "object", "seq(tensor(float))")),
