@@ -168,6 +168,15 @@ def _exchanged(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
+@contextmanager
+def exclusively(path: Path) -> Generator[None]:
+    """Waits for the lock of a file, which is made and stays; where the system has no locks nobody waits."""
+    with path.open("ab") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def cache_folder() -> Path:
     """The user's own cache folder, which nobody else can write; else a new temporary one."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -20,8 +20,10 @@ from npuc.program import load
 from tests.cli.process import Digits
 
 ROOT = Path(__file__).resolve().parents[2]
+HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+"""Whoever runs the tests may ignore Ctrl-C, as a shell does in the background."""
 STARTED = "import os; from npuc import interrupts; interrupts.install(); os.write(1, b'.'); "
-COMMAND = f"{STARTED}from npuc.__main__ import main; main()"
+COMMAND = f"{HEARING}{STARTED}from npuc.__main__ import main; main()"
 MOMENTS = int(os.environ.get("NPUC_INTERRUPTS", "2"))
 """How many of each command; `NPUC_INTERRUPTS=50 pytest tests/cli/test_interrupts.py` takes longer."""
 
@@ -131,11 +133,11 @@ def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> No
     expect_none(mark)
 
 
-PROGRAM = STARTED + "interrupts.run(['sh', '-c', 'sleep 600 & sleep 600'])"
+PROGRAM = "interrupts.run(['sh', '-c', 'sleep 600 & sleep 600'])"
 
 
 def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> None:
-    child, mark = started(f"{STARTED}interrupts.guarded(lambda: {PROGRAM.split('; ')[-1]})", tmp_path)
+    child, mark = started(f"{HEARING}{STARTED}interrupts.guarded(lambda: {PROGRAM})", tmp_path)
     while len(list(alive(mark))) < 3:
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
@@ -154,7 +156,7 @@ def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> N
 )
 def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) -> None:
     code = (
-        f"{STARTED}\nimport sys, time\ndef wait():\n for _ in range(100): time.sleep(0.02)\n"
+        f"{HEARING}{STARTED}\nimport sys, time\ndef wait():\n for _ in range(100): time.sleep(0.02)\n"
         f"def command():\n {body}\nsys.exit(interrupts.guarded(command))"
     )
     child, _ = started(code, tmp_path)
@@ -166,7 +168,7 @@ def test_an_interrupt_that_code_swallows_is_not_lost(tmp_path: Path, body: str) 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     code = (
-        f"{STARTED}\nimport time\ndef command():\n try: time.sleep(60)\n finally: time.sleep(60)\n"
+        f"{HEARING}{STARTED}\nimport time\ndef command():\n try: time.sleep(60)\n finally: time.sleep(60)\n"
         "interrupts.guarded(command)"
     )
     child, _ = started(code, tmp_path)

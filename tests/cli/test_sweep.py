@@ -148,7 +148,7 @@ def test_errors_keep_their_problems_from_one_process_to_another() -> None:
 
 
 def test_a_process_that_is_killed_is_said(model: Path) -> None:
-    with patch("concurrent.futures.ProcessPoolExecutor.map", side_effect=BrokenProcessPool):
+    with patch("concurrent.futures.ProcessPoolExecutor.submit", side_effect=BrokenProcessPool):
         assert "--jobs" in sweep(model, *GRID, "--jobs", 2).refused("E507")
 
 

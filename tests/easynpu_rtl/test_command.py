@@ -17,6 +17,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import build, port, resources
 from tests.easynpu_rtl.rig import needed
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
+
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
 FILES = {"easynpu.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "testbench.cpp"}

@@ -17,6 +17,8 @@ from tests.easynpu import test_simulator as programs
 from tests.easynpu_rtl import mutants
 from tests.easynpu_rtl.rig import Rtl
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl with mistakes")]
+
 MOST_CYCLES = 100_000
 """Far more than any of the programs takes: a mutant may never come to an end."""
 
@@ -37,13 +39,13 @@ def trials() -> Iterator[Callable[[], None]]:
 @pytest.fixture(scope="module")
 def patched() -> Iterator[pytest.MonkeyPatch]:
     """One core with all mutants in place of the core."""
-    try:
-        build.library(programs.MACHINE)
-    except ArtefactError as error:
-        pytest.skip(error.problems[0].reason)
     patch = pytest.MonkeyPatch()
     patch.setattr(build, "verilog", mutants.verilog)
-    library = build.library.__wrapped__(programs.MACHINE)
+    try:
+        library = build.library.__wrapped__(programs.MACHINE)
+    except ArtefactError as error:
+        patch.undo()
+        pytest.skip(error.problems[0].reason)
 
     def with_mutants(_machine: Machine) -> CDLL:
         return library

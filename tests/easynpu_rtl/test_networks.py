@@ -20,6 +20,8 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_rtl.rig import needed
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
+
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "models"
 

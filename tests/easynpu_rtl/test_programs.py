@@ -6,8 +6,6 @@ the document's loop nest. Here every chain must also take the cycles that the st
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
@@ -15,6 +13,9 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 from tests.easynpu import test_simulator as programs
 from tests.easynpu_reshape import test_programs as reshapes
 from tests.easynpu_rtl.rig import Rtl, needed
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the test machine")]
+"""One process builds this core and runs all that needs it."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,24 +75,3 @@ def test_a_stored_word_before_a_reshape_keeps_the_order_that_it_had() -> None:
 
 def test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero() -> None:
     reshapes.test_lanes_behind_the_last_channel_of_a_reshaped_map_are_zero()
-
-
-@pytest.fixture
-def _three_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = replace(programs.MACHINE, pe_rows=3, psum_write_first=True)
-    needed(machine)
-    monkeypatch.setattr(programs, "MACHINE", machine)
-
-
-@pytest.mark.usefixtures("_three_rows")
-@pytest.mark.parametrize("op", programs.HEADS)
-def test_rows_of_pes_take_turns_at_the_positions_of_a_word(op: int) -> None:
-    programs.test_a_single_word_computes_what_the_loop_nest_computes(op, 0)
-
-
-@pytest.mark.usefixtures("_three_rows")
-@pytest.mark.parametrize("seed", range(8))
-def test_rows_of_pes_run_chains_and_reshapes(seed: int) -> None:
-    programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed)
-    programs.test_explicit_operands_lie_where_their_pitches_say(seed)
-    reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from npuc import interrupts
 from npuc.errors import ArtefactError
-from npuc.storage.files import cache_folder
+from npuc.storage.files import cache_folder, exclusively
 from npuc.targets.easynpu.machine.parameters import Machine
 
 FOLDER = Path(__file__).parent
@@ -28,6 +28,8 @@ VERILATE = (
     "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000",
 )  # fmt: skip
 COMPILE = ("-O2", "-fPIC", "-std=c++17")
+SLOW = ("-O0", *COMPILE[1:])
+"""For the files that Verilator calls slow: what they hold runs once, and optimised they take half of a build."""
 COMPILERS = ("g++", "clang++", "c++")
 RUNTIME = ("verilated", "verilated_threads")
 
@@ -45,13 +47,15 @@ def library(machine: Machine) -> ctypes.CDLL:
         HARNESS.read_text(encoding="utf-8"),
         *VERILATE,
         *COMPILE,
+        *SLOW,
         _version(verilator),
         _version(compiler),
     )
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     kept = cache_folder() / f"easynpu-rtl-{digest}.so"
-    if not kept.is_file():
-        _build(source, verilator, compiler, kept)
+    with exclusively(kept.with_suffix(".lock")):
+        if not kept.is_file():
+            _build(source, verilator, compiler, kept)
     return _typed(ctypes.CDLL(str(kept)))
 
 
@@ -98,7 +102,8 @@ def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
 
         def compiled(file: Path) -> str:
             made = f"{file.stem}.o"
-            _run([compiler, *COMPILE, *include, "-c", str(file), "-o", made], folder)
+            flags = SLOW if file.stem.endswith("__Slow") else COMPILE
+            _run([compiler, *flags, *include, "-c", str(file), "-o", made], folder)
             return made
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
