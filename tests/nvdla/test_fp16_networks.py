@@ -73,7 +73,7 @@ def test_every_kind_of_convolution(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_does_not_fit_beside_all_lines_is_cut_by_rows(tmp_path: Path) -> None:
-    model = network([node("Conv", "x w", "y")], (1, 256, 60, 60), {"w": weights(20, 256, 3, 3)})
+    model = network([node("Conv", "x w", "y")], (1, 256, 40, 40), {"w": weights(20, 256, 3, 3)})
     report = verified(model, tmp_path, samples=1, weights="direct", **FP16)
     expect_close(report, 65.0)
     assert report["compiled"]["layers"][0]["jobs"] > 1
