@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, prod, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -18,14 +18,14 @@ OPSET = 17
 IR_VERSION = 8
 """What onnxruntime 1.18, the oldest one supported, reads."""
 
-Pair = int | tuple[int, int]
-Pads = str | tuple[int, int, int, int]
+Pair = int | tuple[int, ...]
+Pads = str | tuple[int, ...]
 """'valid', 'same' (an extent is ceil(input / stride), the odd element goes to the end), or begin.. end.."""
 
 
-def pair(value: Pair) -> tuple[int, int]:
-    """One number for both axes, or one for each."""
-    return (value, value) if isinstance(value, int) else value
+def pair(value: Pair, rank: int = 2) -> tuple[int, ...]:
+    """One number for all axes, or one for each."""
+    return (value,) * rank if isinstance(value, int) else value
 
 
 def explicit_pads(extents: Sequence[int], spans: Sequence[int], strides: Sequence[int], pads: Pads) -> list[int]:
@@ -48,6 +48,10 @@ _GAIN = {"Conv": 2.0, "Gemm": 2.0, "ConvTranspose": 2.0, "Relu": 0.5, "Clip": 0.
 class NetworkBuilder:
     """Collects nodes, weights and shapes. Two builders with the same seed and calls give the same bytes."""
 
+    opset: ClassVar[int] = OPSET
+    functions: ClassVar[tuple[onnx.FunctionProto, ...]] = ()
+    """Functions that nodes may call; a model holds those that are called."""
+
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -67,15 +71,20 @@ class NetworkBuilder:
         """A constant of the layer that is appended next."""
         name = f"n{len(self._nodes)}_{role}"
         self._weights.append(numpy_helper.from_array(value, name))
+        self.shapes[name] = value.shape
         return name
+
+    def name_of(self, op: str) -> str:
+        """The name of the node that is appended next, and of its result."""
+        return f"n{len(self._nodes)}_{op}"
 
     def node(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attrs: Any) -> str:
         """Any operator; `shape` is the shape of its one result."""
-        name = f"n{len(self._nodes)}_{op}"
+        name = self.name_of(op)
         self._nodes.append(helper.make_node(op, inputs, [name], name=name, **attrs))
         self.shapes[name] = tuple(shape)
         known = [self._power[x] for x in inputs if x in self._power]
-        self._power[name] = sum(known) if op in ("Add", "Sum") else max(known) * _GAIN.get(op, 1.0)
+        self._power[name] = sum(known) if op in ("Add", "Sum") else max(known, default=1.0) * _GAIN.get(op, 1.0)
         return name
 
     def _he(self, shape: tuple[int, ...], fan_in: int) -> NDArray[np.float32]:
@@ -99,7 +108,7 @@ class NetworkBuilder:
     ) -> str:
         """A convolution with `channels` outputs; one without a bias is meant to be followed by batch_norm."""
         batch, Ci, *extents = self.shapes[x]
-        size, strides, dilations = pair(kernel), pair(stride), pair(dilation)
+        size, strides, dilations = (pair(each, len(extents)) for each in (kernel, stride, dilation))
         spans = [(k - 1) * d + 1 for k, d in zip(size, dilations, strict=True)]
         padding = explicit_pads(extents, spans, strides, pads)
         shape = (batch, channels, *windows(extents, spans, strides, padding))
@@ -189,8 +198,13 @@ class NetworkBuilder:
         """The model with these outputs, checked by onnx."""
         results = [helper.make_tensor_value_info(y, TensorProto.FLOAT, self.shapes[y]) for y in outputs]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, results, self._weights)
-        opsets = [helper.make_opsetid("", OPSET)]
-        model = helper.make_model(graph, producer_name="npuc", opset_imports=opsets, ir_version=IR_VERSION)
+        called = {(node.domain, node.op_type) for node in self._nodes}
+        functions = [each for each in self.functions if (each.domain, each.name) in called]
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(name, 1) for name in sorted({each.domain for each in functions})]
+        model = helper.make_model(
+            graph, producer_name="npuc", opset_imports=opsets, ir_version=IR_VERSION, functions=functions
+        )
         onnx.checker.check_model(model, full_check=True)
         return model
 

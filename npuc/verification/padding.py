@@ -14,6 +14,7 @@ from onnx import helper
 
 from npuc.errors import NpucError
 from npuc.frontend import load
+from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph
 
@@ -21,8 +22,11 @@ WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",)
 
 
 def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
-    """The parsed file, as onnxruntime shall have it. shapes: of its inputs. Raises ModelError (E101, E102)."""
-    model = read_model(path)
+    """The parsed file, as onnxruntime shall have it. shapes: of its inputs. Raises ModelError (E101, E102).
+
+    Functions of its own are replaced by their bodies, whose tensors a program may show.
+    """
+    model = without_functions(read_model(path))
     automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
     if automatic:
         try:

@@ -10,10 +10,12 @@ import pytest
 from npuc.interpreter import run
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
+from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.pipeline import Pass
-from npuc.targets.easynpu.network.fold_strides import fold_strides
 from npuc.targets.easynpu.network.split_padding import split_padding
+
+fold_strides = FoldStrides(15)
 
 
 def conv(size: int, kernel: tuple[int, int], channels: int = 3, group: int = 1, **attrs: Any) -> Graph:
@@ -65,6 +67,51 @@ def test_a_stride_above_15_is_taken_over_blocks_of_pixels(
 )
 def test_other_strides_stay(before: Graph) -> None:
     assert fold_strides(before) is before
+
+
+def signal(
+    length: int, kernel: int, *, down: bool = False, channels: int = 3, group: int = 1, **attrs: Any
+) -> Graph:
+    """A Conv along one axis of an image of one row, or of one column; attributes are those along that axis."""
+    random = np.random.default_rng(0)
+    w = random.standard_normal((6, channels // group, kernel, 1)).astype(np.float32)
+    shape: tuple[int, ...] = (1, channels, length, 1)
+    step, dilation, (begin, end) = attrs["stride"], attrs.get("dilation", 1), attrs.get("pads", (0, 0))
+    found: dict[str, Any] = {"strides": (step, 1), "dilations": (dilation, 1), "pads": (begin, 0, end, 0)}
+    if not down:
+        w, shape = w.transpose(0, 1, 3, 2), (1, channels, 1, length)
+        found = {"strides": (1, step), "dilations": (1, dilation), "pads": (0, begin, 0, end)}
+    node = Node("Conv", ("x", "w"), ("y",), {"group": group, **found}, "n", ("n",))
+    return build("g", [node], {"x": TensorType(shape)}, ["y"], {"w": np.ascontiguousarray(w)})
+
+
+@pytest.mark.parametrize(
+    ("before", "operators", "strides", "kernel"),
+    [
+        (signal(512, 32, stride=16), "", (1, 1), (2, 16)),
+        (signal(512, 31, stride=16, pads=(8, 8)), "", (1, 1), (3, 16)),
+        (signal(512, 32, stride=16, pads=(16, 0), down=True), "", (1, 1), (2, 16)),
+        (signal(500, 32, stride=16, pads=(3, 40)), "Pad", (1, 1), (3, 16)),
+        (signal(517, 32, stride=16), "Slice", (1, 1), (2, 16)),
+        (signal(600, 7, stride=17, dilation=3, down=True), "Pad", (1, 1), (2, 17)),
+        (signal(1000, 20, stride=160, pads=(10, 10)), "Slice", (5, 1), (2, 32)),
+        (signal(480, 24, stride=16, channels=6, group=6), "", (1, 1), (2, 16)),
+        (signal(480, 24, stride=16, channels=6, group=2), "", (1, 1), (2, 16)),
+        (signal(16, 9, stride=16, pads=(9, 16)), "", (1, 1), (1, 16)),
+    ],
+)
+def test_a_signal_at_a_stride_above_15_is_laid_in_rows(
+    before: Graph, operators: str, strides: tuple[int, int], kernel: tuple[int, int]
+) -> None:
+    after = expect_same(fold_strides, before, *operators.split(), "Reshape", "Conv", "Reshape")
+    conv = after.nodes[-2]
+    assert conv.integers("strides") == strides
+    assert after.shape(conv.inputs[1])[2:] == kernel
+
+
+def test_a_signal_at_a_stride_without_divisors_stays() -> None:
+    for before in (signal(512, 5, stride=15), signal(512, 5, stride=37), signal(600, 5, stride=31 * 37)):
+        assert fold_strides(before) is before
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
@@ -35,7 +36,6 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.expand_groups import expand_groups
-from npuc.targets.easynpu.network.fold_strides import fold_strides
 from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.rescale_operands import rescale_operands
@@ -46,6 +46,8 @@ from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
 
 MOST_EXTENT = 256
 """Rows and columns of a map, as the word has them."""
+MOST_STRIDE = 15
+"""Of a layer, as the word has it."""
 
 
 def passes(machine: Machine) -> tuple[Pass, ...]:
@@ -66,7 +68,7 @@ _FORMS: tuple[Pass, ...] = (
     reductions_to_pools,
     resize_to_products,
     maxima_to_pools,
-    fold_strides,
+    FoldStrides(MOST_STRIDE),
     pads_to_convs,
     products_to_convs,
     subtract_by_adding,

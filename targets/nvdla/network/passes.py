@@ -14,6 +14,7 @@ from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
@@ -76,4 +77,11 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
     """
     split = SplitBatch(most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
     averages = (AveragesIntoConvs(),) if precision == "int8" else ()
-    return (volumes_to_images, split, *PASSES, *averages, *(() if tables else WITHOUT_TABLES))
+    return (
+        volumes_to_images,
+        FoldStrides(MOST_STRIDE),
+        split,
+        *PASSES,
+        *averages,
+        *(() if tables else WITHOUT_TABLES),
+    )

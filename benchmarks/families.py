@@ -1,0 +1,154 @@
+"""The families of models.families on every target: what the NPU computes, and the page docs/families.md.
+
+    python benchmarks/families.py [--page] [TEXT ...]
+
+Each is compiled, proved and verified bit by bit; a line says the share of multiply-accumulates on the NPU, and
+below it what the host runs. With texts only those whose line contains all of them. --page writes the page.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npuc import api
+from npuc.errors import NpucError
+from npuc.models.families import FAMILIES, STYLES, build
+from npuc.target import Options
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+MACHINES = {
+    "easynpu": ("easynpu", "int8"),
+    "nvdla-small": ("nvdla-small", "int8"),
+    "nvdla-full int8": ("nvdla-full", "int8"),
+    "nvdla-full fp16": ("nvdla-full", "fp16"),
+    "bm1684": ("bm1684", "fp32"),
+}
+"""Column -> target and precision."""
+BESIDE = "W201"
+"""The code of what is on the host only because its neighbours are."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network on a target."""
+
+    family: str
+    style: str
+    machine: str
+    share: float | None = None
+    exact: bool | None = None
+    parts: int = 0
+    regions: int = 0
+    host: Mapping[str, str] | None = None
+    """Operator with its count -> why the host runs it; what is there for its neighbours left out."""
+    failure: str = ""
+
+    @property
+    def text(self) -> str:
+        """One line for a terminal."""
+        return f"{self.family:20} {self.style:11} {self.machine:16} {self.cell}"
+
+    @property
+    def cell(self) -> str:
+        """The share, and whether the parts are exact in every bit."""
+        if self.failure:
+            return f"failed: {self.failure}"
+        exact = {True: "exact", False: "DIFFERS", None: "within fp"}[self.exact]
+        return f"{100 * (self.share or 0):.1f} %, {exact}, {self.parts} + {self.regions}"
+
+
+def row(family: str, style: str, machine: str) -> Row:
+    """Compiles and verifies one network."""
+    target, precision = MACHINES[machine]
+    model = build(family, style)
+    try:
+        compiled = api.compile(model, target, options=Options(precision=precision))
+        found = api.verify(model, compiled)
+    except NpucError as error:
+        return Row(family, style, machine, failure="; ".join(map(str, error.problems)))
+    report = compiled.report
+    parts: Sequence[Any] = report["partitions"]
+    on_npu = sum(part["place"] == "npu" for part in parts)
+    told = [reason for part in parts for reason in part["reasons"] if reason["code"] != BESIDE]
+    share, exact = report["npu_macs_share"], found["bit_exact"]
+    if found["status"] == "mismatch":
+        return Row(family, style, machine, share, exact, failure="verification: mismatch")
+    return Row(family, style, machine, share, exact, on_npu, len(parts) - on_npu, _grouped(told))
+
+
+def _grouped(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Operator with its count -> reason, the first of each operator and code."""
+    counts: Counter[tuple[str, str]] = Counter()
+    reasons: dict[tuple[str, str], str] = {}
+    for each in told:
+        key = (str(each["op"]), str(each["code"]))
+        counts[key] += each["count"]
+        reasons.setdefault(key, each["reason"])
+    return {f"{counts[key]} {key[0]} ({key[1]})": reason for key, reason in reasons.items()}
+
+
+def rows(texts: Sequence[str]) -> Iterator[Row]:
+    """All networks on all targets, or those that have all the texts."""
+    for family in FAMILIES:
+        for style in STYLES:
+            for machine in MACHINES:
+                if all(text in f"{family} {style} {machine}" for text in texts):
+                    yield row(family, style, machine)
+
+
+HEAD = """# Families of networks on every target
+
+Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle spell them (`npuc.models.families`; small
+inputs, random weights), compiled, proved and verified on every target by `python benchmarks/families.py --page`. A
+cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit (fp16 and fp32 have
+no integer network: within their rounding), and how many parts and host regions there are.
+
+"""
+
+
+def page(found: Sequence[Row]) -> str:
+    """The page: a table of shares, and what the host runs where."""
+    lines = [f"| network | style | {' | '.join(MACHINES)} |", f"|--|--|{'--|' * len(MACHINES)}"]
+    for family in FAMILIES:
+        for style in STYLES:
+            cells = [each.cell for each in found if (each.family, each.style) == (family, style)]
+            lines.append(f"| {family} | {style} | {' | '.join(cells)} |")
+    lines += ["", "## What the host runs, and why", "", "| network | target | nodes of all styles |", "|--|--|--|"]
+    for family in FAMILIES:
+        for machine in MACHINES:
+            told: dict[str, str] = {}
+            for each in found:
+                if (each.family, each.machine) == (family, machine):
+                    told |= {name.split(" ", 1)[1]: reason for name, reason in (each.host or {}).items()}
+            text = "; ".join(f"{name}: {reason}" for name, reason in told.items()) or "nothing"
+            lines.append(f"| {family} | {machine} | {text} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+@click.command()
+@click.option("--page", "wanted", is_flag=True, help="Write docs/families.md.")
+@click.argument("texts", nargs=-1)
+def main(wanted: bool, texts: tuple[str, ...]) -> None:
+    """Compiles and verifies the families on every target."""
+    warnings.simplefilter("ignore")
+    found: list[Row] = []
+    for each in rows(texts):
+        found.append(each)
+        click.echo(each.text)
+        for name, reason in (each.host or {}).items():
+            click.echo(f"    {name}: {reason}")
+    if wanted:
+        PAGE.write_text(page(found), encoding="utf-8")
+    if any(each.failure for each in found):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

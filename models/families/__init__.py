@@ -1,0 +1,32 @@
+"""Seven families of networks as three exporters write them: the same layers in nodes and names of each exporter.
+
+`STYLES` and `FAMILIES` name them; `build` gives one. Modules, and onnx with them, are imported when one is built.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+
+STYLES = {"tensorflow": "TensorFlow", "dynamo": "Dynamo", "paddle": "Paddle"}
+"""Module of this package -> its exporter."""
+FAMILIES = (
+    "mobilenet_v3_small",
+    "ocr_recogniser",
+    "vision_transformer",
+    "transformer_encoder",
+    "recurrent",
+    "audio",
+    "dfl_detector",
+)
+"""The networks, in the order of the documentation's table."""
+
+
+def build(family: str, style: str, seed: int = 0) -> onnx.ModelProto:
+    """A network of a family as an exporter of this style writes it, with random weights."""
+    networks = import_module("npuc.models.families.networks").NETWORKS
+    exporter = getattr(import_module(f"npuc.models.families.{style}"), STYLES[style])
+    return networks[family](exporter(family, seed))

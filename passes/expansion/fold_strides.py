@@ -1,0 +1,178 @@
+"""Convolutions whose strides exceed what a machine has, over blocks of pixels as channels or signals in rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import gcd
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import GROUP
+from npuc.ops.windows import window_of
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+MOST_CHANNELS = 256
+MOST_ROW = 32
+"""Elements of a signal in a row, which the kernel is as wide as."""
+
+
+@dataclass(frozen=True)
+class FoldStrides:
+    """A Conv of an image with a stride above the most becomes one with strides that much smaller.
+
+    Exact: the same products, and zeros where the kernel is no multiple of the block.
+    A signal (the image has one row or one column, as have the windows) is laid in rows of equal length that
+    divides the stride: a Reshape, and a kernel as wide as a row. Of the lengths up to 32 the largest is taken.
+    Any other image goes through SpaceToDepth: blocks divide both strides; the largest with at most 256 channels
+    is taken, else the smallest that does. Dilated and grouped ones stay.
+    """
+
+    most_stride: int
+    __name__ = "fold_strides"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such convolutions folded."""
+        return rewrite(graph, partial(_lay_in_rows, self.most_stride), partial(_fold, self.most_stride))
+
+
+def _lay_in_rows(most: int, rewriter: Rewriter, node: Node) -> bool:
+    """A signal of L elements as L / row rows."""
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
+        return False
+    w = rewriter.constants.get(node.inputs[1])
+    shape = rewriter.shape(node.inputs[0])
+    if w is None or 1 not in shape[2:]:
+        return False
+    along = 1 - shape[2:].index(1) if shape[2:] != (1, 1) else 1
+    window = window_of(node, w.shape[2:])
+    stride, begin = window.strides[along], window.begins[along]
+    flat = w.shape[3 - along] == 1 and window.begins[1 - along] == window.ends[1 - along] == 0
+    row = _row(stride, most) if flat and stride > most else None
+    count = rewriter.shape(node.output)[2 + along]
+    if row is None:
+        return False
+    above = -(-begin // row)  # whole rows of padding; the kernel begins with zeros where they are too long
+    taps = _in_rows(w.reshape(*w.shape[:2], -1), window.dilations[along], above * row - begin, row)
+    step = stride // row
+    rows = (count - 1) * step + taps.shape[2] - above  # that windows reach
+    if rows < 1:
+        return False
+    x, held, nodes = _whole_rows(rewriter, node, shape, 2 + along, row, rows)
+    image, result = rewriter.fresh(f"{node.output}/rows"), rewriter.fresh(f"{node.output}/column")
+    nodes.append(Node("Reshape", (x,), (image,), {"shape": (*shape[:2], held, row)}, image, node.sources))
+    attrs: dict[str, Attr] = {
+        "strides": (step, 1),
+        "pads": (above, 0, max(rows - held, 0), 0),
+        **{key: value for key, value in node.attrs.items() if key not in WINDOW},
+    }
+    weights = rewriter.constant(taps, f"{node.output}/in_rows")
+    nodes.append(Node("Conv", (image, weights, *node.inputs[2:]), (result,), attrs, node.name, node.sources))
+    back: dict[str, Attr] = {"shape": rewriter.shape(node.output)}
+    nodes.append(Node("Reshape", (result,), node.outputs, back, node.output, node.sources))
+    rewriter.replace(node, *nodes)
+    return True
+
+
+WINDOW = ("kernel_shape", "pads", "dilations", "strides", "auto_pad")
+
+
+def _row(stride: int, most: int) -> int | None:
+    """How long rows are, or None if no length makes the stride small enough."""
+    fitting = (row for row in range(2, MOST_ROW + 1) if stride % row == 0 and stride // row <= most)
+    return max(fitting, default=None)
+
+
+def _in_rows(w: Array, dilation: int, before: int, row: int) -> Array:
+    """(Co, Ci, K) as (Co, Ci, R, row) of the same taps, `before` zeros and what fills the last row beside them."""
+    reach = before + (w.shape[2] - 1) * dilation + 1
+    taps = np.zeros((*w.shape[:2], -(-reach // row) * row), w.dtype)
+    taps[:, :, before:reach:dilation] = w
+    return taps.reshape(*w.shape[:2], -1, row)
+
+
+def _whole_rows(
+    rewriter: Rewriter, node: Node, shape: tuple[int, ...], axis: int, row: int, rows: int
+) -> tuple[str, int, list[Node]]:
+    """The signal in whole rows, as far as windows reach: its tensor, its rows, the nodes that give it."""
+    x, extent = node.inputs[0], shape[axis]
+    if rows * row < extent:
+        cut: dict[str, Attr] = {"axes": (axis,), "starts": (0,), "ends": (rows * row,), "steps": (1,)}
+        name = rewriter.fresh(f"{node.output}/cut")
+        return name, rows, [Node("Slice", (x,), (name,), cut, name, node.sources)]
+    held = -(-extent // row)
+    if held * row == extent:
+        return x, held, []
+    pads = [0] * 8
+    pads[4 + axis] = held * row - extent
+    name = rewriter.fresh(f"{node.output}/padded")
+    filled: dict[str, Attr] = {"pads": tuple(pads), "mode": "constant", "value": 0.0}
+    return name, held, [Node("Pad", (x,), (name,), filled, name, node.sources)]
+
+
+def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
+    if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
+        return False
+    w = rewriter.constants.get(node.inputs[1])
+    if w is None or GROUP(node) != 1:
+        return False
+    window = window_of(node, w.shape[2:])
+    block = _block(window.strides, w.shape[1], most) if max(window.strides) > most else None
+    if block is None or set(window.dilations) != {1}:
+        return False
+    shape, outputs = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)[2:]
+    reached = [
+        -(-((count - 1) * stride + kernel) // block) * block
+        for count, stride, kernel in zip(outputs, window.strides, w.shape[2:], strict=True)
+    ]
+    x, nodes = _cut(rewriter, node, shape, reached, window.begins)
+    folded = rewriter.fresh(f"{node.output}/blocks")
+    nodes.append(Node("SpaceToDepth", (x,), (folded,), {"blocksize": block}, folded, node.sources))
+    weights = rewriter.constant(_weights(w, block), f"{node.output}/folded")
+    strides = tuple(stride // block for stride in window.strides)
+    attrs: dict[str, Attr] = {
+        k: v for k, v in node.attrs.items() if k not in ("kernel_shape", "pads", "dilations")
+    }
+    inputs = (folded, weights, *node.inputs[2:])
+    nodes.append(Node("Conv", inputs, node.outputs, {**attrs, "strides": strides}, node.name, node.sources))
+    rewriter.replace(node, *nodes)
+    return True
+
+
+def _block(strides: tuple[int, ...], channels: int, most: int) -> int | None:
+    """The block size, or None if none makes the strides small enough."""
+    common = gcd(*strides)
+    fitting = [size for size in range(2, common + 1) if common % size == 0 and max(strides) // size <= most]
+    small = [size for size in fitting if channels * size * size <= MOST_CHANNELS]
+    return max(small, default=min(fitting, default=None))
+
+
+def _cut(
+    rewriter: Rewriter, node: Node, shape: tuple[int, ...], reached: list[int], begins: tuple[int, ...]
+) -> tuple[str, list[Node]]:
+    """The image with its padding, as far as windows reach: its tensor, and the nodes that give it."""
+    x, nodes = node.inputs[0], list[Node]()
+    ends = [max(extent - begin - size, 0) for extent, begin, size in zip(reached, begins, shape[2:], strict=True)]
+    if any((*begins, *ends)):
+        padded = rewriter.fresh(f"{node.output}/padded")
+        attrs: dict[str, Attr] = {"pads": (0, 0, *begins, 0, 0, *ends), "mode": "constant", "value": 0.0}
+        nodes.append(Node("Pad", (x,), (padded,), attrs, padded, node.sources))
+        x = padded
+    if any(begin + size > extent for extent, begin, size in zip(reached, begins, shape[2:], strict=True)):
+        cut = rewriter.fresh(f"{node.output}/cut")
+        attrs = {"axes": (2, 3), "starts": (0, 0), "ends": tuple(reached), "steps": (1, 1)}
+        nodes.append(Node("Slice", (x,), (cut,), attrs, cut, node.sources))
+        x = cut
+    return x, nodes
+
+
+def _weights(w: Array, block: int) -> Array:
+    """(Co, Ci, Hk, Wk) as (Co, block * block * Ci, Hk / block, Wk / block), rounded up with zeros."""
+    outputs, channels, *kernel = w.shape
+    high, wide = (-(-extent // block) for extent in kernel)
+    padded = np.zeros((outputs, channels, high * block, wide * block), w.dtype)
+    padded[:, :, : kernel[0], : kernel[1]] = w
+    tiles = padded.reshape(outputs, channels, high, block, wide, block)
+    return tiles.transpose(0, 3, 5, 1, 2, 4).reshape(outputs, block * block * channels, high, wide)
