@@ -107,8 +107,8 @@ HEAD = """# Families of networks on every target
 
 Seven networks as TensorFlow, PyTorch's dynamo exporter and Paddle spell them (`npuc.models.families`; small
 inputs, random weights), compiled, proved and verified on every target by `python benchmarks/families.py --page`. A
-cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit (fp16 and fp32 have
-no integer network: within their rounding), and how many parts and host regions there are.
+cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit (fp16 and fp32
+have no integer network: within their rounding), and how many parts and host regions there are.
 
 """
 
