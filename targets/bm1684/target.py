@@ -24,7 +24,6 @@ from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine import parameters as machines
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
-from npuc.targets.bm1684.network.passes import PASSES
 from npuc.targets.bm1684.plan import planner
 from npuc.targets.bm1684.program import report
 from npuc.targets.bm1684.program.artefact import (
@@ -57,6 +56,8 @@ class Bm1684:
 
     def passes(self, options: Options) -> tuple[Pass, ...]:  # noqa: ARG002  (as Target)
         """What the interface has no calls for becomes what it has."""
+        from npuc.targets.bm1684.network.passes import PASSES
+
         return PASSES
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
