@@ -17,9 +17,10 @@ from typing import Any
 
 import click
 
-from npuc import api
+from npuc import api, driver
 from npuc.errors import NpucError
 from npuc.models.families import FAMILIES, STYLES, build
+from npuc.storage.data import synthetic
 from npuc.target import Options
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
@@ -31,6 +32,8 @@ MACHINES = {
     "bm1684": ("bm1684", "fp32"),
 }
 """Column -> target and precision."""
+SAMPLES = 2
+"""That each program is verified on, beside the one that it is proved on."""
 BESIDE = "W201"
 """The code of what is on the host only because its neighbours are."""
 
@@ -70,7 +73,8 @@ def row(family: str, style: str, machine: str) -> Row:
     model = build(family, style)
     try:
         compiled = api.compile(model, target, options=Options(precision=precision))
-        found = api.verify(model, compiled)
+        samples = synthetic(driver.program_inputs(compiled.program), SAMPLES, seed=1)
+        found = api.verify(model, compiled, samples.inputs)
     except NpucError as error:
         return Row(family, style, machine, failure="; ".join(map(str, error.problems)))
     report = compiled.report

@@ -136,7 +136,10 @@ class Composite:
         raise ArtefactError("E504", reason, limit=paths, remedy="dump and assemble a part: --images OUT/PART")
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        """The files of every part in its folder, the regions as they are, and steps.json: their order."""
+        """The files of every part in its folder, the regions as they are, and steps.json: their order.
+
+        In C, regions are functions as well.
+        """
         contents = Contents.of(program.manifest)
         regions = [step for step in contents.steps if step not in contents.parts]
         if form in WHOLE:
@@ -147,6 +150,10 @@ class Composite:
         for step, part in _parts(program):
             made = self.inner.exported(part, form, player)
             files |= {f"{step.path}/{name}": data for name, data in made.items()}
+        if form == "c":
+            from npuc.regions.export.region_c import exported as regions_in_c
+
+            files |= regions_in_c(program)
         described = {key: program.manifest.get(key) for key in ("target", "inputs", "outputs")}
         return {**files, "steps.json": canonical_json({**described, **contents.as_json()})}
 

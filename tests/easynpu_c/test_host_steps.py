@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from npuc.copies import Copy
 from npuc.errors import UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.export.c_host import Copy, Operation, operations
+from npuc.targets.easynpu.export.c_host import Operation, operations
 from npuc.targets.easynpu.export.c_plan import plan
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_c import compiling

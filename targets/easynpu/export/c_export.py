@@ -14,10 +14,11 @@ import numpy as np
 
 from npuc import c_text
 from npuc.c_text import array, floating, listed, named
+from npuc.copies import Copy
 from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.targets.easynpu.export.c_host import Copy, Operation, bytes_of
+from npuc.targets.easynpu.export.c_host import Operation, bytes_of
 from npuc.targets.easynpu.export.c_plan import Plan, plan
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES

@@ -12,33 +12,14 @@ from math import prod
 
 import numpy as np
 
+from npuc.copies import MOVES, Copy, copy_between
 from npuc.errors import UnsupportedOperator
 from npuc.host import CONSTANT, HostStep
-from npuc.ir import Array, Node, TensorType
+from npuc.ir import Node, TensorType
 from npuc.ops import OPS
-from npuc.ops.movement import slice_index
 
 AXES = 6
 """NPUC_AXES of npuc_driver.h: what a copy is made of after neighbouring axes are merged."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An extent and the bytes from one element to the next, in the source and in the destination."""
-
-    extent: int
-    source: int
-    target: int
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Pieces of `piece` bytes, the first from byte `source` to byte `target`, along axes, outermost first."""
-
-    piece: int
-    source: int
-    target: int
-    axes: tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
@@ -155,70 +136,6 @@ COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], Operation]] = {
     "LRN": _lrn,
 }
 
-Views = list[tuple[Array, Array]]
-"""Pairs of views of the same shape: parts of the inputs, and where their elements go in the outputs."""
-
-
-def _reshaped(_step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    return [(inputs[0].reshape(-1), outputs[0].reshape(-1))]
-
-
-def _transposed(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    return [(inputs[0].transpose(step.attrs["perm"]), outputs[0])]
-
-
-def _sliced(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    cuts = slice_index(Node(step.op, step.inputs, step.outputs, step.attrs, step.node))
-    return [(inputs[0][tuple(cuts.get(axis, slice(None)) for axis in range(inputs[0].ndim))], outputs[0])]
-
-
-def _parts(whole: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
-    return np.split(whole, np.cumsum(sizes)[:-1], axis=axis)
-
-
-def _concatenated(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    axis = step.attrs["axis"]
-    return list(zip(inputs, _parts(outputs[0], axis, [each.shape[axis] for each in inputs]), strict=True))
-
-
-def _split(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    return list(zip(_parts(inputs[0], step.attrs["axis"], step.attrs["split"]), outputs, strict=True))
-
-
-def _blocks(deep: Array, wide: Array, block: int, *, channels_first: bool) -> tuple[Array, Array]:
-    """(N, b, b, C, H, W) views of (N, b*b*C, H, W) and of (N, C, H*b, W*b).
-
-    channels_first: the channels of `deep` are counted (C, b, b) instead of (b, b, C).
-    """
-    n, c, h, w = wide.shape
-    if channels_first:
-        channels = deep.reshape(n, c, block, block, h // block, w // block).transpose(0, 2, 3, 1, 4, 5)
-    else:
-        channels = deep.reshape(n, block, block, c, h // block, w // block)
-    return channels, wide.reshape(n, c, h // block, block, w // block, block).transpose(0, 3, 5, 1, 2, 4)
-
-
-def _space_to_depth(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    deep, wide = _blocks(outputs[0], inputs[0], step.attrs["blocksize"], channels_first=False)
-    return [(wide, deep)]
-
-
-def _depth_to_space(step: HostStep, inputs: Sequence[Array], outputs: Sequence[Array]) -> Views:
-    channels_first = step.attrs.get("mode", "DCR") == "CRD"
-    return [_blocks(inputs[0], outputs[0], step.attrs["blocksize"], channels_first=channels_first)]
-
-
-MOVES: Mapping[str, Callable[[HostStep, Sequence[Array], Sequence[Array]], Views]] = {
-    "Reshape": _reshaped,
-    "Identity": _reshaped,
-    "Transpose": _transposed,
-    "Slice": _sliced,
-    "Concat": _concatenated,
-    "Split": _split,
-    "SpaceToDepth": _space_to_depth,
-    "DepthToSpace": _depth_to_space,
-}
-
 
 def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
     """One copy for every pair of an input and an output that share elements."""
@@ -227,37 +144,16 @@ def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
         for names in (step.inputs, step.outputs)
     )
     operands = [inputs[name] for name in step.inputs]
-    pairs = MOVES[step.op](step, operands, list(outputs.values()))
+    node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
+    pairs = MOVES[step.op](node, operands, list(outputs.values()))
     found: list[Operation] = []
     for position, (source, target) in enumerate(pairs):
         if source.size == 0:
             continue
         x = step.inputs[min(position, len(step.inputs) - 1)]
         y = step.outputs[min(position, len(step.outputs) - 1)]
-        copy = _copy(source, target, _first(source) - _first(inputs[x]), _first(target) - _first(outputs[y]))
+        copy = copy_between(source, inputs[x], target, outputs[y])
         if len(copy.axes) > AXES:
             raise _refused(step, f"{len(copy.axes)} axes that cannot be merged", x)
         found.append(Operation(step, "npuc_copy", x, y, copy=copy))
     return found
-
-
-def _first(view: Array) -> int:
-    """The address of a view's first element."""
-    return int(view.__array_interface__["data"][0])
-
-
-def _copy(source: Array, target: Array, first: int, place: int) -> Copy:
-    """The copy between two views, as few axes as it takes."""
-    axes: list[Axis] = []
-    piece = source.itemsize
-    for axis in map(Axis, source.shape[::-1], source.strides[::-1], target.strides[::-1]):
-        if axis.extent == 1:
-            continue
-        last = axes[-1] if axes else Axis(piece, 1, 1)
-        if (axis.source, axis.target) != (last.extent * last.source, last.extent * last.target):
-            axes.append(axis)
-        elif axes:
-            axes[-1] = Axis(last.extent * axis.extent, last.source, last.target)
-        else:
-            piece *= axis.extent
-    return Copy(piece, first, place, tuple(reversed(axes)))

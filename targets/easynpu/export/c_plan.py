@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.allocation import Buffer, allocate, peak
+from npuc.copies import Copy
 from npuc.errors import UnsupportedOperator
 from npuc.host import CONSTANT, HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.export.c_host import Copy, Operation, bytes_of, operations
+from npuc.targets.easynpu.export.c_host import Operation, bytes_of, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 
 ALIGNMENT = 8

@@ -1,0 +1,75 @@
+/*
+ * The operators of host regions: plain C99, no heap, nothing of the C library but math.h, string.h and stdint.h.
+ * Written by npuc. Extents are those of the result, outermost first; steps lie between neighbouring elements.
+ */
+#ifndef NPUC_OPERATORS_H
+#define NPUC_OPERATORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NPUC_RANK 8
+
+/* An axis: its extent, and the steps of the operands along it, 0 where one repeats its only element. */
+struct npuc_op_axis {
+    uint32_t extent;
+    int32_t x, y;
+};
+
+typedef float npuc_op_unary(float x, const float *parameters);
+typedef float npuc_op_binary(float x, float y);
+
+/* result[i] = f(x[i]) */
+void npuc_op_map(float *result, const float *x, uint32_t count, npuc_op_unary *f, const float *parameters);
+
+/* result = f(x, y), whose elements repeat along axes; the result is contiguous. */
+void npuc_op_combine(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
+                     npuc_op_binary *f);
+
+/* Sum, mean, largest or smallest of the elements along the inner axes, for each place along the outer ones. */
+enum npuc_op_reduction { NPUC_OP_SUM, NPUC_OP_MEAN, NPUC_OP_MAX, NPUC_OP_MIN };
+void npuc_op_reduce(float *result, const float *x, const struct npuc_op_axis *outer, int outer_rank,
+                    const struct npuc_op_axis *inner, int inner_rank, enum npuc_op_reduction kind);
+
+/* Along an axis of `extent` elements, `inner` apart, `outer` times. */
+void npuc_op_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
+void npuc_op_log_softmax(float *result, const float *x, uint32_t outer, uint32_t extent, uint32_t inner);
+
+/* Products of matrices (rows, inner) and (inner, columns) for every place along the axes; steps in elements. */
+void npuc_op_matmul(float *result, const float *x, const float *y, const struct npuc_op_axis *axes, int rank,
+                    uint32_t rows, uint32_t inner, uint32_t columns);
+
+/* Pieces of `bytes` bytes from x to y; steps and first places in bytes. */
+void npuc_op_copy(void *y, const void *x, uint32_t bytes, int32_t first_y, int32_t first_x,
+                  const struct npuc_op_axis *axes, int rank);
+
+/* Rows of `bytes` bytes that indices choose among `extent`, `outer` times; negative ones count from the end.
+ * Gives 0, or -1 for an index that chooses none. */
+int npuc_op_gather(void *y, const void *x, uint32_t outer, uint32_t extent, uint32_t bytes, const int64_t *indices,
+                   uint32_t count);
+
+/* x / scale, half to even, plus zero, saturated; and back. */
+void npuc_op_quantize_int8(int8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
+void npuc_op_quantize_uint8(uint8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
+void npuc_op_dequantize_int8(float *result, const int8_t *x, uint32_t count, float scale, int32_t zero);
+void npuc_op_dequantize_uint8(float *result, const uint8_t *x, uint32_t count, float scale, int32_t zero);
+
+/* Functions for npuc_op_map; those with parameters say which. */
+npuc_op_unary npuc_op_relu, npuc_op_abs, npuc_op_neg, npuc_op_sigmoid, npuc_op_tanh, npuc_op_hard_swish,
+    npuc_op_hard_sigmoid /* alpha, beta */, npuc_op_swish /* alpha */, npuc_op_softplus, npuc_op_softsign,
+    npuc_op_elu /* alpha */, npuc_op_gelu, npuc_op_gelu_tanh, npuc_op_mish, npuc_op_clip /* min, max */,
+    npuc_op_leaky_relu /* alpha */, npuc_op_exp, npuc_op_log, npuc_op_erf, npuc_op_sqrt, npuc_op_reciprocal,
+    npuc_op_floor, npuc_op_ceil, npuc_op_round;
+/* Functions for npuc_op_combine. */
+npuc_op_binary npuc_op_add, npuc_op_sub, npuc_op_mul, npuc_op_div, npuc_op_pow, npuc_op_max, npuc_op_min,
+    npuc_op_prelu;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,245 @@
+"""Calls of the C library c/npuc_operators.h that compute the nodes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from npuc.c_text import array, floating, listed
+from npuc.copies import MOVES, Copy, copy_between
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import (
+    ACTIVATION,
+    APPROXIMATE,
+    AXES,
+    AXIS,
+    ELU_ALPHA,
+    HARD_ALPHA,
+    HARD_BETA,
+    LEAKY_ALPHA,
+    MAX,
+    MIN,
+    SWISH_ALPHA,
+)
+
+C_TYPES = {
+    "float32": "float", "float64": "double", "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t",
+    "uint16": "uint16_t", "int32": "int32_t", "int64": "int64_t", "bool": "uint8_t",
+}  # fmt: skip
+MOST_RANK = 8
+"""NPUC_RANK of the library."""
+
+
+@dataclass
+class Writer:
+    """The calls of one region so far: statements, and the tables that stand before the function."""
+
+    graph: Graph
+    prefix: str
+    places: Mapping[str, str]
+    """The C expression of every tensor's first element."""
+    tables: list[str] = field(default_factory=list[str])
+    statements: list[str] = field(default_factory=list[str])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Extents of a tensor."""
+        return self.graph.shape(name)
+
+    def floats(self, *names: str) -> bool:
+        """Whether all of these are float32."""
+        return all(self.graph.tensors[name].dtype == "float32" for name in names)
+
+    def axes(self, rows: Sequence[tuple[int, int, int]]) -> str:
+        """A table of extents and steps, and its length: two arguments of a call."""
+        kept = [row for row in rows if row[0] != 1] or [(1, 0, 0)]
+        name = f"{self.prefix}_axes_{len(self.tables)}"
+        self.tables.append(array("struct npuc_op_axis", name, map(listed, kept)))
+        return f"{name}, {len(kept)}"
+
+    def numbers(self, values: Sequence[float]) -> str:
+        """A table of float parameters, or no table."""
+        if not values:
+            return "0"
+        name = f"{self.prefix}_numbers_{len(self.tables)}"
+        self.tables.append(array("float", name, [", ".join(map(floating, values))]))
+        return name
+
+    def call(self, function: str, *arguments: object, fails: bool = False) -> None:
+        """Adds a call; fails: it gives an error that the region hands on."""
+        text = f"npuc_op_{function}({', '.join(map(str, arguments))})"
+        self.statements.append(f"if ({text}) return -1;" if fails else f"{text};")
+
+    def copy(self, copy: Copy, x: str, y: str) -> None:
+        """Adds a copy of pieces."""
+        axes = self.axes([(axis.extent, axis.source, axis.target) for axis in copy.axes])
+        self.call("copy", self.places[y], self.places[x], copy.piece, copy.target, copy.source, axes)
+
+
+Emit = Callable[[Writer, Node], bool]
+"""Adds what computes a node; False where the library has nothing for it."""
+
+
+def emitted(to: Writer, node: Node) -> bool:
+    """Adds what computes a node. False where the library has no operator for it, or not in this form."""
+    names = [name for name in (*node.inputs, *node.outputs) if name]
+    fits = all(0 < to.graph.tensors[name].size < 1 << 28 and len(to.shape(name)) <= MOST_RANK for name in names)
+    rule = RULES.get(node.op)
+    return fits and rule is not None and not ACTIVATION(node) and rule(to, node)
+
+
+def _unary(to: Writer, node: Node) -> bool:
+    function, numbers = UNARY[node.op]
+    x = node.inputs[0]
+    if not to.floats(x, node.output):
+        return False
+    name = "gelu_tanh" if node.op == "Gelu" and APPROXIMATE(node) == "tanh" else function
+    count = to.graph.tensors[x].size
+    to.call("map", to.places[node.output], to.places[x], count, f"npuc_op_{name}", to.numbers(numbers(node)))
+    return True
+
+
+def _steps(shape: Sequence[int], result: Sequence[int]) -> list[int]:
+    """Elements between neighbours along the axes of the result: 0 where the tensor repeats its only one."""
+    aligned = (1,) * (len(result) - len(shape)) + tuple(shape)
+    return [0 if extent == 1 else prod(aligned[axis + 1 :]) for axis, extent in enumerate(aligned)]
+
+
+def _binary(to: Writer, node: Node) -> bool:
+    if len(node.inputs) != 2 or not to.floats(*node.inputs, node.output):
+        return False
+    result = to.shape(node.output)
+    steps = [_steps(to.shape(name), result) for name in node.inputs]
+    axes = to.axes(list(zip(result, *steps, strict=True)))
+    operands = [to.places[name] for name in node.inputs]
+    to.call("combine", to.places[node.output], *operands, axes, f"npuc_op_{BINARY[node.op]}")
+    return True
+
+
+def _reduced(to: Writer, node: Node) -> bool:
+    x = node.inputs[0]
+    if not to.floats(x, node.output):
+        return False
+    shape, axes = to.shape(x), AXES(node)
+    steps = _steps(shape, shape)
+    outer, inner = (
+        to.axes([(shape[axis], steps[axis], 0) for axis in range(len(shape)) if (axis in axes) == inside])
+        for inside in (False, True)
+    )
+    kind = f"NPUC_OP_{node.op.removeprefix('Reduce').upper()}"
+    to.call("reduce", to.places[node.output], to.places[x], outer, inner, kind)
+    return True
+
+
+def _softmax(to: Writer, node: Node) -> bool:
+    x, axis = node.inputs[0], AXIS(node)
+    if not to.floats(x, node.output):
+        return False
+    shape = to.shape(x)
+    name = "softmax" if node.op == "Softmax" else "log_softmax"
+    to.call(name, to.places[node.output], to.places[x], prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+    return True
+
+
+def _matmul(to: Writer, node: Node) -> bool:
+    left, right = (to.shape(name) for name in node.inputs)
+    if min(len(left), len(right)) < 2 or not to.floats(*node.inputs, node.output):
+        return False
+    batch = to.shape(node.output)[:-2]
+    rows, inner, columns = left[-2], left[-1], right[-1]
+    steps = [
+        [step * size for step in _steps(shape[:-2], batch)]
+        for shape, size in ((left, rows * inner), (right, inner * columns))
+    ]
+    axes = to.axes(list(zip(batch, *steps, strict=True)))
+    operands = [to.places[name] for name in node.inputs]
+    to.call("matmul", to.places[node.output], *operands, axes, rows, inner, columns)
+    return True
+
+
+def _moved(to: Writer, node: Node) -> bool:
+    inputs, outputs = (
+        [np.empty(to.shape(name), to.graph.tensors[name].dtype) for name in names]
+        for names in (node.inputs, node.outputs)
+    )
+    for position, (source, target) in enumerate(MOVES[node.op](node, inputs, outputs)):
+        x, y = (min(position, len(each) - 1) for each in (inputs, outputs))
+        to.copy(copy_between(source, inputs[x], target, outputs[y]), node.inputs[x], node.outputs[y])
+    return True
+
+
+def _expanded(to: Writer, node: Node) -> bool:
+    x: Array = np.empty(to.shape(node.inputs[0]), to.graph.tensors[node.inputs[0]].dtype)
+    y: Array = np.empty(to.shape(node.output), x.dtype)
+    to.copy(copy_between(np.broadcast_to(x, y.shape), x, y, y), node.inputs[0], node.output)
+    return True
+
+
+def _gathered(to: Writer, node: Node) -> bool:
+    x, indices = node.inputs
+    if to.graph.tensors[indices].dtype != "int64":
+        return False
+    shape, axis = to.shape(x), AXIS(node)
+    size = prod(shape[axis + 1 :]) * np.dtype(to.graph.tensors[x].dtype).itemsize
+    count = to.graph.tensors[indices].size
+    places = (to.places[node.output], to.places[x])
+    to.call("gather", *places, prod(shape[:axis]), shape[axis], size, to.places[indices], count, fails=True)
+    return True
+
+
+def _quantised(to: Writer, node: Node) -> bool:
+    """QuantizeLinear and DequantizeLinear with one scale, both constant."""
+    x, y = node.inputs[0], node.output
+    given = [name for name in node.inputs[1:] if name]
+    integers = y if node.op == "QuantizeLinear" else x
+    dtype = to.graph.tensors[integers].dtype
+    floats = (x if node.op == "QuantizeLinear" else y, given[0])
+    if dtype not in ("int8", "uint8") or not to.floats(*floats):
+        return False
+    if any(name not in to.graph.constants or to.graph.constants[name].size != 1 for name in given):
+        return False
+    scale = floating(float(to.graph.constants[given[0]].reshape(-1)[0]))
+    zero = int(to.graph.constants[given[1]].reshape(-1)[0]) if len(given) > 1 else 0
+    name = f"{'quantize' if node.op == 'QuantizeLinear' else 'dequantize'}_{dtype}"
+    to.call(name, to.places[y], to.places[x], to.graph.tensors[x].size, scale, zero)
+    return True
+
+
+def _none(_node: Node) -> Sequence[float]:
+    return ()
+
+
+PLAIN = (
+    "Relu", "Abs", "Neg", "Sigmoid", "Tanh", "Softplus", "Softsign", "Mish", "Gelu", "Exp", "Log", "Erf", "Sqrt",
+    "Reciprocal", "Floor", "Ceil", "Round",
+)  # fmt: skip
+UNARY: Mapping[str, tuple[str, Callable[[Node], Sequence[float]]]] = {
+    **{
+        op: (op.lower(), _none) for op in ("Relu", "Abs", "Neg", "Sigmoid", "Tanh", "Softplus", "Softsign", "Mish")
+    },
+    **{
+        op: (op.lower(), _none)
+        for op in ("Gelu", "Exp", "Log", "Erf", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round")
+    },
+    "HardSwish": ("hard_swish", _none),
+    "HardSigmoid": ("hard_sigmoid", lambda node: (HARD_ALPHA(node), HARD_BETA(node))),
+    "Swish": ("swish", lambda node: (SWISH_ALPHA(node),)),
+    "Elu": ("elu", lambda node: (ELU_ALPHA(node),)),
+    "LeakyRelu": ("leaky_relu", lambda node: (LEAKY_ALPHA(node),)),
+    "Clip": ("clip", lambda node: (MIN(node), MAX(node))),
+}
+BINARY = {op: op.lower() for op in ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")}
+RULES: Mapping[str, Emit] = {
+    **dict.fromkeys(UNARY, _unary),
+    **dict.fromkeys(BINARY, _binary),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"), _reduced),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
+    **dict.fromkeys(MOVES, _moved),
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantised),
+    "MatMul": _matmul,
+    "Expand": _expanded,
+    "Gather": _gathered,
+}
+"""What the library computes."""
