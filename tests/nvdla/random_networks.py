@@ -252,7 +252,24 @@ def _pool(net: Network, x: str, shape: Shape) -> list[str]:
     more = {"count_include_pad": net.number(0, 1)} if op == "AveragePool" else {}
     if op == "AveragePool":
         window.pop("dilations")
-    return net.node(op, x, ceil_mode=int(net.chance(30)), **window, **more)
+    ceil_mode = net.chance(30) and not _starts_behind(window, (height, width))
+    return net.node(op, x, ceil_mode=int(ceil_mode), **window, **more)
+
+
+def _starts_behind(window: dict[str, list[int]], extents: tuple[int, int]) -> bool:
+    """Whether ceil_mode would let a window start behind the map, in the padding.
+
+    ONNX and onnxruntime leave it out; ONNX's shape inference, after which networks are built here, counts it.
+    """
+    kernels, strides, pads = window["kernel_shape"], window["strides"], window["pads"]
+    dilations = window.get("dilations", [1, 1])
+    for extent, kernel, stride, dilation, before, after in zip(
+        extents, kernels, strides, dilations, pads[:2], pads[2:], strict=True
+    ):
+        last = -((extent + before + after - (kernel - 1) * dilation - 1) // -stride) * stride
+        if last >= extent + before:
+            return True
+    return False
 
 
 def _global(net: Network, x: str, shape: Shape) -> list[str]:

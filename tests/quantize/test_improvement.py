@@ -103,7 +103,7 @@ def test_channels_before_a_depthwise_layer_become_equal() -> None:
     found = groups(graph)
     changed = equalised(graph, found, sizes(graph, found, data), 0.5).graph
     largest = sizes(changed, groups(changed), data)["a/equalised"]
-    assert largest.max() / largest.min() < 1.01
+    assert largest.max() / largest.min() < 1.05  # factors have 16 steps an octave
 
 
 def test_a_limit_or_a_reader_that_no_factor_passes_keeps_a_tensor_as_it_is() -> None:

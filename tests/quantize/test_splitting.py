@@ -54,7 +54,7 @@ def test_both_channels_reach_half_as_far_as_the_one_did() -> None:
     graph = _graph(_gains(1))
     largest = max(float(run(graph, feed, ["a"])["a"].max()) for feed in _feeds())
     found = max(float(run(split(graph, _feeds()), feed, ["a/split"])["a/split"].max()) for feed in _feeds())
-    assert found == pytest.approx(largest / 2, rel=1e-5)
+    assert found == pytest.approx(largest / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(

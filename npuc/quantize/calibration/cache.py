@@ -22,7 +22,7 @@ from npuc.storage.data import save
 from npuc.storage.streams import DAMAGED
 from npuc.target import Options
 
-VERSION = f"npuc {__version__}, calibration 1"
+VERSION = f"npuc {__version__}, calibration 2"
 """Of the format, and of what `histograms` finds for the same data."""
 Tell = Callable[[str], None]
 

@@ -16,6 +16,7 @@ import numpy as np
 from npuc.errors import DataError
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import GROUP
+from npuc.quantize.arithmetic.steadiness import ROOM, octave
 
 BINS = 2048
 NOTHING = 2.0**-60
@@ -24,7 +25,10 @@ NOTHING = 2.0**-60
 
 @dataclass(frozen=True)
 class Histogram:
-    """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted."""
+    """A histogram of |x|: BINS bins of equal width from 0 to beyond the largest |x|; zeros are not counted.
+
+    The range is a power of two: bins have the same edges whatever the last digits of values, and their order.
+    """
 
     counts: Array
     width: float
@@ -58,11 +62,11 @@ class Histogram:
         counts, width = self.counts, self.width
         top = float(magnitude.max())
         if not counts.any():
-            width = top * (1 + 1e-6) / BINS
-        while top >= width * BINS:
+            width = octave(top) / BINS
+        while top * (1 + ROOM) >= width * BINS:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
-        index = np.minimum((magnitude * np.float32(1 / width)).astype(np.int32), BINS - 1)
+        index = np.minimum((magnitude * np.float32((1 + ROOM) / width)).astype(np.int32), BINS - 1)
         return Histogram(counts + np.bincount(index, weights, minlength=BINS), width)
 
     def within(self, limit: float) -> Histogram:

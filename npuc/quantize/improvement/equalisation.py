@@ -16,6 +16,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
+from npuc.quantize.arithmetic.steadiness import octaves
 from npuc.quantize.network.renaming import renamed
 from npuc.quantize.scales.assignment import components
 
@@ -31,6 +32,8 @@ HOMOGENEOUS = (
 )
 """Operators on each channel alone with f(a x) = a f(x) for every a > 0."""
 
+STEPS = 16
+"""Of an octave: a channel's size is known no better than this from a few samples."""
 REACH = 8.0
 """No channel is made larger or smaller by more than this: one that is nearly still on a few samples may move on
 others."""
@@ -183,10 +186,8 @@ def _factors(
     exponent = share if columns else 1.0
     weights = np.max([each / max(each.max(), 1e-30) for each in columns], axis=0) if columns else 1.0
     alive = activation > 0
-    factors = np.where(
-        alive, np.maximum(activation, 1e-9) ** exponent / np.maximum(weights, 1e-9) ** (1 - exponent), 1.0
-    )
-    logs = np.log2(factors)
+    sizes = octaves(np.maximum(activation, 1e-9), STEPS), octaves(np.maximum(weights, 1e-9), STEPS)
+    logs = np.where(alive, sizes[0] * exponent - sizes[1] * (1 - exponent), 0.0)
     centre = logs[alive].mean() if alive.any() else 0.0
     return np.where(alive, np.exp2(np.clip(logs - centre, -np.log2(REACH), np.log2(REACH))), 1.0).astype(
         np.float32

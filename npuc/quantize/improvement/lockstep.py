@@ -17,6 +17,7 @@ from npuc.ops import build as build_graph
 from npuc.ops import rebuild
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
+from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
 from npuc.quantize.improvement.proposals import Layer, Proposal, rounded_in_turn
@@ -74,7 +75,7 @@ def _improved(layer: Layer, best: LayerWeights, proposals: Sequence[Proposal]) -
     for proposal in proposals:
         candidate = proposal(layer, best)
         error = layer.error(candidate)
-        if error < least and accumulator_bound(candidate.w, candidate.bias).max() < ACCUMULATOR_LIMIT:
+        if better(error, least) and accumulator_bound(candidate.w, candidate.bias).max() < ACCUMULATOR_LIMIT:
             best, least = candidate, error
     return best
 

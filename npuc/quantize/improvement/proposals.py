@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from npuc.ir import Array
+from npuc.quantize.arithmetic.steadiness import corrections
 from npuc.quantize.improvement.evidence import sums
 from npuc.quantize.network.layers import LayerWeights
 
@@ -67,7 +68,7 @@ def bias_by_weights(layer: Layer, weights: LayerWeights) -> LayerWeights:
     """The bias less the mean of what the rounding of the weights adds: (W' - W) E[x]."""
     flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
     added = sums(layer.mean[None], flat - layer.exact)[0]
-    return layer.with_bias(weights, layer.bias - added)
+    return layer.with_bias(weights, layer.bias - corrections(added))
 
 
 def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
@@ -84,7 +85,7 @@ def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
     mean = means.mean(axis=0)
     variance = means.var(axis=0, ddof=1) / len(means) if len(means) > 1 else np.full(len(mean), np.inf)
     shrunk = np.maximum(1 - variance / np.maximum(mean**2, 1e-30), 0)
-    return layer.with_bias(weights, layer.bias + mean * shrunk)
+    return layer.with_bias(weights, layer.bias + corrections(mean * shrunk))
 
 
 def rounded_in_turn(layer: Layer, weights: LayerWeights) -> LayerWeights:

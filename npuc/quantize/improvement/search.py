@@ -16,6 +16,7 @@ import numpy as np
 from npuc.errors import UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops import build as build_graph
+from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.calibration.histograms import Histogram, HistogramSource, histograms, output_gains
 from npuc.quantize.improvement import equalisation, proposals
 from npuc.quantize.improvement.acceptance import acceptance, decibels, ends
@@ -276,7 +277,7 @@ class _Ladder:
         except UnsupportedOperator:  # weights that these scales do not allow, say: a variant is only an offer
             return None
         noise = self.acceptance.noise(candidate.quantised)
-        kept = noise < self.noise
+        kept = better(noise, self.noise)
         before, after = decibels(self.noise), decibels(noise)
         self.steps.append(Step(name, kept, before, after, process_time() - started))
         if kept:

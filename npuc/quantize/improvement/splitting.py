@@ -16,12 +16,15 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
+from npuc.quantize.arithmetic.steadiness import upward
 from npuc.quantize.network.renaming import renamed
 
 SUFFIX = "/split"
 """A tensor with more channels is no longer that of the ONNX model, whose name it therefore leaves."""
 MOST = 0.125
 """Share of a tensor's channels that may be split."""
+BITS = 12
+"""Of a limit."""
 ROOM = 0.8
 """A channel that reaches this share of the limit on the samples may exceed it on others: it is split too."""
 
@@ -32,13 +35,14 @@ def split(graph: Graph, feeds: Iterable[Mapping[str, Array]]) -> Graph:
     feeds: samples that say how far every channel reaches.
     """
     writers = [node for node in graph.nodes if _splits(graph, node)]
-    reach = _reach(graph, [node.output for node in writers], feeds)
+    reached = _reach(graph, [node.output for node in writers], feeds)
     constants, nodes = dict(graph.constants), {node: node for node in graph.nodes}
     names: dict[str, str] = {}
     for writer in writers:
-        limit = float(reach[writer.output].max()) / 2
-        outliers = np.flatnonzero(reach[writer.output] > ROOM * limit)
-        if 0 < len(outliers) <= MOST * len(reach[writer.output]):
+        largest = float(reached[writer.output].max())
+        limit = upward(largest, BITS) / 2 if largest > 0 else 0.0
+        outliers = np.flatnonzero(reached[writer.output] > ROOM * limit)
+        if 0 < len(outliers) <= MOST * len(reached[writer.output]):
             names[writer.output] = f"{writer.output}{SUFFIX}"
             nodes[writer] = _written(constants, nodes[writer], outliers, limit)
             for reader in graph.readers[writer.output]:

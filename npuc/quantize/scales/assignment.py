@@ -23,6 +23,8 @@ FRACTIONS = 16
 """Candidate bases per octave."""
 EXPONENTS = np.arange(-40, 41)
 
+TIE = 1e-9
+"""A share of a cost that is no difference."""
 LIMIT = 1e-4
 """The cost of a scale above the ceiling: the Clip takes an operation of its own."""
 
@@ -129,7 +131,7 @@ def _solve_group(
         cost = {name: values[position] for name, values in costs.items()}
         exponents = least_cost(cost, ratios)
         total = sum(float(cost[name][exponents[name]]) for name in members)
-        if best is None or total < best[0]:
+        if best is None or total < best[0] * (1 - TIE):
             best = total, {name: base * 2.0 ** int(EXPONENTS[exponents[name]]) for name in members}
     assert best is not None
     return best[1]

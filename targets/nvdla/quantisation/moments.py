@@ -8,18 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array, Graph
+from npuc.quantize.arithmetic.steadiness import rounded
 from npuc.quantize.calibration.histograms import computed
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, perhaps infinite."""
+    """Mean and variance of every channel (axis 1) of a tensor, and its largest magnitude, perhaps infinite.
+
+    Mean and variance have few digits, the same on every processor.
+    """
 
     mean: Array
     variance: Array
     largest: float
 
 
+BITS = 6
+"""Of a mean or a variance: they weigh errors of rounding, no more."""
 UNKNOWN = Moments(np.zeros(1), np.ones(1), 0.0)
 NOTHING_SEEN: Mapping[str, Moments] = {}
 
@@ -49,4 +55,5 @@ def _powers(value: Array) -> Array:
 def _moments(sums: Array, largest: float) -> Moments:
     count, total, squares = sums
     mean = total / np.maximum(count, 1)
-    return Moments(mean, np.maximum(squares / np.maximum(count, 1) - mean**2, 0.0), largest)
+    variance = np.maximum(squares / np.maximum(count, 1) - mean**2, 0.0)
+    return Moments(rounded(mean, BITS), rounded(variance, BITS), largest)
