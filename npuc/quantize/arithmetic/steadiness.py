@@ -17,7 +17,7 @@ ROOM = 1e-5
 """Of a largest value, what another processor's may be beyond it at most."""
 MARGIN = 1e-4
 """By this share a candidate's error must be less than that of what it takes the place of."""
-CORRECTION = 16
+CORRECTION = 256
 """Corrections of a bias are whole multiples of this fraction of a step of the result."""
 
 
