@@ -21,6 +21,7 @@ import numpy as np
 from npuc import driver
 from npuc import program as programs
 from npuc.errors import Problem
+from npuc.flags import Flags, options_of
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.regions.compiling import compile_model
@@ -32,6 +33,7 @@ from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     import onnx
+    from typing_extensions import Unpack
 
 Model = Union[str, "PathLike[str]", "onnx.ModelProto"]
 """A file, or a model in memory."""
@@ -95,19 +97,22 @@ def compile(
     calibration: Data | None = None,
     input_shapes: Shapes | None = None,
     options: Options | None = None,
+    **flags: Unpack[Flags],
 ) -> Compiled:
     """The program of a model; without calibration data the scales come from synthetic samples.
 
-    Raises NpucError with every problem of the model or the target, Mismatch (E603) for a program that was seen not
-    to do what the model says, and KeyError for an unknown target.
+    flags: those of `npuc compile` by name, which come before the options' fields. Raises NpucError with every
+    problem of the model or the target, Mismatch (E603) for a program that was seen not to do what the model says,
+    TypeError and ValueError for flags that the target does not have, and KeyError for an unknown target.
     """
     kind, shapes = find(target), _shapes(input_shapes)
+    asked = options_of(kind, options, flags)
     with _model_file(model) as path:
         if calibration is None:
-            found, _ = compile_model(path, kind, options or Options(), shapes)
+            found, _ = compile_model(path, kind, asked, shapes)
         else:
             with _file(calibration) as samples:
-                found, _ = compile_model(path, kind, options or Options(), shapes, [samples])
+                found, _ = compile_model(path, kind, asked, shapes, [samples])
     return Compiled(programs.as_loaded(found))
 
 
@@ -119,11 +124,17 @@ def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Com
 
 
 def check(
-    model: Model, target: str = "easynpu", *, input_shapes: Shapes | None = None, options: Options | None = None
+    model: Model,
+    target: str = "easynpu",
+    *,
+    input_shapes: Shapes | None = None,
+    options: Options | None = None,
+    **flags: Unpack[Flags],
 ) -> list[Problem]:
-    """Everything that keeps a model from a target, all at once; empty if it compiles."""
+    """Everything that keeps a model from a target, all at once; empty if it compiles. flags: as for `compile`."""
+    kind = find(target)
     with _model_file(model) as path:
-        return driver.problems(path, find(target), _shapes(input_shapes), options or Options())
+        return driver.problems(path, kind, _shapes(input_shapes), options_of(kind, options, flags))
 
 
 def verify(

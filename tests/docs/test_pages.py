@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_the_page_of_the_python_api_names_everything_that_npuc_offers() -> None:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     offered = [name for name in dir(package) if not name.startswith("_") and name in package._HOME]
     assert [name for name in offered if f"npuc.{name}" not in text and f"## {name}" not in text] == []
+
+
+def test_every_public_name_can_be_imported() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    rows = text[text.index("## Public names") :]
+    found = re.findall(r"`(npuc(?:\.\w+)*)\.(\w+)`", rows)
+    assert len(found) > 20 and [each for each in found if not hasattr(import_module(each[0]), each[1])] == []
+    for name in ("target.Options", "errors.NpucError", "program.sealed", "program.canonical_json"):
+        assert f"`npuc.{name}`" in rows
+    for name in ("model.run", "trace.read"):
+        assert f"`npuc.targets.nvdla.{name}`" in rows
 
 
 @pytest.mark.parametrize("page", ["add-a-pass.md", "add-an-operator.md"])
