@@ -26,7 +26,7 @@ TARGETS = {
 
 
 class Disturbed:
-    """A session whose float results are off by up to a millionth."""
+    """A session whose float results are off by up to three units in the last place."""
 
     def __init__(self, session: Any, seed: int) -> None:
         self.session, self.random = session, np.random.default_rng(seed)
@@ -34,7 +34,7 @@ class Disturbed:
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
         """What the session gives, each float a little larger or smaller."""
         return [
-            each * (1 + 1e-6 * self.random.uniform(-1, 1, each.shape)).astype(np.float32)
+            (each * (1 + 2e-7 * self.random.uniform(-1, 1, each.shape))).astype(np.float32)
             if each.dtype == np.float32
             else each
             for each in self.session.run(names, feeds)
@@ -51,7 +51,7 @@ def compiled(name: str, samples: Path) -> Program:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_millionth_more_or_less_in_every_float_gives_the_same_bytes(
+def test_other_last_digits_in_every_float_give_the_same_bytes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with np.load(MODELS / "digits_calibration.npz") as file:

@@ -17,8 +17,9 @@ ROOM = 1e-5
 """Of a largest value, what another processor's may be beyond it at most."""
 MARGIN = 1e-4
 """By this share a candidate's error must be less than that of what it takes the place of."""
-CORRECTION = 256
-"""Corrections of a bias are whole multiples of this fraction of a step of the result."""
+CORRECTION = 64
+"""Corrections of a bias are whole multiples of this fraction of a step of the result: far finer than what some
+samples can tell, and far coarser than the last digits of floats."""
 
 
 def octave(largest: float) -> float:
