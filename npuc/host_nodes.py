@@ -91,7 +91,7 @@ def problems(
     on_array: the nodes that the array runs. host: the operators that the host may run, and why it
     must. refusal: for operators that are not among them.
     """
-    found: list[Problem] = []
+    found = [problem for node in graph.nodes if (problem := emptiness(graph, node)) is not None]
     for node in graph.nodes:
         if node in on_array or (node.op in MOVEMENT and not strict) or node.op in CONVERSIONS:
             continue
@@ -107,6 +107,17 @@ def problems(
             wrong.append(Problem("E203", reason, node=name, op=node.op, remedy=remedy))
         found += [each for each in wrong if each is not None]
     return found
+
+
+def emptiness(graph: Graph, node: Node) -> Problem | None:
+    """Why no machine takes a node that reads or gives a tensor without elements, or None for other nodes."""
+    empty = [name for name in (*node.inputs, *node.outputs) if name and not graph.tensors[name].size]
+    if not empty:
+        return None
+    name = node.sources[0] if node.sources else node.name
+    reason = f"a tensor of shape {list(graph.shape(empty[0]))} has no elements"
+    limit, remedy = "at least one element", "leave out what is empty"
+    return Problem("E202", reason, node=name, op=node.op, tensor=empty[0], limit=limit, remedy=remedy)
 
 
 def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:

@@ -84,6 +84,20 @@ def test_a_form_that_needs_a_younger_opset_gets_it() -> None:
     assert model.opset_import[0].version == 19
 
 
+def test_a_reduction_of_no_axes_is_none_in_onnx_either(onnxruntime_values: Reference) -> None:
+    graph, x = graph_of(Node("ReduceMean", ("x",), ("y",), {"axes": ()}, "n")), np.ones((1, 2, 4, 4), np.float32)
+    np.testing.assert_array_equal(onnxruntime_values(to_onnx(graph), {"x": x})["y"], x)
+
+
+def test_a_last_window_of_a_pool_needs_no_more_padding_than_onnx_allows(onnxruntime_values: Reference) -> None:
+    attrs = {"kernel_shape": (3,), "pads": (2, 2), "strides": (2,), "dilations": (2,), "ceil_mode": 1}
+    graph = graph_of(Node("MaxPool", ("x",), ("y",), attrs, "n"), shape=(1, 1, 2))
+    x = np.array([[[1, 2]]], np.float32)
+    expected = onnxruntime_values(to_onnx(graph), {"x": x})["y"]
+    again = onnxruntime_values(to_onnx(import_model(to_onnx(graph))), {"x": x})["y"]
+    np.testing.assert_array_equal(again, expected)
+
+
 def test_new_tensors_never_take_a_name_of_the_graph() -> None:
     graph = build(
         "g",

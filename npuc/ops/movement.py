@@ -121,6 +121,12 @@ def _padding_has_a_source(node: Node, types: Sequence[TensorType]) -> bool:
     return True
 
 
+def _value_of_the_type(node: Node, types: Sequence[TensorType]) -> bool:
+    """The value is one of the element type."""
+    limits = None if types[0].dtype == "bool" or types[0].dtype.startswith("float") else np.iinfo(types[0].dtype)
+    return limits is None or (VALUE(node) == int(VALUE(node)) and limits.min <= VALUE(node) <= limits.max)
+
+
 def _pad_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     (x,) = types
     return (TensorType(tuple(map(sum, _sides(node, x.shape))), x.dtype),)
@@ -325,7 +331,7 @@ OPERATORS = (
         (Y,),
         _pad,
         (SIDES, PAD_MODE, VALUE),
-        (_padding_has_a_source,),
+        (_padding_has_a_source, _value_of_the_type),
         _pad_types,
         _pad_onnx,
     ),

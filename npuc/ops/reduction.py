@@ -32,8 +32,10 @@ def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, 
 
 
 def _reduce_onnx(node: Node, emit: Emitter) -> None:
-    """The axes are an input of ReduceSum since opset 13, of the others since opset 18."""
-    if node.op == "ReduceSum" or emit.opset >= 18:
+    """The axes are an input of ReduceSum since opset 13, of the others since opset 18; none would mean all."""
+    if not AXES(node):
+        emit.node("Identity", node.inputs, node.outputs)
+    elif node.op == "ReduceSum" or emit.opset >= 18:
         axes = emit.integers("axes", AXES(node))
         emit.node(node.op, [node.inputs[0], axes], node.outputs, keepdims=int(KEEPDIMS(node)))
     else:

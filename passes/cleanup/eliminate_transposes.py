@@ -13,7 +13,7 @@ from math import prod
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, KEEPDIMS, PERM
 from npuc.passes.cleanup.remove_dead_code import drop_no_op
-from npuc.passes.rewriting.layout import compose, inverse, moved_inputs, moved_node, moves_nothing
+from npuc.passes.rewriting.layout import compose, inverse, may_move, moved_inputs, moved_node, moves_nothing
 from npuc.passes.rewriting.rules import Rewriter, sweep
 
 Perm = tuple[int, ...]
@@ -197,21 +197,45 @@ def _candidates(rewriter: Rewriter, region: Region) -> list[Perm]:
             found.add(inverse(PERM(producer)))
     for name in region.leaving:
         found.update(PERM(each) for each in rewriter.readers(name) if each.op == "Transpose")
-    return sorted(perm for perm in found if perm != tuple(range(len(perm))))
+    return sorted(
+        perm
+        for perm in found
+        if perm != tuple(range(len(perm))) and all(may_move(rewriter, name, perm) for name in region.nodes)
+    )
 
 
 def _entering_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]) -> float:
     """By how much the Transposes before the region get dearer if it moves."""
     producer = rewriter.producer(name)
     if producer is None or producer.op != "Transpose":
-        there = _transposed(rewriter, name, perm)
-        return 0.0 if there else _cost(rewriter.shape(name), perm, name in rewriter.graph.inputs)
+        return (
+            0.0
+            if _stays(rewriter, _transposed(rewriter, name, perm), members)
+            else _cost(rewriter.shape(name), perm, name in rewriter.graph.inputs)
+        )
     x, first = producer.inputs[0], PERM(producer)
+    if _within(rewriter, producer, members):
+        shape, between = rewriter.shape(x), compose(compose(inverse(perm), first), perm)
+        after = _cost(tuple(shape[axis] for axis in perm), between, at_the_edge=False)
+        return after - (0.0 if _stays(rewriter, name, members) else _cost(shape, first, at_the_edge=False))
     at_the_edge = x in rewriter.graph.inputs
-    there = _transposed(rewriter, x, compose(first, perm))
+    there = _stays(rewriter, _transposed(rewriter, x, compose(first, perm)), members)
     after = 0.0 if there else _cost(rewriter.shape(x), compose(first, perm), at_the_edge)
-    vanishes = name not in rewriter.outputs and all(each.output in members for each in rewriter.readers(name))
-    return after - (_cost(rewriter.shape(x), first, at_the_edge) if vanishes else 0.0)
+    return after - (0.0 if _stays(rewriter, name, members) else _cost(rewriter.shape(x), first, at_the_edge))
+
+
+def _within(rewriter: Rewriter, transpose: Node, members: set[str]) -> bool:
+    """Whether a Transpose leads from the region back into it."""
+    before = rewriter.producer(transpose.inputs[0])
+    inside = any(each.output in members for each in rewriter.readers(transpose.output))
+    return before is not None and before.output in members and inside
+
+
+def _stays(rewriter: Rewriter, name: str | None, members: set[str]) -> bool:
+    """Whether a tensor is there whatever becomes of the region: an output, or read outside."""
+    if name is None:
+        return False
+    return name in rewriter.outputs or any(each.output not in members for each in rewriter.readers(name))
 
 
 def _transposed(rewriter: Rewriter, name: str, perm: Perm) -> str | None:
@@ -226,6 +250,12 @@ def _leaving_change(rewriter: Rewriter, name: str, perm: Perm, members: set[str]
     moved_shape = tuple(shape[axis] for axis in perm)
     others = False
     for reader in rewriter.readers(name):
+        if (
+            reader.op == "Transpose"
+            and _within(rewriter, reader, members)
+            and not _stays(rewriter, reader.output, members)
+        ):
+            continue  # told where it enters again
         if reader.op == "Transpose":
             last, at_the_edge = PERM(reader), reader.output in rewriter.outputs
             change += _cost(moved_shape, compose(back, last), at_the_edge) - _cost(shape, last, at_the_edge)

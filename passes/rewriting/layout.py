@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Array, Attr, Node
-from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SCALES, SHAPE, SIDES, SIZES, STEPS_AXIS
+from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, RESIZE_MODE, SCALES, SHAPE, SIDES, SIZES, STEPS_AXIS
 from npuc.passes.rewriting.rules import Rewriter
 
 Layout = tuple[int | None, ...]
@@ -122,6 +122,16 @@ def moved_inputs(rewriter: Rewriter, node: Node) -> tuple[str, ...] | None:
     same = all(len(rewriter.shape(name)) == rank for name in computed)
     fits = all(len(rewriter.shape(name)) <= rank for name in inputs)
     return computed if computed and same and fits else None
+
+
+def may_move(rewriter: Rewriter, name: str, layout: Layout) -> bool:
+    """Whether a node exists in another layout: onnxruntime interpolates certain axes only, also in references."""
+    node = rewriter.node(name)
+    if node is None or node.op != "Resize" or RESIZE_MODE(node) == "nearest":
+        return True
+    scales = [1.0 if axis is None else SCALES(node)[axis] for axis in layout]
+    inner = len(scales) < 4 or scales[:2] == [1.0, 1.0]
+    return inner or (RESIZE_MODE(node) == "linear" and len(scales) == 4 and scales[0] == scales[3] == 1.0)
 
 
 def moved_node(rewriter: Rewriter, node: Node, layout: Layout, names: Mapping[str, str]) -> Node:

@@ -65,8 +65,10 @@ class Bm1684:
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that has no calls, each with its constraint."""
+        from npuc.host_nodes import emptiness
+
         machines.load(options.machine)
-        found = (support.refusal(graph, node) for node in graph.nodes)
+        found = (emptiness(graph, node) or support.refusal(graph, node) for node in graph.nodes)
         return [problem for problem in found if problem is not None]
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

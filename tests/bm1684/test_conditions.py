@@ -11,12 +11,14 @@ import pytest
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Graph
+from npuc.program import as_loaded
+from npuc.target import Options, target
 from npuc.targets.bm1684.lowering import slicing
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
 from tests.bm1684.kernels import need_compiler
 from tests.conftest import Reference
-from tests.graphs.compiling import Case, verified
+from tests.graphs.compiling import Case, compiled_program, samples_of, verified
 from tests.passes.networks import feeds, network, node
 
 RELU = node("Relu", "x", "a")
@@ -103,6 +105,9 @@ MOVED = {
     "an average of one window that is partly padding": network(
         (1, 3, 2, 2), "y", RELU, node("AveragePool", "a", "y", kernel_shape=(3, 3), pads=(1, 1, 0, 0))
     ),
+    "a window that lies in the padding": network(
+        (1, 3, 1, 4), "y", node("Conv", "x w", "y", strides=(3, 1), pads=(1, 0, 0, 0)), w=(4, 3, 1, 2)
+    ),
     "an average that counts its padding": network(
         (1, 3, 5, 5),
         "y",
@@ -129,6 +134,11 @@ PRELU = node("PRelu", "x slope", "y")
 def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool) -> None:
     graph = network((1, 4, 4, 4), "y", PRELU, slope=shape)
     assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
+
+
+def test_a_vector_has_no_channels_for_slopes() -> None:
+    graph = network((12,), "y", PRELU, slope=(12,))
+    assert support.slope_per_channel(graph, graph.nodes[0])
 
 
 @pytest.mark.parametrize(("pads", "refused"), [(0, False), (2, False), (3, True)])
@@ -159,3 +169,26 @@ def test_integers_that_are_moved_to_an_output_are_verified(tmp_path: Path) -> No
     )
     report = verified(graph, Case("bm1684", "fp32"), tmp_path, samples=2)
     assert all(each["max_abs_error"] <= 1 for each in report["outputs"])
+
+
+def test_integers_that_are_outputs_have_their_own_type(tmp_path: Path) -> None:
+    need_compiler()
+    graph = network((1, 2, 4, 4), "q", node("QuantizeLinear", "x s z", "q"), s=0.1, z=np.int8(3))
+    values = samples_of(graph, 2)
+    _, program = compiled_program(graph, values, Case("bm1684", "fp32"), tmp_path)
+    found = target("bm1684").runner(as_loaded(program), "own")(values)["q"]
+    wanted = np.stack([run(graph, {"x": each})["q"] for each in values["x"]])
+    np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+@pytest.mark.parametrize("name", ["bm1684", "easynpu", "nvdla-small"])
+def test_what_has_no_elements_is_refused(name: str) -> None:
+    graph = network(
+        (1, 3, 4, 4),
+        "y",
+        node("Slice", "x", "a", axes=(1,), starts=(3,), ends=(3,), steps=(1,)),
+        node("Sigmoid", "a", "y"),
+    )
+    found = target(name).problems(graph, Options(precision=target(name).precisions[0]))
+    assert {each.code for each in found} == {"E202"}
+    assert all("no elements" in each.reason for each in found)

@@ -26,7 +26,7 @@ class Sample:
         return [{name: values[name] for name in self.graph.inputs} for values in self.values]
 
 
-def minimised(sample: Sample, fails: Callable[[Sample], bool], most: int = 300) -> Sample:
+def minimised(sample: Sample, fails: Callable[[Sample], bool], most: int = 150) -> Sample:
     """The sample after all changes that keep it failing; `most`: how many changes are tried."""
     tried = 0
     changed = True

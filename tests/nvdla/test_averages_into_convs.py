@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,18 @@ def test_the_convolution_adds_up_averages_of_blocks(side: tuple[int, int], block
 )
 def test_other_averages_stay(graph: Graph) -> None:
     assert AveragesIntoConvs()(graph) is graph
+
+
+def test_the_kernel_that_a_convolution_names_grows_with_its_weights() -> None:
+    graph = classifier((8, 8), 10)
+    named = replace(graph, nodes=(graph.nodes[0], graph.nodes[1].with_attrs(kernel_shape=(1, 1))))
+    after = AveragesIntoConvs()(named)
+    after.check()
+    assert after.nodes[1].integers("kernel_shape") == (4, 1)
+
+
+def test_a_convolution_with_padding_stays() -> None:
+    graph = classifier((8, 8), 10)
+    conv = graph.nodes[1].with_attrs(pads=(1, 1, 1, 1), strides=(3, 3))
+    padded = build("g", [graph.nodes[0], conv], {"x": graph.tensors["x"]}, ["y0"], graph.constants)
+    assert AveragesIntoConvs()(padded) is padded

@@ -143,3 +143,13 @@ def test_a_tensor_with_a_zero_point_is_compared_with_itself(op: str, tmp_path: P
     report = verified(graph, Case("nvdla-small", "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 20
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 0.5), (-0.5, 1.0), (-1.0, 1.0)])
+def test_saturation_is_an_upper_limit_where_it_leaves_the_lower_one(
+    low: float, high: float, tmp_path: Path
+) -> None:
+    graph = network((1, 3, 8, 8), "y", node("Clip", "x", "y", min=low, max=high))
+    report = verified(graph, Case("nvdla-small", "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 30

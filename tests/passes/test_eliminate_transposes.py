@@ -232,6 +232,31 @@ def test_two_readers_of_a_transposed_input_share_one_transpose() -> None:
     assert_same_meaning(graph, found)
 
 
+def test_interpolation_stays_where_onnxruntime_has_it() -> None:
+    attrs = {"coordinate_transformation_mode": "asymmetric", "sizes": (1, 2, 6, 8), "scales": (1.0, 1.0, 2.0, 2.0)}
+    graph = network(
+        (1, 2, 3, 4),
+        "y",
+        node("Resize", "x", "a", mode="linear", **attrs),
+        node("Relu", "a", "b"),
+        node("Transpose", "b", "y", perm=(0, 3, 1, 2)),
+    )
+    found = eliminate_transposes(graph)
+    assert next(each for each in found.nodes if each.op == "Resize").numbers("scales") == (1.0, 1.0, 2.0, 2.0)
+    assert_same_meaning(graph, found)
+
+
+def test_a_sum_of_a_tensor_and_its_own_transpose_stays() -> None:
+    graph = network(
+        (3, 3, 4, 4),
+        "y",
+        node("Relu", "x", "a"),
+        node("Transpose", "a", "b", perm=(1, 0, 2, 3)),
+        node("Add", "b a", "y"),
+    )
+    assert operators(eliminate_transposes(graph)) == ["Relu", "Transpose", "Add"]
+
+
 def test_an_operand_of_lower_rank_that_is_computed_keeps_the_layout() -> None:
     graph = network(
         (2, 3, 4, 5),

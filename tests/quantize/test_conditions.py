@@ -200,6 +200,24 @@ def test_steps_that_one_reader_rounds_to_do_not_limit_what_another_reads(target:
     assert next(each for each in report["outputs"] if each["name"] == "y")["sqnr_db"] > 25
 
 
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
+def test_steps_of_what_a_tensor_is_moved_to_do_not_limit_an_output(target: str, tmp_path: Path) -> None:
+    """Steps whose largest integer is 0 keep nothing of a ReLU, whose result is also read as it is."""
+    graph = network(
+        (1, 4, 6, 6),
+        "y z",
+        node("Relu", "x", "y"),
+        node("MaxPool", "y", "a", kernel_shape=(2, 2), strides=(2, 2)),
+        node("QuantizeLinear", "a s zero", "q"),
+        node("DequantizeLinear", "q s zero", "z"),
+        s=0.05,
+        zero=np.uint8(255),
+    )
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert next(each for each in report["outputs"] if each["name"] == "y")["sqnr_db"] > 25
+
+
 def test_a_result_is_no_finer_than_8_bit_weights_allow() -> None:
     """Its values lie close together although its weights are large: they cancel."""
     w = np.array([[100, -100.001]], np.float32)[..., None, None]

@@ -136,7 +136,9 @@ def _pool(node: OnnxNode, to: Builder) -> None:
     pads, ceil_mode = _pads(node, spatial, kernel), node.attrs.get("ceil_mode", 0)
     counted = {"count_include_pad": node.attrs["count_include_pad"]} if node.op == "AveragePool" else {}
     if ceil_mode and not any(counted.values()):
-        pads, ceil_mode = _pads_instead_of_ceil_mode(node, spatial, kernel, pads), 0
+        explicit = _pads_instead_of_ceil_mode(node, spatial, kernel, pads)
+        if all(end < extent for end, extent in zip(explicit[rank:], kernel, strict=True)):  # ONNX allows no more
+            pads, ceil_mode = explicit, 0
     to.emit(
         node,
         node.op,

@@ -59,6 +59,9 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     """
     class_of = components(tensors, equal)
     found: dict[str, Steps] = {}
+    members: dict[str, list[str]] = {}
+    for name, leader in class_of.items():
+        members.setdefault(leader, []).append(name)
     said = [(node, steps) for node in graph.nodes if (steps := steps_of(graph, node)) is not None]
     for node, steps in said:
         if node.op != "QuantizeLinear" and node.output in class_of:
@@ -68,15 +71,23 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
         if steps is not None and node.output in class_of:
             found.setdefault(class_of[node.output], steps)
     for node, steps in said:
-        if node.op != "DequantizeLinear" and node.inputs[0] in class_of and _only_rounded(graph, node.inputs[0]):
-            found.setdefault(class_of[node.inputs[0]], steps)
+        if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
+            leader = class_of[node.inputs[0]]
+            if leader not in found and all(_only_rounded(graph, each, class_of) for each in members[leader]):
+                found[leader] = steps
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
-def _only_rounded(graph: Graph, tensor: str) -> bool:
-    """Whether all that reads a tensor rounds it: given steps need not reach the values that others read."""
-    rounding = ("FakeQuantize", "QuantizeLinear")
-    return tensor not in graph.outputs and all(each.op in rounding for each in graph.readers[tensor])
+def _only_rounded(graph: Graph, tensor: str, class_of: Mapping[str, str]) -> bool:
+    """Whether all that reads a tensor rounds it, or moves it within its class.
+
+    Otherwise given steps need not reach the values that others read.
+    """
+    alike = class_of[tensor]
+    return tensor not in graph.outputs and all(
+        each.op in ("FakeQuantize", "QuantizeLinear") or class_of.get(each.output) == alike
+        for each in graph.readers[tensor]
+    )
 
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:

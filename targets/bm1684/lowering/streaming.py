@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.ir import Node
 from npuc.ops.attributes import GROUP
-from npuc.ops.windows import Window
+from npuc.ops.windows import Window, window_of
 from npuc.targets.bm1684.lowering.context import WEIGHTS, Lowering
 from npuc.targets.bm1684.lowering.conv_calls import Form, conv_call, form_of, row_bytes, taps, weight_image
 from npuc.targets.bm1684.lowering.elementwise import activation
@@ -26,13 +26,16 @@ STRIPS, STRIP_BYTES = 8, 16 * 1024
 def streams(lo: Lowering, node: Node) -> bool:
     """Whether the convolution alone reads an input of the network, one image, and is dense with small weights.
 
-    All its weights stay while the strips pass.
+    All its weights stay while the strips pass. No window lies in the padding alone: a strip has some rows.
     """
     name, shape = node.inputs[0], lo.graph.shape(node.inputs[0])
     alone = lo.graph.only_reader(name) is not None and not lo.is_local(name) and lo.from_outside(name)
     dense = GROUP(node) == 1 and len(shape) == 4 and shape[0] == 1
     weights = lo.graph.constant(node.inputs[1])
     if not (alone and dense) or weights is None:
+        return False
+    window = window_of(node, weights.shape[2:])
+    if max(window.begins[0], window.ends[0]) >= window.reach[0]:
         return False
     size = ceil_div(len(weights), lo.machine.npus) * row_bytes(weights)
     return size <= (1 - SHARE) * lo.machine.local_bytes

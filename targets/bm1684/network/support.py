@@ -128,7 +128,7 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
     if slope is None:
         return f"'{node.inputs[1]}' is computed at run time"
     aligned = (1,) * (len(shape) - slope.ndim) + slope.shape
-    fits = slope.size == 1 or (slope.size == shape[1] == aligned[1])
+    fits = slope.size == 1 or (len(shape) > 1 and slope.size == shape[1] == aligned[1])
     return None if fits else f"the slope's shape is {list(slope.shape)}"
 
 

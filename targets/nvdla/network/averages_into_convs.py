@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import GROUP, KERNEL_SHAPE
+from npuc.ops.attributes import GROUP, KERNEL_SHAPE, PADS
 from npuc.ops.windows import window_of
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -37,7 +37,9 @@ class AveragesIntoConvs:
 def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
     average = rewriter.private(node.inputs[0]) if node.op == "Conv" and GROUP(node) == 1 else None
     weights = rewriter.constants.get(node.inputs[1]) if average else None
-    if average is None or weights is None or weights.shape[2:] != (1, 1) or not _covers(rewriter, average):
+    if average is None or weights is None or weights.shape[2:] != (1, 1) or any(PADS(node)):
+        return False
+    if not _covers(rewriter, average):
         return False
     extents = rewriter.shape(average.inputs[0])[2:]
     blocks = [each for each in _blocks(extents, limits.most_extent) if each != extents]
@@ -52,9 +54,8 @@ def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
     y = rewriter.fresh(f"{average.output}/blocks")
     w = rewriter.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
     pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
-    rewriter.replace(
-        node, pool, replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
-    )
+    conv = replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
+    rewriter.replace(node, pool, conv.with_attrs(kernel_shape=kernel))
     return True
 
 

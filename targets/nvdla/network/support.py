@@ -135,9 +135,9 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
 
 
 def positive_upper_limit(_graph: Graph, node: Node) -> str | None:
-    """The upper limit is positive, and the lower limit below it."""
+    """The upper limit is positive, and the lower limit below it but not below its negative."""
     low, high = MIN(node), MAX(node)
-    return None if low < high and high > 0 and low > -inf else f"it clips to {low}..{high}"
+    return None if low > -inf and -high <= low < high else f"it clips to {low}..{high}"
 
 
 def few_channels(_graph: Graph, node: Node) -> str | None:

@@ -13,9 +13,10 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def upper_limits_to_minima(graph: Graph) -> Graph:
-    """A Clip without a lower limit, or whose upper limit is not positive, becomes Max and Min with constants.
+    """A Clip whose upper limit is not the larger in magnitude becomes Max and Min with constants.
 
-    For machines whose Clip has a lower limit, and an upper one by saturation. Limits that contradict each other
+    For machines whose Clip has a lower limit, and an upper one by saturation: that would cut off what is below
+    its negative as well. Limits that contradict each other
     give the upper one, as in ONNX.
     """
     return rewrite(graph, _minimum)
@@ -23,7 +24,7 @@ def upper_limits_to_minima(graph: Graph) -> Graph:
 
 def _minimum(rewriter: Rewriter, node: Node) -> bool:
     low, high = MIN(node), MAX(node)
-    if node.op != "Clip" or high == inf or (-inf < low < high and high > 0):
+    if node.op != "Clip" or high == inf or (-high <= low < high):
         return False
     x, before = node.inputs[0], []
     if low > -inf:
