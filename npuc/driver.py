@@ -49,7 +49,11 @@ def optimised(
 
     Raises UnsupportedOperator (E202) for outputs that depend on no input.
     """
-    graph = run_passes(load_model(model, shapes), passes_of(target, options or Options()), hook)
+    try:
+        imported = load_model(model, shapes)
+    except NpucError as error:
+        raise type(error).of(each.on(target.name) for each in error.problems) from error
+    graph = run_passes(imported, passes_of(target, options or Options()), hook)
     constant = [name for name in graph.outputs if name in graph.constants]
     if constant:
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"

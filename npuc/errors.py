@@ -89,6 +89,10 @@ class Problem:
         """The fields of the command line's JSON contract."""
         return asdict(self)
 
+    def on(self, target: str) -> Problem:
+        """The same, naming the target in the commands that help."""
+        return replace(self, remedy=self.remedy and self.remedy.replace("--target TARGET", f"--target {target}"))
+
 
 class NpucError(Exception):
     """Base of everything a user can cause; holds one or more problems.

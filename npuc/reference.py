@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
 
@@ -86,6 +87,7 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
     import onnxruntime as ort
 
     options = exact_options(precise=precise)
+    register(options)
     if few_runs:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")

@@ -12,6 +12,7 @@ from npuc.cli.options import (
     TARGET_NAMES,
     TargetChoice,
     calibration_option,
+    custom_ops_option,
     data_option,
     format_options,
     isa_option,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 @data_option
 @click.option("--model", type=PATH, help="What both were compiled from: their accuracy on the data is compared.")
 @modified_option
+@custom_ops_option
 @json_option
 def diff(
     first: Path, second: Path, data: tuple[Path, ...], model: Path | None, allow_modified: bool, as_json: bool
@@ -115,6 +117,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 @strict_option
 @calibration_option
 @data_option
+@custom_ops_option
 @format_options
 def compare(
     model: Path,

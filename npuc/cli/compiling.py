@@ -15,6 +15,7 @@ from npuc.cli.options import (
     cache_option,
     calibration_option,
     chosen_precision,
+    custom_ops_option,
     expect_scales,
     force_option,
     isa_option,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     help="Passes, what they did at what cost, a line per layer; -vv: also the graph after each change.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and --json).")
+@custom_ops_option
 @json_option
 def compile_command(
     model: Path,
@@ -239,6 +241,7 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 @strict_option
 @click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@custom_ops_option
 def check(
     model: Path,
     target: str,

@@ -237,3 +237,24 @@ def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:
     """Says on stderr what became of the calibration cache: the last line when asked, all else unless quiet."""
     for text in said if verbose else () if quiet else said[:-1]:
         say(f"note: {text}", err=True)
+
+
+def custom_ops_option(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --custom-ops: the command runs with the operators of these libraries."""
+
+    @click.option(
+        "--custom-ops",
+        "custom",
+        type=PATH,
+        metavar="FILE.so",
+        multiple=True,
+        help="A library of operators for onnxruntime on the host. It is loaded: name one that you trust.",
+    )
+    @wraps(command)
+    def equipped(*args: Any, custom: tuple[Path, ...], **options: Any) -> T:
+        from npuc.custom_ops import custom_ops
+
+        with custom_ops(custom):
+            return command(*args, **options)
+
+    return equipped

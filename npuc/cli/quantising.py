@@ -9,6 +9,7 @@ import click
 from npuc.cli.options import (
     PATH,
     cache_option,
+    custom_ops_option,
     data_option,
     isa_option,
     json_option,
@@ -40,6 +41,7 @@ from npuc.escaping import shown
 @method_option
 @scales_option
 @mixed_option
+@custom_ops_option
 @json_option
 def quantize(
     model: Path,
@@ -107,6 +109,7 @@ def quantize(
 @data_option
 @click.option("--qdq", type=PATH, help="The network as `npuc quantize` wrote it: a row of its own.")
 @modified_option
+@custom_ops_option
 @json_option
 def accuracy(
     model: Path,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
+from npuc.cli.options import (
+    PATH,
+    chip_options,
+    custom_ops_option,
+    data_option,
+    expect_chip_model,
+    json_option,
+    modified_option,
+)
 from npuc.cli.output import load_program, print_json, say
 from npuc.escaping import shown
 
@@ -30,6 +38,7 @@ SYNTHETIC = 4
 @data_option
 @chip_options
 @modified_option
+@custom_ops_option
 @json_option
 def report(
     artefact: Path,
@@ -126,6 +135,7 @@ def _verified(
 @click.option("--model", type=PATH, help="What it was compiled from: errors are measured and told.")
 @data_option
 @modified_option
+@custom_ops_option
 @json_option
 def explain(
     artefact: Path, node: str, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.cli.options import PATH, chip_options, data_option, expect_chip_model, json_option, modified_option
+from npuc.cli.options import (
+    PATH,
+    chip_options,
+    custom_ops_option,
+    data_option,
+    expect_chip_model,
+    json_option,
+    modified_option,
+)
 from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json, say
 from npuc.escaping import shown
 
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--trace", type=PATH, metavar="FILE.vcd", help="Signals of the first sample; implies --stepping.")
 @chip_options
 @modified_option
+@custom_ops_option
 @json_option
 def run(
     artefact: Path,
@@ -86,6 +95,7 @@ def run(
 @click.option("--bisect", is_flag=True, help="Find the first difference, and write what reproduces it.")
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="For --bisect [default: ./STEM.bisect].")
 @modified_option
+@custom_ops_option
 @json_option
 def verify(
     model: Path,

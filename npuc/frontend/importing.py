@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from npuc.custom_ops import STANDARD
 from npuc.errors import ModelError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend.binding import input_types
 from npuc.frontend.branches import branch_of, inlined
@@ -155,6 +156,8 @@ def _unknown(name: str, proto: onnx.NodeProto) -> UnsupportedOperator:
     own = proto.domain in ONNX_DOMAINS
     reason = "the operator is not known" if own else f"an operator of the domain {proto.domain!r} is not known"
     remedy = "`npuc operators --target TARGET` lists the known ones; rewrite the model with these"
+    if proto.domain not in STANDARD:
+        remedy = "if a library has it, the host runs it: --custom-ops FILE.so"
     return UnsupportedOperator("E201", reason, node=name, op=proto.op_type, remedy=remedy)
 
 

@@ -29,8 +29,8 @@ class Step:
     path: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    domains: tuple[str, ...] = ()
-    """Domains of operators of the host that a library of the user must bring (--custom-ops)."""
+    custom: tuple[str, ...] = ()
+    """Operators of the host that a library of the user must bring (--custom-ops), as DOMAIN::OPERATOR."""
 
 
 @dataclass(frozen=True)

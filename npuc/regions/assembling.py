@@ -99,9 +99,8 @@ def _machine(plan: Plan) -> str:
 def _region_step(network: Network, units: Sequence[Unit], path: str, wanted: set[str]) -> Step:
     written = [name for unit in units for name in unit.writes]
     inputs = graphs.crossing_inputs(network, units, on_npu=False)
-    domains = {unit.proto.domain for unit in units} - {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}
     outputs = tuple(name for name in dict.fromkeys(written) if name in wanted)
-    return Step(HOST, path, tuple(inputs), outputs, tuple(sorted(domains)))
+    return Step(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(units)})))
 
 
 def region_bytes(network: Network, units: Sequence[Unit], step: Step) -> bytes:

@@ -84,7 +84,7 @@ def _nowhere(network: Network, found: Found) -> bool:
 
 def _partitioned(network: Network, target: Target, options: Options, refusal: NpucError) -> list[Found]:
     """Every node of a model that the target does not run entire, in the model's order."""
-    denied = refused(network, options)
+    denied = refused(network, target, options)
     plan = Plan(network, target, options, None, denied, refusals=refusals(network, refusal))
     parts = settled(plan)
     found = [

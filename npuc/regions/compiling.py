@@ -80,7 +80,7 @@ def compile_model(
         network = surveyed(model, options, shapes)
         if refusal is not None:
             expect_host(network, refusal)
-        denied = refused(network, options)
+        denied = refused(network, target, options)
         plan = Plan(network, target, options, hook, denied, refusals=refusals(network, refusal))
         program, samples = _composite(plan, calibration)
     origin = {"name": model.name, "sha256": file_sha256(model)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import onnx
 from onnx import TypeProto, helper, numpy_helper
 
+from npuc.custom_ops import STANDARD
 from npuc.errors import Problem, UnsupportedOperator
+from npuc.frontend.foreign import subgraphs
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
@@ -60,6 +62,16 @@ def _named(unit: Unit) -> onnx.NodeProto:
     copy.CopyFrom(unit.proto)
     copy.name = unit.name
     return copy
+
+
+def custom_operators(units: Iterable[Unit]) -> Iterator[str]:
+    """Operators that onnxruntime knows from a library of the user only, those of subgraphs included."""
+    waiting = [unit.proto for unit in units]
+    while waiting:
+        node = waiting.pop()
+        if node.domain not in STANDARD:
+            yield f"{node.domain}::{node.op_type}"
+        waiting += [each for found in node.attribute for graph in subgraphs(found) for each in graph.node]
 
 
 def crossing_inputs(network: Network, units: Sequence[Unit], *, on_npu: bool) -> list[str]:

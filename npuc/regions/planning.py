@@ -50,12 +50,12 @@ def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]
     return survey(proto, model.parent, shapes, bound_values(proto, options.bind))
 
 
-def refused(network: Network, options: Options) -> dict[str, Problem]:
+def refused(network: Network, target: Target, options: Options) -> dict[str, Problem]:
     """The units that cannot go to the target or shall not, and why.
 
     Raises ModelError (E109) for a --deny that names nothing.
     """
-    found = {unit.name: unit.problem for unit in network.units if unit.problem is not None}
+    found = {unit.name: unit.problem.on(target.name) for unit in network.units if unit.problem is not None}
     for asked in options.deny:
         named = [unit for unit in network.units if asked in (unit.name, unit.op)]
         if not named:
@@ -121,7 +121,8 @@ def _refuses(plan: Plan, parts: Sequence[partition.Part], part: partition.Part) 
         deny_refused(plan, parts, part, error)
         return True
     if not program.manifest["report"]["instructions"]:
-        reason, remedy = "the target leaves all of this part to the host", "npuc operators --target TARGET"
+        remedy = f"npuc operators --target {plan.target.name}"
+        reason = "the target leaves all of this part to the host"
         deny(plan, part.blocks, Problem("W204", reason, remedy=remedy))
         return True
     plan.tried.add(key)

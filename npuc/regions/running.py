@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.custom_ops import REMEDY
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
 from npuc.program import Port, Program
@@ -64,10 +65,9 @@ def _opened(data: bytes, step: Step) -> Any:
     try:
         found = session(data)
     except NpucError as error:
-        if step.domains:
-            reason = f"'{step.path}' has operators of {', '.join(step.domains)}, which onnxruntime lacks"
-            remedy = "give the library that has them with --custom-ops FILE.so"
-            raise ArtefactError("E507", reason, remedy=remedy) from None
+        if step.custom:
+            reason = f"'{step.path}' has operators that onnxruntime lacks: {', '.join(step.custom)}"
+            raise ArtefactError("E507", reason, remedy=REMEDY) from None
         raise _damaged(step, error.problems[0].reason) from None
     taken = {each.name for each in found.get_inputs()}
     given = {each.name for each in found.get_outputs()}
