@@ -23,6 +23,8 @@ from npuc.storage.structured import objects, row
 from npuc.target import FLOATING, Options
 
 CALIBRATION_SAMPLES = 8
+EVERYTHING = "everything"
+"""Where what the target refuses goes, if it cannot be calibrated either: all of the model goes to the host."""
 
 
 class Prepared(BackendRep):
@@ -30,8 +32,8 @@ class Prepared(BackendRep):
 
     Inputs are data. Where the target refuses that, all but the first are constants: weights, shapes and second
     operands, compiled into the program. Where it refuses that too, inputs are data, and the host runs what the
-    target does not, unless the options refuse the host. Without calibration data a run calibrates: its inputs, and
-    random numbers of their mean, deviation and range.
+    target does not, unless the options refuse the host; all of it, where the inputs cannot calibrate. Without
+    calibration data a run calibrates: its inputs, and random numbers of their mean, deviation and range.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class Prepared(BackendRep):
         count = len(self.names)
         if not all(map(is_numeric, feeds.values())):
             return [(count, self.options.fallback)]
-        return [(count, "refuse"), (min(count, 1), "refuse"), (count, self.options.fallback)]
+        ways = [(count, "refuse"), (min(count, 1), "refuse"), (count, self.options.fallback)]
+        return [*ways, (count, EVERYTHING)] if self.options.fallback == "host" else ways
 
     def feeds(self, inputs: Any) -> dict[str, Any]:
         """The inputs by name: arrays, or lists and None where they are sequences and optional."""
@@ -114,6 +117,8 @@ class Prepared(BackendRep):
             calibration = {name: like(value) for name, value in data.items()}
         shapes = {name: value.shape for name, value in data.items() if is_numeric(value) and value.size}
         options = replace(self.options, fallback=fallback)
+        if fallback == EVERYTHING:
+            options = replace(self.options, deny=tuple({node.op_type: None for node in model.graph.node}))
         return compile(model, self.target, calibration=calibration, input_shapes=shapes, options=options)
 
 

@@ -23,6 +23,7 @@ from npuc.frontend.foreign import captured
 from npuc.frontend.importers import IMPORTERS
 from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
+from npuc.frontend.upgrading import upgraded
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
 
@@ -31,6 +32,7 @@ def graph_of(
     model: onnx.ModelProto, folder: Path | None, shapes: Mapping[str, tuple[int, ...]], *, fold_weights: bool
 ) -> Graph:
     """The graph of a model. Raises ModelError or UnsupportedOperator with every problem that was found."""
+    model = upgraded(model)
     opset = opset_of(model)
     expect_small(model)
     model = without_functions(model)

@@ -24,6 +24,7 @@ from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
 from npuc.frontend.reading import OLDEST_OPSET, ONNX_DOMAINS, check_names, opset_of
+from npuc.frontend.upgrading import upgraded
 from npuc.ir import Array, Node, TensorType
 
 HOST_TYPES: Mapping[int, str] = {
@@ -108,6 +109,7 @@ def survey(
 
     Raises ModelError where the model is not well formed, or an input stays dynamic.
     """
+    model = upgraded(model)
     opset = _opset(model)
     expect_small(model)
     model = without_functions(model)

@@ -1,0 +1,55 @@
+"""Models older than the opsets that npuc reads, as ONNX's own converter brings them to the oldest of those."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import version_converter
+
+from npuc.frontend.reading import OLDEST_OPSET, ONNX_DOMAINS
+
+
+def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model of the oldest opset that npuc reads; as it is where it is newer, or cannot be converted.
+
+    Models with operators of other domains are left: the converter does not know what those mean.
+    """
+    versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
+    foreign = any(each.domain not in ONNX_DOMAINS for each in model.opset_import)
+    if foreign or len(versions) != 1 or max(versions) >= OLDEST_OPSET:
+        return model
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for at, node in enumerate(named.graph.node):  # the converter adds nodes: the model's keep their numbers
+        node.name = node.name or f"{node.op_type}_{at}"
+    try:
+        made = version_converter.convert_version(named, OLDEST_OPSET)
+    except (RuntimeError, ValueError, onnx.checker.ValidationError):  # what it refuses stays an old model
+        return model
+    return (
+        made if all(_broadcast_slope(made, node) for node in made.graph.node if node.op_type == "PRelu") else model
+    )
+
+
+def _broadcast_slope(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Gives a slope per channel, (C,), the shape that broadcasts, (C, 1, ...), as the converter does not.
+
+    False where the slope, or the rank of what it multiplies, is not known.
+    """
+    slope = next((each for each in model.graph.initializer if each.name == node.input[1]), None)
+    if slope is None or sum(node.input[1] in each.input for each in model.graph.node) > 1:
+        return False
+    if list(slope.dims) == [1] or len(slope.dims) != 1:
+        return True
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    known = {
+        each.name: each.type.tensor_type for each in (*inferred.value_info, *inferred.input, *inferred.output)
+    }
+    found = known.get(node.input[0])
+    if found is None or not found.HasField("shape"):
+        return False
+    extra = [1] * (len(found.shape.dim) - 2)
+    slope.dims.extend(extra)
+    for port in (each for each in model.graph.input if each.name == slope.name):
+        for extent in extra:
+            port.type.tensor_type.shape.dim.add(dim_value=extent)
+    return True
