@@ -16,7 +16,7 @@ from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
 from npuc.regions.artefact import HOST, NPU, Contents, Step, embedded, part_path, region_path
 from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
-from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares
+from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
     """The program that tells what runs where, and what its inputs are bound to."""
     report = program.manifest["report"]
     bound = {"bound": dict(plan.options.bind)} if plan.options.bind else {}
-    manifest = {**program.manifest, **bound, "report": {**report, **shares(told, report["macs"])}}
+    told_of = {**shares(told, report["macs"]), **utilised(report, told)}
+    manifest = {**program.manifest, **bound, "report": {**report, **told_of}}
     return replace(program, manifest=manifest)
 
 
@@ -209,7 +210,8 @@ def with_shares(program: Program, graph: Graph) -> Program:
         macs[(node.sources or (node.name,))[0]] += graphs.node_macs(node, graph.tensors)
     report = program.manifest["report"]
     told = _told(report, macs, None, _bytes(graph, graph.inputs), _bytes(graph, graph.outputs))
-    manifest = {**program.manifest, "report": {**report, **shares(told, report["macs"])}}
+    told_of = {**shares(told, report["macs"]), **utilised(report, told)}
+    manifest = {**program.manifest, "report": {**report, **told_of}}
     return replace(program, manifest=manifest)
 
 

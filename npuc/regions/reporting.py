@@ -132,3 +132,10 @@ def shares(told: Sequence[Told], executed: int) -> dict[str, Any]:
         "npu_macs_share": npu / (npu + host) if npu + host else None,
         "executed_macs": executed + host,
     }
+
+
+def utilised(report: Report, told: Sequence[Told]) -> dict[str, Any]:
+    """What the machine makes of its rate for the network's own MACs: those that rewrites add do not count."""
+    own, executed = sum(each.macs for each in told if each.place == "npu"), report["macs"]
+    ideal = report["ideal_cycles"] * (min(own, executed) / executed if executed else 1)
+    return {"ideal_cycles": ideal, "utilization": ideal / report["cycles"] if report["cycles"] else None}
