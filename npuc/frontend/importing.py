@@ -21,9 +21,9 @@ from npuc.frontend.external_data import array_of
 from npuc.frontend.folding import can_fold, fold
 from npuc.frontend.foreign import captured
 from npuc.frontend.importers import IMPORTERS
-from npuc.frontend.reading import ONNX_DOMAINS, check_names, opset_of
+from npuc.frontend.reading import check_names, opset_of
 from npuc.frontend.signatures import attributes_of, check_arity
-from npuc.frontend.upgrading import upgraded
+from npuc.frontend.upgrading import ONNX_DOMAINS, upgraded
 from npuc.ir import Graph, Node, topological
 from npuc.ops import build
 

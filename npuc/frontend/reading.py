@@ -10,14 +10,13 @@ from google.protobuf.message import DecodeError
 
 from npuc.budget import MEMORY_LIMIT, expect_room
 from npuc.errors import ModelError
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 
-OLDEST_OPSET = 7
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
-ONNX_DOMAINS = ("", "ai.onnx")
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The parsed file, without its external data.
+    """The parsed file, without its external data; one of an old opset as ONNX's converter brings it to 7.
 
     Raises ModelError: E101 if it cannot be read, E102 if it is no ONNX model.
     """
@@ -35,7 +34,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise ModelError("E102", f"{path} is not a complete ONNX model", remedy=remedy) from error
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
-    return model
+    return upgraded(model)
 
 
 def _content(path: Path) -> bytes:

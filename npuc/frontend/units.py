@@ -23,8 +23,8 @@ from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.expansion import expect_small
 from npuc.frontend.foreign import captured, proto_of, renamed, result_types, static
 from npuc.frontend.importing import constants_into, expect_names, import_node, ordered, without_functions
-from npuc.frontend.reading import OLDEST_OPSET, ONNX_DOMAINS, check_names, opset_of
-from npuc.frontend.upgrading import upgraded
+from npuc.frontend.reading import check_names, opset_of
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 from npuc.ir import Array, Node, TensorType
 
 HOST_TYPES: Mapping[int, str] = {

@@ -5,7 +5,10 @@ from __future__ import annotations
 import onnx
 from onnx import version_converter
 
-from npuc.frontend.reading import OLDEST_OPSET, ONNX_DOMAINS
+OLDEST_OPSET = 7
+ONNX_DOMAINS = ("", "ai.onnx")
+REFUSALS = (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+"""What the converter, or the check of what it made, raises."""
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -15,7 +18,7 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
     foreign = any(each.domain not in ONNX_DOMAINS for each in model.opset_import)
-    if foreign or len(versions) != 1 or max(versions) >= OLDEST_OPSET:
+    if foreign or len(versions) != 1 or max(versions) >= OLDEST_OPSET or any(map(_is_aligned, model.graph.node)):
         return model
     named = onnx.ModelProto()
     named.CopyFrom(model)
@@ -23,11 +26,23 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
         node.name = node.name or f"{node.op_type}_{at}"
     try:
         made = version_converter.convert_version(named, OLDEST_OPSET)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError):  # what it refuses stays an old model
+        onnx.checker.check_model(made, full_check=True)
+    except (
+        RuntimeError,
+        ValueError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ):  # what it refuses stays an old model
         return model
     return (
         made if all(_broadcast_slope(made, node) for node in made.graph.node if node.op_type == "PRelu") else model
     )
+
+
+def _is_aligned(node: onnx.NodeProto) -> bool:
+    """Whether an operand is broadcast from an axis on: the converter puts it one dimension too far to the left."""
+    given = {each.name for each in node.attribute}
+    return {"broadcast", "axis"} <= given
 
 
 def _broadcast_slope(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
