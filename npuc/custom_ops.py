@@ -37,11 +37,11 @@ def custom_ops(files: Sequence[Path | str]) -> Generator[None]:
 
 
 def _expect_libraries(files: Sequence[str]) -> None:
-    from onnxruntime import SessionOptions
+    import onnxruntime as ort
 
     for file in files:
         try:
-            SessionOptions().register_custom_ops_library(file)
+            ort.SessionOptions().register_custom_ops_library(file)
         except Exception as error:  # onnxruntime raises many unrelated types
             reason = f"onnxruntime cannot load '{file}': {error}"
             remedy = "give a shared library that exports RegisterCustomOps, built for this system"

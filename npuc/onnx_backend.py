@@ -109,7 +109,8 @@ class Prepared(BackendRep):
         model.CopyFrom(self.model)
         model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
         for port in model.graph.input:
-            if is_numeric(value := data.get(port.name)) and not value.size:
+            value = data.get(port.name)
+            if isinstance(value, np.ndarray) and is_numeric(value) and not value.size:
                 port.CopyFrom(_port(port.name, value.dtype, value.shape))
         calibration = self.calibration
         numeric = all(map(is_numeric, data.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,7 @@ from npuc.regions.artefact import is_composite
 from npuc.target import Options
 from tests.regions.nets import checked, program_of
 
-NODES = {
+NODES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "Add": ({"broadcast": 1}, (1,)),
     "PRelu": ({}, (8,)),
     "BatchNormalization": ({"is_test": 1, "epsilon": 1e-5}, (8,)),
