@@ -92,6 +92,11 @@ class Admission:
     fetch: int
     write: int
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """All three."""
+        return self.program, self.fetch, self.write
+
 
 @dataclass(frozen=True)
 class Scoreboard:

@@ -211,7 +211,7 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
     count = -(-shape.out_height // _most_rows(context, node, shape))
     tiles = list(row_tiles(shape, equal_edges(shape.out_height, count)))
     computed = sum(timing.compute_cycles(kernels, part.result(y, tile), context.machine) for tile in tiles)
-    return computed + sum(timing.fetch_cycles(part.source(x, tile), context.machine) for tile in tiles)
+    return computed + sum(timing.fetch_cycles(part.source(x, tile), kernels, context.machine) for tile in tiles)
 
 
 def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:

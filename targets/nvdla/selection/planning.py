@@ -89,18 +89,20 @@ class _Admissions:
     def __init__(self) -> None:
         self._places: dict[Touched, Touched] = {}
         self._flights: dict[tuple[object, ...], Scoreboard] = {}
-        self._known: dict[tuple[int, int], tuple[int, int, Scoreboard]] = {}
+        self._known: dict[tuple[int, int], tuple[int, int, int, Scoreboard]] = {}
 
-    def admit(self, scoreboard: Scoreboard, operation: Operation, place: Touched) -> tuple[int, int, Scoreboard]:
-        """How many operations may still run when it fetches and when it writes, and what runs from then on.
+    def admit(
+        self, scoreboard: Scoreboard, operation: Operation, place: Touched
+    ) -> tuple[int, int, int, Scoreboard]:
+        """How many operations may still run when it is programmed, fetches and writes, and what runs from then on.
 
         scoreboard and place are objects that live as long as this one.
         """
         key = id(scoreboard), id(place)
         if key not in self._known:
             admission, after = scoreboard.admit(operation, place)
-            still = scoreboard.count - admission.fetch, scoreboard.count - admission.write
-            self._known[key] = *still, self.shared(after)
+            program, fetch, write = (scoreboard.count - each for each in admission.counts)
+            self._known[key] = program, fetch, write, self.shared(after)
         return self._known[key]
 
     def place(self, place: Touched) -> Touched:
@@ -185,9 +187,9 @@ class _Search:
         progress, scoreboard = begun.progress.take(numbers), [begun.scoreboard[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
             admitted = [self.admissions.admit(each, work.operation, place) for each in scoreboard]
-            fetch, write = (progress.count - [each[which] for each in admitted] for which in (0, 1))
-            scoreboard = [each[2] for each in admitted]
-            progress = progress.after(work, fetch, write, machine)
+            program, fetch, write = (progress.count - [each[which] for each in admitted] for which in range(3))
+            scoreboard = [each[3] for each in admitted]
+            progress = progress.after(work, program, fetch, write, machine)
         return progress, scoreboard
 
     def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
