@@ -227,3 +227,27 @@ def test_a_result_is_no_finer_than_8_bit_weights_allow() -> None:
     known = histograms(graph, [{"x": each} for each in alike], tensors_of(nodes))
     quantised = quantise(graph, nodes, known)
     assert quantised.scales["y/int8"] >= quantised.scales["x/int8"] * 100.001 / 127.5
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-small"])
+@pytest.mark.parametrize("op", ["Concat", "Min"])
+def test_given_steps_do_not_limit_what_is_concatenated_with_them(op: str, target: str, tmp_path: Path) -> None:
+    """The steps have no negative values; what stands beside them has, and is read by a convolution."""
+    together = node("Concat", "a b", "c", axis=1) if op == "Concat" else node("Min", "a b", "c")
+    random = np.random.default_rng(2)
+    graph = network(
+        (1, 4, 6, 6),
+        "y",
+        node("QuantizeLinear", "x s zero", "q"),
+        node("DequantizeLinear", "q s zero", "a"),
+        node("Conv", "x w", "b"),
+        together,
+        node("Conv", "c v", "y"),
+        s=0.05,
+        zero=np.uint8(0),
+        w=random.standard_normal((4, 4, 1, 1)).astype(np.float32) / 2,
+        v=random.standard_normal((3, 8 if op == "Concat" else 4, 1, 1)).astype(np.float32) / 2,
+    )
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25

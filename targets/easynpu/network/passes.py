@@ -24,6 +24,7 @@ from npuc.passes.expansion.pads_to_convs import pads_to_convs
 from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.rescale_mixed_concats import rescale_mixed_concats
 from npuc.passes.expansion.resize_to_copies import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
@@ -92,4 +93,5 @@ _SHAPES: tuple[Pass, ...] = (
     gemm_to_conv,
     limit_at_zero,
     rescale_operands,
+    rescale_mixed_concats,
 )

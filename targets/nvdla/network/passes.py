@@ -22,6 +22,7 @@ from npuc.passes.expansion.pads_to_convs import pads_to_convs
 from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.rescale_mixed_concats import rescale_mixed_concats
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits as Averages
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
@@ -83,5 +84,6 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
         split,
         *PASSES,
         *averages,
+        *((rescale_mixed_concats,) if precision == "int8" else ()),
         *(() if tables else WITHOUT_TABLES),
     )
