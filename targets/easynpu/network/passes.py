@@ -16,6 +16,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
@@ -47,6 +48,8 @@ from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
 
 MOST_EXTENT = 256
 """Rows and columns of a map, as the word has them."""
+WIDEST = 4096
+"""Rows and columns beyond which one row of a map fills a memory."""
 MOST_STRIDE = 15
 """Of a layer, as the word has it."""
 
@@ -89,6 +92,7 @@ _SHAPES: tuple[Pass, ...] = (
     separate_clips,
     batch_to_channels,
     as_images,
+    FoldExtents(WIDEST),
     copies_to_concats,
     gemm_to_conv,
     limit_at_zero,

@@ -14,6 +14,7 @@ from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
@@ -34,10 +35,11 @@ from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
-from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE, Machine
+from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
+from npuc.targets.nvdla.network.interpolation_to_conv_transpose import interpolation_to_conv_transpose
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
@@ -51,6 +53,7 @@ PASSES: tuple[Pass, ...] = (
     pads_to_convs,
     products_to_convs,
     batch_norm_to_conv,
+    interpolation_to_conv_transpose,
     conv_transpose_to_phases,
     enlargements_to_interleaves,
     space_to_depth_to_convs,
@@ -65,6 +68,7 @@ PASSES: tuple[Pass, ...] = (
     separate_clips,
     upper_limits_to_minima,
     as_images,
+    FoldExtents(MOST_EXTENT),
     copies_to_concats,
     GemmToConv(32),
     rows_to_maps,

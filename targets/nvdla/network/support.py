@@ -215,7 +215,10 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     ),
     "DepthToSpace": ("CONV + SDP", f"{ENLARGED} Any mode."),
     "SpaceToDepth": ("CONV + SDP", "Within the convolution that reads it, or by convolutions with strides."),
-    "Resize": ("SDP", f"Every row is repeated equally often, and every column. {ENLARGED}"),
+    "Resize": (
+        "SDP, CONV + SDP",
+        f"Every row is repeated equally often, and every column; or linear, by whole factors up to 8. {ENLARGED}",
+    ),
     "BatchNormalization": ("CONV + SDP", "The parameters are constants."),
     "ReduceMean": ("PDP, CONV + SDP", "Any axes."),
     "ReduceSum": ("CONV + SDP", "Any axes."),
@@ -235,7 +238,7 @@ HOST: Mapping[str, str] = {
     "LogSoftmax": "NVDLA has no logarithm",
     "ArgMax": "NVDLA has no index arithmetic",
     "LRN": "CDP adds squares of 3, 5, 7 or 9 channels",
-    "Resize": "NVDLA has no interpolation",
+    "Resize": "NVDLA has no interpolation by such factors",
     **dict.fromkeys(LUT_OPS, "the configuration has no look-up table in SDP"),
     **dict.fromkeys(MOVEMENT, "surfaces do not give this order of elements"),
 }

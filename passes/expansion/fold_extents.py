@@ -1,0 +1,71 @@
+"""Maps that are too wide or too high, as near to squares as their pixels allow, where pixels do not meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from npuc.ir import Graph, Node
+from npuc.ops.windows import window_of
+from npuc.passes.expansion.images import TIDY, sides
+from npuc.passes.rewriting.layout import UNARY
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+FUNCTIONS = UNARY - {"Cast", "Identity"}
+PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
+
+
+@dataclass(frozen=True)
+class FoldExtents:
+    """A 1x1 Conv, a function of one element and the sum or product of two maps take a map in another shape.
+
+    Exact: the same elements, of which none meets its neighbours. The map has as many pixels, in the form
+    nearest to a square. It stays where it has no more than the most rows and columns, and where the square has more, too (a
+    prime number of pixels).
+    """
+
+    most_extent: int
+    __name__ = "fold_extents"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such maps folded."""
+        return rewrite(graph, partial(_fold, self.most_extent), *TIDY)
+
+
+def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
+    maps = _maps(rewriter, node)
+    if not maps or len(rewriter.shape(maps[0])) != 4 or not only_float(rewriter, *maps, node.output):
+        return False
+    N, _, height, width = rewriter.shape(maps[0])
+    rows, columns = sides(height * width) if height * width else (0, 0)
+    if max(height, width) <= most or not 0 < columns <= most:
+        return False
+    folded: dict[str, str] = {}
+    nodes: list[Node] = []
+    for name in dict.fromkeys(maps):
+        shape = (N, rewriter.shape(name)[1], rows, columns)
+        folded[name] = rewriter.fresh(f"{name}/folded")
+        nodes.append(Node("Reshape", (name,), (folded[name],), {"shape": shape}, folded[name], node.sources))
+    y = rewriter.fresh(f"{node.output}/folded")
+    inputs = tuple(folded.get(name, name) for name in node.inputs)
+    nodes.append(replace(node, inputs=inputs, outputs=(y,)))
+    shape = rewriter.shape(node.output)
+    back = Node("Reshape", (y,), node.outputs, {"shape": shape}, node.output, node.sources)
+    rewriter.replace(node, *nodes, back)
+    return True
+
+
+def _maps(rewriter: Rewriter, node: Node) -> tuple[str, ...]:
+    """The inputs that are maps; none where pixels meet, or the node is another."""
+    if node.op == "Conv":
+        kernel = rewriter.shape(node.inputs[1])[2:]
+        if set(kernel) != {1}:
+            return ()
+        window = window_of(node, kernel)
+        plain = set(window.strides) == {1} and not any((*window.begins, *window.ends))
+        return node.inputs[:1] if plain and not set(node.inputs[1:]) - {"", *rewriter.constants} else ()
+    if node.op in FUNCTIONS and len(node.inputs) == 1:
+        return node.inputs
+    alike = len({rewriter.shape(name) for name in node.inputs}) == 1
+    return node.inputs if node.op in PAIRS and alike and not rewriter.constants.keys() & {*node.inputs} else ()
