@@ -21,7 +21,7 @@ from npuc import __version__
 from npuc.external_weights import HEAVY, outside
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.names import Names
-from npuc.ops.attributes import ACTIVATION, DILATIONS, MAX, MIN
+from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
 
 OPSET = 17
 IR_VERSIONS = {17: 8, 19: 9, 21: 10}
@@ -188,7 +188,7 @@ def _opset(graph: Graph) -> int:
     quantised = (node for node in graph.nodes if node.op in ("QuantizeLinear", "DequantizeLinear"))
     names = {name for node in quantised for name in (*node.inputs, *node.outputs) if name}
     types = {graph.tensors[name].dtype for name in names}
-    types |= {node.text("dtype") for node in graph.nodes if node.op == "FakeQuantize"}
+    types |= {DTYPE(node) for node in graph.nodes if node.op == "FakeQuantize"}
     if types & {"int16", "uint16"}:
         return 21
     dilated = any(node.op == "AveragePool" and max(DILATIONS(node), default=1) > 1 for node in graph.nodes)

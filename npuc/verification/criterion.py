@@ -130,7 +130,7 @@ def _rounded_weight(w: Array, node: Node, precision: str) -> Array:
     """Weights with a scale for every output channel, the largest of which is exact."""
     if precision == "fp16":
         return w.astype(np.float16).astype(np.float32)
-    channel = {"Conv": 0, "Gemm": 1 - node.integer("transB")}.get(node.op, w.ndim - 1)
+    channel = 0 if node.op in ("Conv", "Gemm") else w.ndim - 1
     others = tuple(axis for axis in range(w.ndim) if axis != channel and node.op != "ConvTranspose")
     scale = np.abs(w).max(axis=others or None, keepdims=True) / (LEVELS[precision] // 2)
     scale = np.where(scale > 0, scale, np.float32(1))
