@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 import onnx
 
-from npuc.onnx_suite import MOST_STEPS, suite
+from npuc.onnx_suite import MOST_STEPS, Suite, runtime_suite, suite
 from npuc.target import TARGETS
 
 ONNX_VERSION = "1.23.2"
@@ -34,6 +34,7 @@ CATEGORIES = {
     "PyTorchOperatorModel": "operators exported by PyTorch",
 }
 """Of the suite; the networks of its RealModel are left out: their weights are all alike."""
+PLACES = {"npu": "all on the NPU", "mixed": "mixed", "host": "all on the host"}
 SEVERAL = "(several nodes)"
 
 
@@ -46,6 +47,8 @@ class Result:
     operator: str
     kind: str
     reason: str = ""
+    place: str | None = None
+    """Where it ran, of those that passed: on the NPU, mixed, or on the host."""
 
 
 def results(names: Sequence[str], target: str) -> list[Result]:
@@ -57,15 +60,17 @@ def results(names: Sequence[str], target: str) -> list[Result]:
 
 def _results(names: Sequence[str], target: str) -> Iterator[Result]:
     cases = unittest.defaultTestLoader
-    for title, case in suite(target, __name__).test_cases.items():
+    tests = suite(target, __name__)
+    for title, case in tests.test_cases.items():
         category = title.removeprefix("OnnxBackend").removesuffix("Test")
         for name in cases.getTestCaseNames(case) if category in CATEGORIES else ():
             wanted = not names or any(each in name for each in names)
             if wanted and name.endswith("_cpu"):
-                yield _result(case(name), category, name)
+                tests.runs.clear()
+                yield _result(tests, case(name), category, name)
 
 
-def _result(test: unittest.TestCase, category: str, name: str) -> Result:
+def _result(tests: Suite, test: unittest.TestCase, category: str, name: str) -> Result:
     run = getattr(test, name)
     try:
         run()
@@ -74,7 +79,10 @@ def _result(test: unittest.TestCase, category: str, name: str) -> Result:
         kind, reason = "refused", str(refusal).splitlines()[0]
     except Exception as error:  # whatever else the suite or npuc raises is a failure
         kind, reason = "failed", " ".join(f"{type(error).__name__}: {error}".split())
-    return Result(name.removeprefix("test_").removesuffix("_cpu"), category, operator_of(name), kind, reason)
+    place = tests.place() if kind == "passed" else None
+    return Result(
+        name.removeprefix("test_").removesuffix("_cpu"), category, operator_of(name), kind, reason, place
+    )
 
 
 def operators() -> Mapping[str, str]:
@@ -109,11 +117,13 @@ onnx {version} end on every target, through the adapter [`npuc.backend`](api.md#
 compiled, run by the simulator, and compared with the outputs that the test expects. *refused*: npuc says which
 operator, type or shape it does not take, with a code ([errors](errors.md)). *failed*: anything else.
 
-Inputs are data; where a target refuses that, all inputs but the first become constants (weights, shapes). The
-inputs of the test calibrate. fp32 targets must reach the suite's own tolerances (relative {rtol:g}, absolute
-{atol:g}). On int8 targets a program with instructions may be off by {most:g} quantisation steps of the output:
-the scale of the int8 tensor that the output is, or is made of by movement; where the host computes the output in
-float32, 1/127 of its largest magnitude. Selections (Max, Min, MaxPool, ReduceMax, ReduceMin) may be off by half
+Inputs are data; where a target refuses that, all inputs but the first become constants (weights, shapes); where
+it refuses that too, the host runs what the target does not ([host regions](regions.md)). *All on the NPU*: the
+program is the target's own, without a host region. The inputs of the test calibrate. fp32 targets must reach the
+suite's own tolerances (relative {rtol:g}, absolute {atol:g}). On int8 targets a program with instructions may be
+off by {most:g} quantisation steps of the output: the scale of the int8 tensor that the output is, or is made of
+by movement; where the host computes the output in float32, 1/127 of its largest magnitude. Selections (Max, Min,
+MaxPool, ReduceMax, ReduceMin) may be off by half
 a step of the input as well; outputs of 8 bits by 1. What the host computes alone must reach the suite's
 tolerances.
 
@@ -122,22 +132,38 @@ below.
 """
 
 
-def page(found: Mapping[str, Sequence[Result]]) -> str:
-    """The text of the page."""
+def page(found: Mapping[str, Sequence[Result]], runtime: frozenset[str]) -> str:
+    """The text of the page. runtime: the tests that onnxruntime passes."""
     lines = [
         INTRODUCTION.format(version=ONNX_VERSION, rtol=1e-3, atol=1e-7, most=MOST_STEPS, several=SEVERAL[1:-1])
     ]
-    lines += ["## Targets", "", "passed / refused / failed", ""]
+    lines += ["## Targets", "", "Where the tests that pass run; all the others are refused or fail.", ""]
+    lines += [
+        f"| target | {' | '.join(PLACES.values())} | passed | refused | failed |",
+        f"|--|{'--|' * (len(PLACES) + 3)}",
+    ]
+    lines += [f"| {target} | {' | '.join(map(str, counts(results)))} |" for target, results in found.items()]
+    lines += ["", f"onnxruntime itself passes {len(runtime)} of them. Of these pass:", ""]
+    for target, results in found.items():
+        both = sum(each.kind == "passed" and each.name in runtime for each in results)
+        lines.append(f"- {target}: {both:,} ({100 * both / max(len(runtime), 1):.1f} %)")
+    lines += ["", "By category, passed / refused / failed:", ""]
     lines += [f"| target | {' | '.join(CATEGORIES.values())} | all |", f"|--|{'--|' * len(CATEGORIES)}--|"]
     for target, results in found.items():
         parts = [[each for each in results if each.category == category] for category in CATEGORIES]
         lines.append(f"| {target} | {' | '.join(map(_counts, parts))} | {_counts(results)} |")
-    lines += ["", "## Operators", "", "Tests of a single node that pass, of all there are.", ""]
+    lines += [
+        "",
+        "## Operators",
+        "",
+        "Tests of a single node that pass, and of those the ones that run on the NPU alone.",
+        "",
+    ]
     lines += [f"| operator | tests | {' | '.join(found)} |", f"|--|--|{'--|' * len(found)}"]
     first = next(iter(found.values()))
     for operator, count in sorted(Counter(each.operator for each in first).items()):
         passed = [_passed(results, operator) for results in found.values()]
-        if any(passed):
+        if any(each != "0" for each in passed):
             lines.append(f"| {operator} | {count} | {' | '.join(map(str, passed))} |")
     return "\n".join([*lines, "", *_never(found), *_failures(found), ""])
 
@@ -158,8 +184,33 @@ def _counts(results: Sequence[Result]) -> str:
     return " / ".join(str(sum(each.kind == kind for each in results)) for kind in ("passed", "refused", "failed"))
 
 
-def _passed(results: Sequence[Result], operator: str) -> int:
-    return sum(each.kind == "passed" for each in results if each.operator == operator)
+def _passed(results: Sequence[Result], operator: str) -> str:
+    """How many pass, and in brackets how many of them on the NPU alone, where the host has any."""
+    passed = [each for each in results if each.operator == operator and each.kind == "passed"]
+    alone = sum(each.place == "npu" for each in passed)
+    return str(len(passed)) if alone == len(passed) else f"{len(passed)} ({alone})"
+
+
+def counts(results: Sequence[Result]) -> list[int]:
+    """How many run where, then how many pass, are refused, fail."""
+    places = [sum(each.place == place for each in results) for place in PLACES]
+    return [*places, *(sum(each.kind == kind for each in results) for kind in ("passed", "refused", "failed"))]
+
+
+def runtime() -> frozenset[str]:
+    """The tests that onnxruntime itself passes, by name."""
+    found: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for title, case in runtime_suite(__name__).test_cases.items():
+            category = title.removeprefix("OnnxBackend").removesuffix("Test")
+            for name in unittest.defaultTestLoader.getTestCaseNames(case) if category in CATEGORIES else ():
+                outcome = unittest.TestResult()
+                if name.endswith("_cpu"):
+                    case(name).run(outcome)
+                    if outcome.wasSuccessful() and not outcome.skipped:
+                        found.add(name.removeprefix("test_").removesuffix("_cpu"))
+    return frozenset(found)
 
 
 @click.command(help=__doc__)
@@ -176,7 +227,7 @@ def main(check: bool, jobs: int, names: tuple[str, ...]) -> None:
         for target, each in ((target, each) for target, tests in found.items() for each in tests):
             click.echo(f"{target} {each.name}: {each.kind} {each.reason}")
     else:
-        PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(page(found, runtime()), encoding="utf-8")
     failed = [(target, each) for target, tests in found.items() for each in tests if each.kind == "failed"]
     for target, each in failed:
         click.echo(f"{target} {each.name}: {each.reason[:300]}", err=True)

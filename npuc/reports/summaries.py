@@ -217,6 +217,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
     asked = [
         f"{short(each['name'])} at least {each['sqnr_db']:.1f} dB and cosine {each['cosine']:.4f}"
         for each in report["criterion"] or ()
+        if each["sqnr_db"] is not None
     ]
     limits = "; ".join(asked) or "every bit"
     lines += [f"criterion: {limits}"] if asked else []

@@ -38,7 +38,8 @@ class CompositeCheck:
 
         inner = target.inner if isinstance(target, Composite) else target
         whole = replace(program, evidence=evidence)
-        programs = [part_of(whole, step.path) for step in Contents.of(program.manifest).parts]
+        self.paths = [step.path for step in Contents.of(program.manifest).parts]
+        programs = [part_of(whole, path) for path in self.paths]
         kind = FloatCheck if program.precision in FLOATING else IntegerCheck
         self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
@@ -69,4 +70,8 @@ class CompositeCheck:
         said = self.said.report(tolerance, sound=bit_exact is not False)
         layers = [layer for each in found for layer in each["layers"]]
         counted = {"chip_model": self.chip_model, "cycles": self.run.cycles}
-        return {**said, "bit_exact": bit_exact, "layers": layers, **counted}
+        parts = [
+            {"path": path, **{key: part[key] for key in ("status", "bit_exact", "outputs")}}
+            for path, part in zip(self.paths, found, strict=True)
+        ]
+        return {**said, "bit_exact": bit_exact, "layers": layers, "parts": parts, **counted}

@@ -19,7 +19,7 @@ from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
 from npuc.program import Program
 from npuc.reference import graph_session
-from npuc.regions.artefact import is_composite
+from npuc.regions.artefact import NPU, Contents, is_composite
 from npuc.storage.data import Samples
 from npuc.verification.metrics import Difference, Tolerance
 
@@ -34,13 +34,24 @@ Range = tuple[float, float]
 def criterion(model: Path, program: Program, samples: Samples) -> Tolerance:
     """The tolerance of a program on samples; the usual one where the format says nothing about the network."""
     usual = Tolerance.of(program.precision, synthetic=samples.synthetic)
-    if program.precision not in MARGIN or not usual.judges or is_composite(program) or "bound" in program.manifest:
+    if is_composite(program):
+        return replace(usual, limits=dict.fromkeys(of_host(program), Tolerance.of("fp32").sqnr_db))
+    if program.precision not in MARGIN or not usual.judges or "bound" in program.manifest:
         return usual
     read = load(model, {port.name: port.shape for port in program.inputs})
     graph = run_passes(read, FLOAT_PASSES)
     best = ideal(graph, program.precision, samples)
     margin, enough = MARGIN[program.precision], ENOUGH[program.precision]
     return replace(usual, limits={name: min(sqnr - margin, enough) for name, sqnr in best.items()})
+
+
+def of_host(program: Program) -> list[str]:
+    """The outputs of a program of several parts that depend on no part of the NPU: those must be as in fp32."""
+    contents, from_npu = Contents.of(program.manifest), set[str]()
+    for step in contents.steps:
+        if step.kind == NPU or from_npu.intersection(step.inputs):
+            from_npu.update(step.outputs)
+    return [port.name for port in program.outputs if contents.results.get(port.name) not in from_npu]
 
 
 def tolerance(

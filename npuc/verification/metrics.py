@@ -107,7 +107,7 @@ class Tolerance:
     @property
     def judges(self) -> bool:
         """Whether there is anything that it does not admit."""
-        return self.sqnr_db > -np.inf or self.cosine > -1
+        return self.sqnr_db > -np.inf or self.cosine > -1 or bool(self.limits)
 
     def of_output(self, name: str) -> tuple[float, float]:
         """Least signal to noise in dB, and least cosine."""
@@ -118,7 +118,8 @@ class Tolerance:
 
     def as_json(self, name: str) -> dict[str, Any]:
         """What an output must reach."""
-        return {"name": name, **dict(zip(("sqnr_db", "cosine"), self.of_output(name), strict=True))}
+        sqnr, cosine = self.of_output(name)
+        return {"name": name, "sqnr_db": sqnr if sqnr > -np.inf else None, "cosine": cosine}
 
     def admits(self, name: str, difference: Difference) -> bool:
         """Whether the comparison of an output is within it."""

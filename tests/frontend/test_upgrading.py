@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import npuc
+from npuc.api import compile as compiled
 from npuc.frontend.upgrading import upgraded
 from npuc.regions.artefact import is_composite
 from npuc.target import Options
@@ -86,7 +86,7 @@ def test_multiplications_that_rewrites_add_do_not_count_as_use(tmp_path: Path) -
     )
     model.graph.initializer.append(w)
     for target in ("easynpu", "nvdla-small", "bm1684"):
-        report = npuc.compile(model, target, options=Options(precision="fp32") if target == "bm1684" else None)
+        report = compiled(model, target, options=Options(precision="fp32") if target == "bm1684" else None)
         found = report.report
         assert found["macs"] == 36 * 8 * 4 * 9
         layers = sum(each["ideal_cycles"] for each in found["layers"])

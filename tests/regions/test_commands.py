@@ -47,6 +47,10 @@ def test_run_and_verify_take_all_parts(folder: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one["y"], other["y"])
     report = npuc("verify", folder / "m.onnx", folder / "m.npu", *data, "--json").json
     assert report["bit_exact"] and [layer["name"] for layer in report["layers"]] == ["a", "e"]
+    assert [(part["path"], part["bit_exact"], part["status"]) for part in report["parts"]] == [
+        ("npu/part_0", True, "ok"), ("npu/part_1", True, "ok"),
+    ]  # fmt: skip
+    assert [each["name"] for part in report["parts"] for each in part["outputs"]] == ["a", "e"]
 
 
 def test_dump_explain_and_report_name_parts_and_regions(folder: Path, tmp_path: Path) -> None:
@@ -112,3 +116,18 @@ def test_deny_and_refusing_the_host_exclude_each_other(folder: Path, tmp_path: P
     assert "--strict exclude" in npuc("compile", folder / "m.onnx", *options, "--strict").usage()
     assert "exclude each other" in npuc("compile", folder / "m.onnx", *options, "--fallback", "refuse").usage()
     assert "NAME=VALUE" in npuc("compile", folder / "m.onnx", "--target", "easynpu", "--bind", "x").usage()
+
+
+def test_an_output_that_no_part_of_the_npu_reaches_must_be_as_in_fp32(tmp_path: Path) -> None:
+    body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n z = Sin(x)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] a, float[1,8,6,6] z) {{ {body} }}"
+    onnx.save(model_of(text, w=(8, 8, 3, 3)), tmp_path / "m.onnx")
+    npuc("compile", tmp_path / "m.onnx", "--target", "easynpu", "-o", tmp_path / "m.npu", "-O0").done()
+    report = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu", "--json").json
+    assert {each["name"]: each["sqnr_db"] for each in report["criterion"]} == {"a": None, "z": 60.0}
+    said = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu").done()
+    assert "criterion: z at least 60.0 dB and cosine 1.0000" in said
+    region = tmp_path / "m.npu" / "host" / "region_0.onnx"
+    region.write_bytes(region.read_bytes().replace(b"Sin", b"Tan"))
+    wrong = npuc("verify", tmp_path / "m.onnx", tmp_path / "m.npu", "--json", "--allow-modified")
+    assert wrong.code == 1 and wrong.json["status"] == "mismatch"

@@ -160,6 +160,29 @@ def test_the_bytes_that_cross_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert [each["macs"] for each in told] == [8 * 36 * 72, 0, 8 * 36 * 72]
 
 
+@pytest.mark.parametrize("name", TARGETS)
+def test_one_foreign_node_in_a_residual_network_makes_two_parts_and_exact_bytes(name: str, tmp_path: Path) -> None:
+    """A stem, a block whose first activation no target has, and a block that is left whole.
+
+    By hand: the foreign node reads and writes 8 x 6 x 6 floats, and the short cut around it crosses beside them.
+    """
+    body = f"s0 = Conv<{SAME}>(x, w)\n s = Relu(s0)\n a0 = Conv<{SAME}>(s, v)\n a = Sin(a0)\n"
+    body += f"b = Conv<{SAME}>(a, u)\n c = Add(b, s)\n d = Relu(c)\n"
+    body += f"e0 = Conv<{SAME}>(d, v)\n e = Relu(e0)\n f = Conv<{SAME}>(e, u)\n g = Add(f, d)\n y = Relu(g)"
+    model = model_of(
+        f"g (float[1,3,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", w=(8, 3, 3, 3), v=C8["v"], u=C8["v"]
+    )
+    program = program_of(model, tmp_path, name)
+    told = program.manifest["report"]["partitions"]
+    assert [each["place"] for each in told] == ["npu", "host", "npu"] and told[1]["nodes"] == ["Sin_3"]
+    image, tensor = 4 * 3 * 36, 4 * 8 * 36
+    crossed = [(each["bytes_in"], each["bytes_out"]) for each in told]
+    assert crossed == [(image, 2 * tensor), (tensor, tensor), (2 * tensor, tensor)]
+    assert [each["macs"] for each in told] == [36 * 8 * 9 * (3 + 8), 0, 3 * 36 * 8 * 9 * 8]
+    report = checked(program, tmp_path)
+    assert report["status"] == "ok" and report["bit_exact"] in (True, None)
+
+
 def test_a_model_that_the_target_runs_is_the_program_it_always_was(tmp_path: Path) -> None:
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) {{ a = Conv<{SAME}>(x, w)\n y = Relu(a) }}"
     program = program_of(model_of(text, w=C8["w"]), tmp_path)
