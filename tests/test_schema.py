@@ -16,6 +16,7 @@ from npuc.errors import NpucError
 from npuc.models import MODELS
 from npuc.program import MANIFEST, save
 from npuc.target import Options, target
+from tests.regions.nets import model_of, program_of
 
 SCHEMA = json.loads((Path(__file__).resolve().parents[1] / "docs" / "program-schema.json").read_text("utf-8"))
 
@@ -86,3 +87,17 @@ def _open(manifest: Any) -> None:
     program = Program(manifest, {})
     driver.program_inputs(program)
     target("easynpu").runner(program)
+
+
+def test_programs_with_host_regions_follow_the_schema(tmp_path: Path) -> None:
+    body = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n b = Sin(a)\n y = NonZero(b)"
+    model = model_of(f"g (float[1,8,6,6] x) => (int64[4,n] y) {{ {body} }}", w=(8, 8, 3, 3))
+    for name in ("easynpu", "bm1684"):
+        (tmp_path / name).mkdir()
+        program_of(model, tmp_path / name, name)
+        whole = json.loads((tmp_path / name / "out.npu" / MANIFEST).read_text("utf-8"))
+        validator = jsonschema.Draft202012Validator(SCHEMA)
+        assert [error.message for error in validator.iter_errors(whole)] == []
+        for key in ("steps", "given_by", "inputs", "outputs", "report"):
+            assert not validator.is_valid({**whole, key: None}), key
+        assert not validator.is_valid({**whole, "steps": [{**whole["steps"][0], "path": "../x"}]})
