@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from npuc.errors import DataError, ModelError
 
 MEMORY_LIMIT = 1 << 30
-"""Bytes; `npuc compile --memory-limit` changes them."""
+"""Bytes; --memory-limit changes them."""
+TIME_LIMIT = 30
+"""Seconds of processor time that onnxruntime may take to open a model that others made, or for one sample of it;
+--time-limit changes them."""
 NODE_BYTES = 1 << 12
 """What a node takes, with its names and types."""
-REMEDY = "if you trust it, allow more: npuc compile --memory-limit BYTES"
+REMEDY = "if you trust it, allow more with --memory-limit BYTES"
 
 
 @dataclass
@@ -28,18 +31,32 @@ class Budget:
     used: int = 0
 
 
-_limit: ContextVar[int] = ContextVar("memory_limit", default=MEMORY_LIMIT)
+@dataclass(frozen=True)
+class Limits:
+    """Bytes, and seconds of processor time."""
+
+    memory: int = MEMORY_LIMIT
+    seconds: int = TIME_LIMIT
+
+
+_limits: ContextVar[Limits | None] = ContextVar("limits", default=None)
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
+def limits() -> Limits:
+    """What holds here."""
+    return _limits.get() or Limits()
+
+
 @contextmanager
-def memory_limit(limit: int) -> Generator[None]:
-    """A block whose budgets have so many bytes."""
-    token = _limit.set(limit)
+def limited(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
+    """A block whose budgets have so many bytes, and in which onnxruntime has so many seconds; None: as before."""
+    before = limits()
+    token = _limits.set(Limits(memory or before.memory, seconds or before.seconds))
     try:
         yield
     finally:
-        _limit.reset(token)
+        _limits.reset(token)
 
 
 @contextmanager
@@ -48,7 +65,7 @@ def budget() -> Generator[None]:
     if _current.get() is not None:
         yield
         return
-    token = _current.set(Budget(_limit.get()))
+    token = _current.set(Budget(limits().memory))
     try:
         yield
     finally:
@@ -57,10 +74,22 @@ def budget() -> Generator[None]:
 
 def expect_room(size: float, what: str, *, node: str | None = None, tensor: str | None = None) -> None:
     """Raises ModelError (E110) unless so many bytes are left."""
-    given = _current.get() or Budget(_limit.get())
+    given = _current.get() or Budget(limits().memory)
     if not given.used + size <= given.limit:
         reason = f"{what} of {size:,.0f} bytes, with {given.used:,} in use"
         raise ModelError("E110", reason, node=node, tensor=tensor, limit=f"{given.limit:,} bytes", remedy=REMEDY)
+
+
+def too_much() -> ModelError:
+    """The error (E110) of what took more memory while it ran than it may."""
+    limit = f"{limits().memory:,} bytes"
+    return ModelError("E110", "onnxruntime needs more memory for it", limit=limit, remedy=REMEDY)
+
+
+def too_long() -> ModelError:
+    """The error (E111) of what took longer than it may."""
+    limit, remedy = f"{limits().seconds} seconds", "if you trust it, allow more with --time-limit SECONDS"
+    return ModelError("E111", "onnxruntime takes longer for it", limit=limit, remedy=remedy)
 
 
 def take(size: int, what: str, *, node: str | None = None, tensor: str | None = None) -> None:

@@ -23,6 +23,7 @@ CODES: dict[str, str] = {
     "E108": "external data lies outside the model's folder, or is missing or too short",
     "E109": "an --input-shape, a --bind or a --deny does not fit the model",
     "E110": "the model needs more memory than the limit",
+    "E111": "onnxruntime takes longer for the model than the limit",
     # operators
     "E201": "the operator is not known to npuc",
     "E202": "the target does not run this operator in this form",
@@ -48,6 +49,7 @@ CODES: dict[str, str] = {
     "E506": "the output cannot be written",
     "E507": "a tool or library that the program needs to run is missing, or fails",
     "E508": "the program has nothing of that name",
+    "E509": "what the program leaves to the host needs more memory or time than the limit",
     # results
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",

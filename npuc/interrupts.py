@@ -148,6 +148,44 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
     return subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
+def fork(work: Callable[[], None]) -> int:
+    """Starts a copy of this process that does some work and says nothing; gives its number, for `end`."""
+    import warnings
+
+    with deferred(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the copy does not need
+        child = os.fork()
+        if child == 0:
+            _work(work)
+        _State.running.add(child)
+    return child
+
+
+def _work(work: Callable[[], None]) -> None:
+    try:
+        os.setsid()
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        work()
+    finally:
+        os._exit(0)
+
+
+def end(child: int) -> int:
+    """Ends a copy; gives its status, as os.waitpid does."""
+    with deferred():
+        _State.running.discard(child)
+        with suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        try:
+            return os.waitpid(child, 0)[1]
+        except ChildProcessError:
+            return 0
+
+
 def as_worker() -> None:
     """Makes a process that works for another end with it, whatever ends that, and leave Ctrl-C to it."""
     from multiprocessing import parent_process

@@ -8,12 +8,13 @@ that what integers are compared with is the same on every processor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from npuc.confinement import AVAILABLE, Confined
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
@@ -59,15 +60,25 @@ INTEGER_PRODUCTS = {
 
 
 def session(
-    model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array] = NO_WEIGHTS, *, few_runs: bool = False
+    model: onnx.ModelProto | bytes | Path,
+    weights: Mapping[str, Array] = NO_WEIGHTS,
+    *,
+    few_runs: bool = False,
+    confined: bool = False,
 ) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
     model: a file may have external data. weights: constants that the model names as `outside`; they are not
     copied. few_runs: it is opened faster and runs slower; only for models without INTEGER_PRODUCTS, which need the
-    optimisations. Raises ModelError (E105) where onnxruntime refuses the model.
+    optimisations. confined: what the model asks for cannot be known, so that it runs in a process with limits
+    (npuc.confinement), and raises ModelError (E110, E111) beyond them. Raises ModelError (E105) where onnxruntime
+    refuses the model.
     """
-    given = _given(model)
+    opened = partial(_tried, _given(model), weights, few_runs=few_runs)
+    return Confined(opened) if confined and AVAILABLE else opened()
+
+
+def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool) -> Any:
     try:
         return _opened(given, weights, few_runs=few_runs, precise=True)
     except Exception:  # onnxruntime raises many unrelated types

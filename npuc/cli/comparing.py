@@ -17,6 +17,7 @@ from npuc.cli.options import (
     format_options,
     isa_option,
     json_option,
+    limit_options,
     modified_option,
     shape_option,
     strict_option,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--model", type=PATH, help="What both were compiled from: their accuracy on the data is compared.")
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def diff(
     first: Path, second: Path, data: tuple[Path, ...], model: Path | None, allow_modified: bool, as_json: bool
@@ -118,6 +120,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 @calibration_option
 @data_option
 @custom_ops_option
+@limit_options
 @format_options
 def compare(
     model: Path,

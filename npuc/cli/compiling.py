@@ -21,6 +21,7 @@ from npuc.cli.options import (
     isa_option,
     json_option,
     level_option,
+    limit_options,
     machine_option,
     method_option,
     mixed_option,
@@ -89,12 +90,7 @@ if TYPE_CHECKING:
     default="one",
     help="Samples on which the program is compared with the model before it is written.",
 )
-@click.option(
-    "--memory-limit",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="What the model's constants, folded values and functions and the data may take together [default: 2^30].",
-)
+@limit_options
 @force_option
 @click.option(
     "-v",
@@ -129,7 +125,6 @@ def compile_command(
     allow: tuple[str, ...],
     dump_after: tuple[str, ...],
     proof: str,
-    memory_limit: int | None,
     force: bool,
     verbose: int,
     quiet: bool,
@@ -148,7 +143,7 @@ def compile_command(
     """
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
-    from npuc import budget, driver, program
+    from npuc import driver, program
     from npuc.quantize.calibration.cache import remembering
     from npuc.regions.compiling import compile_model
     from npuc.reports import summaries
@@ -182,7 +177,6 @@ def compile_command(
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (
-        budget.memory_limit(memory_limit or budget.MEMORY_LIMIT),
         stages("compiling", quiet=quiet) as stage,
         remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
     ):
@@ -242,6 +236,7 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 @click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @custom_ops_option
+@limit_options
 def check(
     model: Path,
     target: str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from npuc.cli.options import PATH, Choice, json_option, machine_option, modified_option
+from npuc.cli.options import PATH, Choice, json_option, limit_options, machine_option, modified_option
 from npuc.cli.output import announce_synthetic, load_program, print_json, say
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     help="Estimate with Yosys the resources on this chip family; takes minutes.",
 )
 @modified_option
+@limit_options
 @json_option
 def rtl(
     artefact: Path | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from npuc import budget
 from npuc.cli.output import say
 from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
@@ -213,6 +214,30 @@ def expect_chip_model(target: Target, chip_model: str) -> None:
     """Raises UsageError for a chip model that there is none of for this target."""
     if chip_model not in target.chip_models:
         raise click.UsageError(f"{target.name} has no chip model '{chip_model}': {', '.join(target.chip_models)}")
+
+
+def limit_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --memory-limit and --time-limit, which hold for all that the command does."""
+
+    @click.option(
+        "--memory-limit",
+        type=click.IntRange(min=1),
+        metavar="BYTES",
+        help=f"What a model and its data may ask for together [default: {budget.MEMORY_LIMIT}].",
+    )
+    @click.option(
+        "--time-limit",
+        type=click.IntRange(min=1),
+        metavar="SECONDS",
+        help="Processor time of onnxruntime to open a model or a region of the host, and for a sample of it "
+        f"[default: {budget.TIME_LIMIT}].",
+    )
+    @wraps(command)
+    def limited(*args: Any, memory_limit: int | None, time_limit: int | None, **options: Any) -> T:
+        with budget.limited(memory_limit, time_limit):
+            return command(*args, **options)
+
+    return limited
 
 
 def modified_option(command: Callable[..., T]) -> Callable[..., T]:

@@ -14,6 +14,7 @@ from npuc.cli.options import (
     isa_option,
     json_option,
     level_option,
+    limit_options,
     machine_option,
     method_option,
     mixed_option,
@@ -42,6 +43,7 @@ from npuc.escaping import shown
 @scales_option
 @mixed_option
 @custom_ops_option
+@limit_options
 @json_option
 def quantize(
     model: Path,
@@ -110,6 +112,7 @@ def quantize(
 @click.option("--qdq", type=PATH, help="The network as `npuc quantize` wrote it: a row of its own.")
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def accuracy(
     model: Path,

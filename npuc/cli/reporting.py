@@ -15,6 +15,7 @@ from npuc.cli.options import (
     data_option,
     expect_chip_model,
     json_option,
+    limit_options,
     modified_option,
 )
 from npuc.cli.output import load_program, print_json, say
@@ -39,6 +40,7 @@ SYNTHETIC = 4
 @chip_options
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def report(
     artefact: Path,
@@ -136,6 +138,7 @@ def _verified(
 @data_option
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def explain(
     artefact: Path, node: str, model: Path | None, data: tuple[Path, ...], allow_modified: bool, as_json: bool

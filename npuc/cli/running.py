@@ -14,6 +14,7 @@ from npuc.cli.options import (
     data_option,
     expect_chip_model,
     json_option,
+    limit_options,
     modified_option,
 )
 from npuc.cli.output import announce_left_out, announce_synthetic, load_program, print_json, say
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @chip_options
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def run(
     artefact: Path,
@@ -96,6 +98,7 @@ def run(
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="For --bisect [default: ./STEM.bisect].")
 @modified_option
 @custom_ops_option
+@limit_options
 @json_option
 def verify(
     model: Path,

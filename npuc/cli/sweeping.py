@@ -14,6 +14,7 @@ from npuc.cli.options import (
     calibration_option,
     format_options,
     isa_option,
+    limit_options,
     machine_option,
     shape_option,
     strict_option,
@@ -65,6 +66,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 @isa_option
 @strict_option
 @calibration_option
+@limit_options
 @format_options
 def sweep(
     model: Path,

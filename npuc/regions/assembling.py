@@ -110,7 +110,7 @@ def region_bytes(network: Network, units: Sequence[Unit], step: Step) -> bytes:
 
     data = graphs.region_model(network, units, step.outputs).SerializeToString(deterministic=True)
     try:
-        session(data)
+        session(data, confined=True)
     except NpucError as error:
         problems = [unit.problem for unit in units if unit.problem is not None and unit.problem.code[1] in "12"]
         if not problems:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import DataError
+from npuc.errors import DataError, NpucError
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
@@ -31,11 +31,13 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
     values = _Arrays({name: network.types[name] for name in names}, len(samples), stack)
     run: Callable[..., Any] | None = None
     if computed:
-        run = session(graphs.region_model(network, _behind(network, computed), computed)).run
+        run = session(graphs.region_model(network, _behind(network, computed), computed), confined=True).run
     for at, feed in enumerate(samples.feeds()):
         read = {name: value for name, value in feed.items() if name in _read(network, computed)}
         try:
             given = run(computed, read) if run is not None else []
+        except NpucError:
+            raise
         except Exception as error:  # onnxruntime raises many unrelated types
             remedy = "give samples that the model takes with --calibration DATA.npz"
             raise DataError("E402", f"onnxruntime cannot run sample {at}: {error}", remedy=remedy) from None

@@ -37,7 +37,7 @@ def runs(network: Network, units: Sequence[Unit], outputs: Sequence[str], *, onc
     written = {name for unit in units for name in unit.writes}
     try:
         found: Any = session(
-            *without_weights(graphs.region_model(network, units, [*written.intersection(outputs)]))
+            *without_weights(graphs.region_model(network, units, [*written.intersection(outputs)])), confined=True
         )
         if once:
             found.run(None, _sample(network, [each.name for each in found.get_inputs()]))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.budget import expect_room
 from npuc.custom_ops import REMEDY
 from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
@@ -19,6 +20,8 @@ from npuc.target import Counting, Observer, Runner, Stepper
 PartObserver = Callable[[int, Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]], None]
 """Called with the number of a part, its inputs, what its simulator showed, and its outputs: (samples, *shape)."""
 UNGIVEN = "manifest.json is damaged: no step gives this output"
+LIMITS = ("E110", "E111")
+"""Of memory and time."""
 Values = list[Any]
 """A tensor's value for every sample: arrays, or lists where it is a sequence."""
 
@@ -34,19 +37,28 @@ class Region:
 
     def __call__(self, values: dict[str, Values]) -> dict[str, Values]:
         """The outputs, sample after sample. Raises ArtefactError (E502) where onnxruntime cannot compute them."""
-        found: list[Sequence[Any]] = []
+        found, size = list[Sequence[Any]](), 0
         try:
             for sample in zip(*(values[name] for name in self.step.inputs), strict=True):
                 feed = dict(zip(self.step.inputs, sample, strict=True))
                 found.append(self.session.run(list(self.step.outputs), feed))
+                size += _bytes(found[-1])
+                expect_room(size, "what the host gives for these samples")
             if not self.step.inputs:
                 count = len(next(iter(values.values()))) if values else 1
                 found = [self.session.run(list(self.step.outputs), {})] * count
         except KeyError as error:
             raise _damaged(self.step, f"no step before it gives {error}") from None
+        except NpucError as error:
+            raise _beyond(self.step, error) from None
         except Exception as error:  # onnxruntime raises many unrelated types
             raise _damaged(self.step, f"onnxruntime cannot run it: {error}") from None
         return {name: [each[at] for each in found] for at, name in enumerate(self.step.outputs)}
+
+
+def _bytes(value: Any) -> int:
+    """What a tensor takes, or a sequence of them."""
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else getattr(value, "nbytes", 0)
 
 
 def _opened(data: bytes, step: Step) -> Any:
@@ -60,11 +72,15 @@ def _opened(data: bytes, step: Step) -> Any:
         raise _damaged(step, "it is not an ONNX model") from None
     from onnx.external_data_helper import uses_external_data
 
+    if model.functions:
+        raise _damaged(step, "it has functions of its own")
     if any(uses_external_data(tensor) for tensor in _tensors(model.graph)):
         raise _damaged(step, "it names files outside the artefact")
     try:
-        found = session(data)
+        found = session(model, confined=True)
     except NpucError as error:
+        if error.problems[0].code in LIMITS:
+            raise _beyond(step, error) from None
         if step.custom:
             reason = f"'{step.path}' has operators that onnxruntime lacks: {', '.join(step.custom)}"
             raise ArtefactError("E507", reason, remedy=REMEDY) from None
@@ -83,10 +99,21 @@ def _tensors(graph: Any) -> Sequence[Any]:
         found += [each.values, each.indices]
     for node in graph.node:
         for attribute in node.attribute:
-            found += [attribute.t, *attribute.tensors]
+            sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
+            found += [
+                attribute.t,
+                *attribute.tensors,
+                *(part for each in sparse for part in (each.values, each.indices)),
+            ]
             for inner in (attribute.g, *attribute.graphs):
                 found += _tensors(inner) if inner.node or inner.initializer else []
     return found
+
+
+def _beyond(step: Step, error: NpucError) -> ArtefactError:
+    """The error (E509) of a region that needs more than it may."""
+    (problem,) = error.problems
+    return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 
 def _damaged(step: Step, reason: str) -> ArtefactError:

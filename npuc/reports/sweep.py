@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from npuc import interrupts
+from npuc import budget, interrupts
 from npuc.errors import ArtefactError, NpucError
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage.machine_files import as_toml
@@ -47,6 +47,7 @@ class Task:
     machine: Mapping[str, Any]
     parameters: Mapping[str, Any]
     options: Options
+    limits: budget.Limits
 
 
 def sweep(
@@ -65,7 +66,7 @@ def sweep(
     """
     base = target(grid.target).machine_values(grid.machine)
     tasks = [
-        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options)
+        Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, budget.limits())
         for point in grid.points()
     ]
     rows = list(_on_cluster(tasks, scheduler, advance) if scheduler else _in_processes(tasks, jobs, advance))
@@ -97,7 +98,8 @@ def name_of(point: Mapping[str, Any]) -> str:
 
 def compiled_point(task: Task) -> dict[str, Any]:
     """The row of a point; its machine goes through a file as any user's does."""
-    with TemporaryDirectory() as folder:
+    allowed = budget.limited(task.limits.memory, task.limits.seconds)
+    with TemporaryDirectory() as folder, allowed:
         path = Path(folder) / "machine.toml"
         path.write_text(as_toml(task.machine), encoding="utf-8")
         _, row = compiled(task.subject, Candidate(task.target, str(path)), task.options)

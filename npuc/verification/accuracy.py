@@ -100,7 +100,7 @@ def _labels(samples: Samples) -> Array:
 
 def _by_onnxruntime(model: Any, samples: Samples, output: str) -> Array:
     """(samples, elements) of one output."""
-    run = session(model)
+    run = session(model, confined=True)
     return np.stack([run.run([output], feed)[0].ravel() for feed in samples.feeds()])
 
 

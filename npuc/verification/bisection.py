@@ -63,7 +63,7 @@ _Judge = Callable[[data.Samples, Shown], Iterator[_Judged]]
 
 def _by_reference(reference: bytes) -> _Judge:
     """The integer network: every bit counts."""
-    run = session(reference)
+    run = session(reference, confined=True)
 
     def judge(batch: data.Samples, shown: Shown) -> Iterator[_Judged]:
         names = [each.name for each in run.get_outputs() if each.name in shown]
@@ -259,6 +259,6 @@ def _inputs(model: Any, names: Sequence[str], feed: Mapping[str, Array]) -> dict
     missing = [name for name in names if name not in feed]
     found = {name: feed[name] for name in names if name in feed}
     if missing:
-        values = session(with_outputs(model, missing)).run(missing, feed)
+        values = session(with_outputs(model, missing), confined=True).run(missing, feed)
         found.update(zip(missing, values, strict=True))
     return found

@@ -68,11 +68,18 @@ def _described(content: bytes) -> Mapping[str, Any]:
 class Bits:
     """What the simulator and the integer network have made of some samples, and what of it differs.
 
-    few_runs: there will be only a sample or two. Raises ArtefactError (E502) for evidence that npuc did not write.
+    few_runs: there will be only a sample or two. confined: the evidence may be anyone's. Raises ArtefactError
+    (E502) for evidence that npuc did not write.
     """
 
     def __init__(
-        self, evidence: Mapping[str, bytes], program: Program, target: Target, *, few_runs: bool = False
+        self,
+        evidence: Mapping[str, bytes],
+        program: Program,
+        target: Target,
+        *,
+        few_runs: bool = False,
+        confined: bool = True,
     ) -> None:
         import onnx
 
@@ -80,11 +87,11 @@ class Bits:
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
-        self.dtype = program.precision
+        self.dtype, self.confined = program.precision, confined
         self.listing = partial(target.listing, program)
         try:
             few_runs = few_runs and not has_integer_products(onnx.load_model_from_string(self.evidence))
-            self.reference = session(self.evidence, few_runs=few_runs)
+            self.reference = session(self.evidence, few_runs=few_runs, confined=confined)
         except ModelError as error:
             raise damaged("reference.onnx", error.problems[0].reason) from None
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
@@ -171,7 +178,7 @@ class Bits:
     @cached_property
     def _resumed(self) -> Any:
         """The integer network, going on from what the host brought: `tensor/exact`."""
-        return session(self.cut(self._brought))
+        return session(self.cut(self._brought), confined=self.confined)
 
     def _as_rounded(
         self, feed: Mapping[str, Array], integer: dict[str, Array], found: Mapping[str, Array]

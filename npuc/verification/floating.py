@@ -94,7 +94,7 @@ class FloatCheck:
         shapes = {port.name: port.shape for port in program.inputs}
         fp32 = with_bound(model_of(model, shapes), program.manifest.get("bound", {}))
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
-        self.fp32 = session(*without_weights(with_outputs(fp32, self.names)))
+        self.fp32 = session(*without_weights(with_outputs(fp32, self.names)), confined=True)
         self.said = Outputs(outputs)
         self.entire: dict[str, Difference] = {}
         self.single: dict[str, Difference] = {}

@@ -46,11 +46,11 @@ class IntegerCheck:
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]
         self.floats = list(dict.fromkeys([*self.bits.outputs, *present(fp32, floats)]))
-        self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)))
+        self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)), confined=True)
         known = {*self.floats, *self.bits.inputs}
         try:
             edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
-            self.single = session(self.bits.cut(edges))
+            self.single = session(self.bits.cut(edges), confined=True)
         except ModelError as error:
             raise damaged("reference.onnx", error.problems[0].reason) from None
         self.single_inputs = {each.name for each in self.single.get_inputs()}

@@ -55,9 +55,9 @@ class Isolated:
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         cut = _cut(model, shapes, set(self.names))
-        self.layers = session(with_outputs(cut, self.names))
+        self.layers = session(with_outputs(cut, self.names), confined=True)
         self.smallest = SMALLEST.get(precision, 0.0)
-        self.magnitudes = session(_absolute(cut, self.smallest))
+        self.magnitudes = session(_absolute(cut, self.smallest), confined=True)
         self.inputs = [each.name for each in self.layers.get_inputs()]
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:

@@ -132,7 +132,7 @@ def expected(model: Path, samples: Samples) -> dict[str, Array]:
 
     Raises ModelError where onnxruntime or npuc cannot read it.
     """
-    run = session(*without_weights(read_model(model)))
+    run = session(*without_weights(read_model(model)), confined=True)
     names = [each.name for each in run.get_outputs()]
     parts = [run.run(names, feed) for feed in samples.feeds()]
     return {name: np.stack([part[at].ravel() for part in parts]) for at, name in enumerate(names)}

@@ -160,7 +160,7 @@ class _BitProof:
     """The simulator's integers beside those of the integer network."""
 
     def __init__(self, program: Program, target: Target, *, few_runs: bool) -> None:
-        self.bits = Bits(program.evidence, program, target, few_runs=few_runs)
+        self.bits = Bits(program.evidence, program, target, few_runs=few_runs, confined=False)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer that differs."""

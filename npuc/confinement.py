@@ -1,0 +1,150 @@
+"""onnxruntime on models that others made, in a process of its own with limits on memory and processor time.
+
+What a model asks for while it runs cannot be told from its text: shapes that are computed, loops without an end,
+windows as large as the map. The operating system bounds it instead, and npuc goes on when the process has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from npuc import budget, interrupts
+from npuc.errors import NpucError
+
+AVAILABLE = sys.platform == "linux"
+"""Where the system counts what a process has, and copies one without cost. Elsewhere onnxruntime has no limits."""
+IDLE = 1.0
+"""Seconds after which a process without work looks whether anyone is left to give it some."""
+EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
+"""What onnxruntime and numpy say where the system gives them no more memory."""
+
+
+class Refused(Exception):
+    """What onnxruntime says of a model, or of what it was fed with."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or an output, as onnxruntime describes it."""
+
+    name: str
+    shape: Sequence[Any]
+    type: str
+
+
+class Confined:
+    """A session of onnxruntime in another process, which has `budget`'s limits."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        """opened: opens the session. Raises what it raises, and ModelError (E110, E111) beyond the limits."""
+        import onnxruntime as _  # noqa: F401  once, and not again in every process
+
+        self.limits = budget.limits()
+        self.pipe, theirs = Pipe()
+        mine = self.pipe
+        self.process = interrupts.fork(lambda: _serve(opened, self.limits, mine, theirs))
+        theirs.close()
+        self.end = weakref.finalize(self, _end, self.process, self.pipe, os.getpid())
+        try:
+            self.inputs, self.outputs = self._answer()
+        except BaseException:
+            self.end()
+            raise
+
+    def get_inputs(self) -> Sequence[Value]:
+        """Name, shape and type of every input."""
+        return self.inputs
+
+    def get_outputs(self) -> Sequence[Value]:
+        """Name, shape and type of every output."""
+        return self.outputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """These outputs, or all. Raises Refused, and ModelError (E110, E111) beyond the limits."""
+        try:
+            self.pipe.send((names, dict(feeds)))
+        except OSError:
+            raise Refused("onnxruntime has ended") from None
+        return self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            found = self.pipe.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if isinstance(found, NpucError | Refused):
+            raise found
+        return found
+
+    def _ended(self) -> Exception:
+        """Why there is no answer."""
+        status = self.end() or 0
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+            return budget.too_long()
+        return Refused(f"onnxruntime ended with status {status}")
+
+
+def _end(process: int, pipe: Connection, owner: int) -> int:
+    """Ends a process, unless another has started it; gives its status."""
+    pipe.close()
+    return interrupts.end(process) if os.getpid() == owner else 0
+
+
+def _serve(opened: Callable[[], Any], limits: budget.Limits, other: Connection, pipe: Connection) -> None:
+    """Opens a session and runs it as often as asked."""
+    import resource
+
+    other.close()
+    parent = os.getppid()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _restrict(resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory)
+    _restrict(resource.RLIMIT_CORE, 0)
+
+    def answered(work: Callable[[], Any]) -> None:
+        _restrict(resource.RLIMIT_CPU, int(time.process_time()) + limits.seconds + 1)
+        try:
+            pipe.send(work())
+        except Exception as error:  # onnxruntime raises many unrelated types
+            pipe.send(_refusal(error))
+
+    session: list[Any] = []
+
+    def ports() -> Any:
+        session.append(opened())
+        return tuple(
+            tuple(Value(each.name, each.shape, each.type) for each in found)
+            for found in (session[0].get_inputs(), session[0].get_outputs())
+        )
+
+    answered(ports)
+    while session:
+        while not pipe.poll(IDLE):
+            if os.getppid() != parent:
+                return
+        names, feeds = pipe.recv()
+        answered(lambda names=names, feeds=feeds: session[0].run(names, feeds))
+
+
+def _restrict(what: int, limit: int) -> None:
+    """Lowers a limit, unless it is lower; what the process may raise it to stays."""
+    import resource
+
+    _, most = resource.getrlimit(what)
+    resource.setrlimit(what, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _refusal(error: Exception) -> Exception:
+    """What is said of an exception: the types of onnxruntime do not cross from one process to another."""
+    if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
+        return budget.too_much()
+    return error if isinstance(error, NpucError) else Refused(str(error))
