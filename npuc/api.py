@@ -56,8 +56,7 @@ class Compiled:
     @property
     def report(self) -> Mapping[str, Any]:
         """What `npuc compile --json` prints: cycles, memories, layers."""
-        report: Mapping[str, Any] = self.program.manifest["report"]
-        return report
+        return self.program.report
 
     @property
     def timeline(self) -> Timeline:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc import budget, interrupts
-from npuc.errors import NpucError
+from npuc.errors import ModelError, NpucError
 
 AVAILABLE = sys.platform == "linux"
 """Where the system counts what a process has, and copies one without cost. Elsewhere onnxruntime has no limits."""
@@ -29,8 +29,9 @@ EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
 """What onnxruntime and numpy say where the system gives them no more memory."""
 
 
-class Refused(Exception):
+def _refused(said: object) -> ModelError:
     """What onnxruntime says of a model, or of what it was fed with."""
+    return ModelError("E105", f"onnxruntime cannot run it: {said}")
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Confined:
         return self.outputs
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
-        """These outputs, or all. Raises Refused, and ModelError (E110, E111) beyond the limits."""
+        """These outputs, or all. Raises ModelError: E105 where onnxruntime refuses, E110, E111 beyond limits."""
         try:
             self.pipe.send((names, dict(feeds)))
         except OSError:
-            raise Refused("onnxruntime has ended") from None
+            raise _refused("it has ended") from None
         return self._answer()
 
     def _answer(self) -> Any:
@@ -82,16 +83,36 @@ class Confined:
             found = self.pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
-        if isinstance(found, NpucError | Refused):
+        if isinstance(found, NpucError):
             raise found
         return found
 
-    def _ended(self) -> Exception:
+    def _ended(self) -> NpucError:
         """Why there is no answer."""
         status = self.end() or 0
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             return budget.too_long()
-        return Refused(f"onnxruntime ended with status {status}")
+        return _refused(f"it ended with status {status}")
+
+
+class Unconfined:
+    """The same in this process, without limits."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self.session = opened()
+        self.get_inputs, self.get_outputs = self.session.get_inputs, self.session.get_outputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """These outputs, or all. Raises ModelError (E105) where onnxruntime refuses."""
+        try:
+            return self.session.run(names, feeds)
+        except Exception as error:  # onnxruntime raises many unrelated types
+            raise _refused(error) from None
+
+
+def foreign_session(opened: Callable[[], Any]) -> Confined | Unconfined:
+    """The session of a model that others made, confined where the system can."""
+    return (Confined if AVAILABLE else Unconfined)(opened)
 
 
 def _end(process: int, pipe: Connection, owner: int) -> int:
@@ -143,8 +164,8 @@ def _restrict(what: int, limit: int) -> None:
     resource.setrlimit(what, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _refusal(error: Exception) -> Exception:
+def _refusal(error: Exception) -> NpucError:
     """What is said of an exception: the types of onnxruntime do not cross from one process to another."""
     if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
         return budget.too_much()
-    return error if isinstance(error, NpucError) else Refused(str(error))
+    return error if isinstance(error, NpucError) else _refused(error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from npuc.budget import expect_room
-from npuc.errors import ArtefactError, NpucError
+from npuc.errors import ArtefactError, NpucError, UnsupportedOperator
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import OPS, infer
 
@@ -40,15 +41,10 @@ class HostStep:
         tensors: the network's inputs at least, which say how many samples there are. Raises ArtefactError (E502)
         for a step that contradicts itself or the tensors there are.
         """
-        try:
+        with consistent(self), np.errstate(all="ignore"):
             inputs = [tensors[name] for name in self.inputs]
-            with np.errstate(all="ignore"):
-                outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
+            outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
-        except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError, NpucError) as error:
-            raise ArtefactError(
-                "E502", f"the host step cannot be computed: {error!r}", node=self.node, op=self.op
-            ) from None
 
     @property
     def _zero(self) -> float:
@@ -110,6 +106,18 @@ class HostStep:
             graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, fixed)
             self._sessions[types] = session(to_onnx(graph))
         return self._sessions[types], names
+
+
+@contextmanager
+def consistent(step: HostStep) -> Generator[None]:
+    """A block that uses the attributes of a step, which are whatever the manifest has: what is wrong is E502."""
+    try:
+        yield
+    except (UnsupportedOperator, ArtefactError):
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError, NpucError) as error:
+        reason = f"the host step cannot be computed: {error!r}"
+        raise ArtefactError("E502", reason, node=step.node, op=step.op) from None
 
 
 CONSTANT = "Constant"

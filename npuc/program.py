@@ -82,6 +82,26 @@ class _Layer:
 
 
 @dataclass(frozen=True)
+class _Reason:
+    code: str
+    op: str
+    count: int
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Partition:
+    place: str
+    path: str | None
+    nodes: tuple[str, ...]
+    reasons: tuple[_Reason, ...]
+    macs: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
 class _Report:
     """What every target's report has; targets add to it."""
 
@@ -95,6 +115,11 @@ class _Report:
     memory: Mapping[str, _MemoryUse]
     host_steps: tuple[_HostNode, ...]
     layers: tuple[_Layer, ...]
+    partitions: tuple[_Partition, ...] = ()
+    npu_macs_share: float | None = None
+    executed_macs: int | None = None
+    macs_per_cycle: float | None = None
+    bytes_per_cycle: float | None = None
 
 
 DTYPES = (
@@ -138,6 +163,11 @@ class Program:
     def outputs(self) -> tuple[Port, ...]:
         """The network's outputs."""
         return _ports(self.manifest, "outputs")
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What a compile reports."""
+        return read(Mapping[str, Any], self.manifest.get("report"), "report")
 
     @property
     def model(self) -> Model:

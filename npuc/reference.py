@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from npuc.confinement import AVAILABLE, Confined
+from npuc.confinement import foreign_session
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
@@ -71,11 +71,11 @@ def session(
     model: a file may have external data. weights: constants that the model names as `outside`; they are not
     copied. few_runs: it is opened faster and runs slower; only for models without INTEGER_PRODUCTS, which need the
     optimisations. confined: what the model asks for cannot be known, so that it runs in a process with limits
-    (npuc.confinement), and raises ModelError (E110, E111) beyond them. Raises ModelError (E105) where onnxruntime
-    refuses the model.
+    (npuc.confinement), and raises ModelError beyond them (E110, E111), and where onnxruntime cannot run it (E105).
+    Raises ModelError (E105) where onnxruntime refuses the model.
     """
     opened = partial(_tried, _given(model), weights, few_runs=few_runs)
-    return Confined(opened) if confined and AVAILABLE else opened()
+    return foreign_session(opened) if confined else opened()
 
 
 def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool) -> Any:

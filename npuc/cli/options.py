@@ -1,4 +1,4 @@
-"""Options that several commands share; --allow-modified brings its own guard."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import click
 
 from npuc import budget
 from npuc.cli.output import say
-from npuc.errors import ArtefactError, NpucError
 from npuc.text import closest
 
 if TYPE_CHECKING:
@@ -240,22 +239,7 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
     return limited
 
 
-def modified_option(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --allow-modified. A seal says that a program is whole, not who made it: what it makes fail is E502."""
-
-    @click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
-    @wraps(command)
-    def guarded(*args: Any, allow_modified: bool, **options: Any) -> T:
-        try:
-            return command(*args, allow_modified=allow_modified, **options)
-        except (NpucError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception as error:
-            reason = f"the program contradicts itself ({type(error).__name__}: {error})"
-            remedy = "compile the model again; a program that npuc wrote and that gives this is a bug to report"
-            raise ArtefactError("E502", reason, remedy=remedy) from error
-
-    return guarded
+modified_option = click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
 
 
 def tell_cache(said: Sequence[str], *, verbose: bool, quiet: bool) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from npuc.errors import ArtefactError
 from npuc.escaping import printed
 from npuc.text import as_json
 
@@ -75,13 +74,10 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
 
     from npuc import program
     from npuc.regions.composite import target_of
-    from npuc.target import names
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = program.load(artefact, allow_modified=allow_modified)
     for each in caught:
         say(f"warning: {each.message}", err=True)
-    if loaded.target not in names():
-        raise ArtefactError("E501", f"the program is for '{loaded.target}'", limit=", ".join(names()))
     return loaded, target_of(loaded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,22 +86,28 @@ def _evidence(
     allow_modified: bool,
 ) -> Evidence:
     """What simulation and verification on the data, or on a few synthetic samples, show."""
-    import json
-
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
-    from npuc.program import load_evidence
     from npuc.target import FLOATING
 
     samples = _samples(program, data)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
-    graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
+    graph = _graph(artefact, program, allow_modified)
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
     found = Evidence(graph, values, about)
     if model is None:
         return found
     checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
     return replace(found, verification=checked)
+
+
+def _graph(artefact: Path, program: Program, allow_modified: bool) -> Mapping[str, Any]:
+    """graph.json."""
+    from npuc.program import load_evidence
+    from npuc.verification.described import described
+
+    content = load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"]
+    return described(content, program.precision)
 
 
 def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
@@ -151,14 +158,11 @@ def explain(
       npuc explain resnet8.npu 12
       npuc explain resnet8.npu Conv_3 --model resnet8.onnx --data test.npz
     """
-    import json
-
-    from npuc.program import load_evidence
     from npuc.reports import summaries
     from npuc.reports.explanation import explanation
 
     program, target = load_program(artefact, allow_modified)
-    graph = json.loads(load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"])
+    graph = _graph(artefact, program, allow_modified)
     if data and model is None:
         raise click.UsageError("--data needs --model")
     checked = None

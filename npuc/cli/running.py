@@ -122,6 +122,7 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --samples 4 --min-sqnr 20 --json
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
     """
+    from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text import progress
     from npuc.verification import checking
@@ -129,6 +130,8 @@ def verify(
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
+    if bisect and is_composite(program):
+        raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
     samples = _samples(program, data, count)
     tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
@@ -159,14 +162,14 @@ def _bisected(
     allow_modified: bool,
 ) -> dict[str, Any]:
     """The first difference or the largest jump of the error, and the files that reproduce it."""
-    import json
     from dataclasses import asdict
 
     from npuc.program import load_evidence
     from npuc.verification import bisection
+    from npuc.verification.described import described
 
     evidence = load_evidence(artefact, program, allow_modified=allow_modified)
-    graph = json.loads(evidence["graph.json"])
+    graph = described(evidence["graph.json"], program.precision)
     difference = bisection.first_difference(model, program, target, evidence, samples)
     found = asdict(difference) if difference else bisection.largest_jump(report, graph)
     if found is None:

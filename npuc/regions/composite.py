@@ -15,7 +15,7 @@ from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import Contents, Step, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Stepper, Target
+from npuc.target import Options, Origin, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -24,8 +24,11 @@ WHOLE = ("loadable",)
 
 
 def target_of(program: Program) -> Target:
-    """What runs a program. Raises KeyError for an unknown target."""
-    found = find(program.target)
+    """What runs a program. Raises ArtefactError: E501 for an unknown target, E507 for one that is not imported."""
+    try:
+        found = find(program.target)
+    except KeyError:
+        raise ArtefactError("E501", f"the program is for '{program.target}'", limit=", ".join(names())) from None
     return Composite(found) if is_composite(program) else found
 
 

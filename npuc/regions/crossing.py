@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import DataError, NpucError
+from npuc.errors import DataError, ModelError
 from npuc.frontend.units import Network, Unit
 from npuc.ir import Array, TensorType
 from npuc.regions import graphs
@@ -36,11 +36,12 @@ def crossing(network: Network, names: Sequence[str], samples: Samples, stack: Ex
         read = {name: value for name, value in feed.items() if name in _read(network, computed)}
         try:
             given = run(computed, read) if run is not None else []
-        except NpucError:
-            raise
-        except Exception as error:  # onnxruntime raises many unrelated types
+        except ModelError as error:
+            (problem,) = error.problems
+            if problem.code != "E105":
+                raise
             remedy = "give samples that the model takes with --calibration DATA.npz"
-            raise DataError("E402", f"onnxruntime cannot run sample {at}: {error}", remedy=remedy) from None
+            raise DataError("E402", f"sample {at}: {problem.reason}", remedy=remedy) from None
         values.put(at, {**feed, **dict(zip(computed, given, strict=True))})
     return values.arrays
 

@@ -50,9 +50,7 @@ class Region:
         except KeyError as error:
             raise _damaged(self.step, f"no step before it gives {error}") from None
         except NpucError as error:
-            raise _beyond(self.step, error) from None
-        except Exception as error:  # onnxruntime raises many unrelated types
-            raise _damaged(self.step, f"onnxruntime cannot run it: {error}") from None
+            raise _refused(self.step, error) from None
         return {name: [each[at] for each in found] for at, name in enumerate(self.step.outputs)}
 
 
@@ -79,12 +77,10 @@ def _opened(data: bytes, step: Step) -> Any:
     try:
         found = session(model, confined=True)
     except NpucError as error:
-        if error.problems[0].code in LIMITS:
-            raise _beyond(step, error) from None
-        if step.custom:
+        if step.custom and error.problems[0].code not in LIMITS:
             reason = f"'{step.path}' has operators that onnxruntime lacks: {', '.join(step.custom)}"
             raise ArtefactError("E507", reason, remedy=REMEDY) from None
-        raise _damaged(step, error.problems[0].reason) from None
+        raise _refused(step, error) from None
     taken = {each.name for each in found.get_inputs()}
     given = {each.name for each in found.get_outputs()}
     if taken != {*step.inputs} or not {*step.outputs} <= given:
@@ -110,9 +106,11 @@ def _tensors(graph: Any) -> Sequence[Any]:
     return found
 
 
-def _beyond(step: Step, error: NpucError) -> ArtefactError:
-    """The error (E509) of a region that needs more than it may."""
+def _refused(step: Step, error: NpucError) -> ArtefactError:
+    """The error of a region that onnxruntime refuses (E502), or that needs more than it may (E509)."""
     (problem,) = error.problems
+    if problem.code not in LIMITS:
+        return _damaged(step, problem.reason)
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 

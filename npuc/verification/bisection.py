@@ -7,7 +7,6 @@ there is none, it is the layer at which the error against fp32 jumps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from npuc.program import Program, save_files
 from npuc.reference import session, with_outputs
 from npuc.storage import data
 from npuc.target import FLOATING, Origin, Runner, Target
+from npuc.verification.described import described
 from npuc.verification.isolation import Isolated
 
 Report = Mapping[str, Any]
@@ -118,7 +118,7 @@ def first_difference(
     itself does not hide it. A floating-point program has no bits to agree with but those of the model compiled
     afresh; what both have wrong is more than rounding away from onnxruntime.
     """
-    graph, reference = json.loads(evidence["graph.json"]), evidence["reference.onnx"]
+    graph, reference = described(evidence["graph.json"], program.precision), evidence["reference.onnx"]
     if program.precision not in FLOATING:
         return _first(program, target, graph, samples, _by_reference(reference))
     fresh = recompiled(model, program, target)

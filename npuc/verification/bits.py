@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from npuc.errors import ModelError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.reference import has_integer_products, session
-from npuc.storage.records import read
 from npuc.target import Target
-from npuc.verification.outputs import damaged
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """An int8 tensor in graph.json."""
-
-    float: str
-    scale: float
-    shape: tuple[int, ...]
-    zero_point: int = 0
-    factors: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A layer in graph.json."""
-
-    op: str
-    inputs: tuple[str, ...]
-    tensor: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Described:
-    """graph.json."""
-
-    tensors: Mapping[str, _Tensor]
-    layers: tuple[_Layer, ...]
-
-
-def _described(content: bytes) -> Mapping[str, Any]:
-    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        raise damaged("graph.json", "it is not JSON") from None
-    checked = read(_Described, found, "graph", "graph.json")
-    for layer in checked.layers:
-        if layer.tensor not in checked.tensors:
-            raise damaged("graph.json", f"it lacks the tensor '{layer.tensor}'")
-    for name, tensor in checked.tensors.items():
-        if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
-            raise damaged("graph.json", f"'{name}' has {len(tensor.factors)} factors")
-    return found
+from npuc.verification.described import damaged, described, network
+from npuc.verification.described import evidence as foreign
 
 
 class Bits:
@@ -81,22 +33,25 @@ class Bits:
         few_runs: bool = False,
         confined: bool = True,
     ) -> None:
-        import onnx
-
-        self.evidence, self.described = evidence["reference.onnx"], _described(evidence["graph.json"])
+        self.evidence, self.described = (
+            evidence["reference.onnx"],
+            described(evidence["graph.json"], program.precision),
+        )
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
         self.dtype, self.confined = program.precision, confined
         self.listing = partial(target.listing, program)
-        try:
-            few_runs = few_runs and not has_integer_products(onnx.load_model_from_string(self.evidence))
+        with foreign():
+            few_runs = few_runs and not has_integer_products(network(self.evidence))
             self.reference = session(self.evidence, few_runs=few_runs, confined=confined)
-        except ModelError as error:
-            raise damaged("reference.onnx", error.problems[0].reason) from None
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
+        for each in self.reference.get_outputs():
+            entry = self.tensors.get(each.name)
+            if entry is not None and list(each.shape) != entry["shape"]:
+                raise damaged("reference.onnx", f"'{each.name}' has the shape {each.shape}, not {entry['shape']}")
         self.differing: dict[str, int] = {}
         """Elements of every tensor that the simulator showed."""
         self.strayed: dict[str, int] = {}
@@ -109,7 +64,12 @@ class Bits:
 
         seen: the tensors that the simulator shows.
         """
-        integer = self._as_rounded(feed, values_of(self.reference, self._known, feed), seen)
+        with foreign():
+            integer = self._as_rounded(feed, values_of(self.reference, self._known, feed), seen)
+        for name, value in (*seen.items(), *outputs.items()):
+            if name in integer and value.shape != integer[name].shape:
+                reason = f"'{name}' has the shape {list(integer[name].shape)}, the program's {list(value.shape)}"
+                raise damaged("reference.onnx", reason)
         for name in self.outputs:
             self._stray(name, int((~self._near(name, outputs[name], integer[name])).sum()))
         for name in self.tensors.keys() & seen.keys():
@@ -160,10 +120,9 @@ class Bits:
 
     def cut(self, edges: Collection[str]) -> Any:
         """The integer network, some of whose edges are cut: layers read `tensor/exact` there."""
-        import onnx
         from onnx import helper
 
-        model = onnx.load_model_from_string(self.evidence)
+        model = network(self.evidence)
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         found: dict[str, Any] = {}
         for node in model.graph.node:
@@ -215,10 +174,8 @@ class Bits:
     @cached_property
     def _functions(self) -> frozenset[str]:
         """The tensors of the integer network that come of a function between -1 and 1 that the host computes."""
-        import onnx
-
         found: set[str] = set()
-        for node in onnx.load_model_from_string(self.evidence).graph.node:
+        for node in network(self.evidence).graph.node:
             if node.op_type in BOUNDED or (found.intersection(node.input) and node.op_type != "QuantizeLinear"):
                 found.update(node.output)
         return frozenset(found)

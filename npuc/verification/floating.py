@@ -7,13 +7,11 @@ machine computed; one whose inputs are not shown is taken together with those be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from npuc.errors import ModelError
 from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.ir import Array
@@ -22,17 +20,12 @@ from npuc.reference import present, session, with_outputs
 from npuc.storage.data import Samples
 from npuc.storage.records import read
 from npuc.target import Counting, Target
+from npuc.verification.described import described
+from npuc.verification.described import evidence as foreign
 from npuc.verification.isolation import Alone, Isolated
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.outputs import Outputs, damaged
+from npuc.verification.outputs import Outputs
 from npuc.verification.padding import model_of
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor in graph.json."""
-
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,14 +37,6 @@ class Layer:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Described:
-    """graph.json."""
-
-    tensors: Mapping[str, _Tensor]
-    layers: tuple[Layer, ...]
-
-
 class Layers:
     """The layers of a program, each alone on the inputs that the machine has.
 
@@ -59,20 +44,19 @@ class Layers:
     """
 
     def __init__(self, evidence: Mapping[str, bytes], precision: str) -> None:
-        described = _described(evidence["graph.json"])
-        self.layers, self.reference, self.precision = described.layers, evidence["reference.onnx"], precision
-        self.shapes = {name: tensor.shape for name, tensor in described.tensors.items()}
+        found = described(evidence["graph.json"], precision)
+        self.layers = read(tuple[Layer, ...], found["layers"], "graph.layers", "graph.json")
+        self.reference, self.precision = evidence["reference.onnx"], precision
+        self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
 
     def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Alone]:
         """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
-        if self.isolated is None:
-            try:
+        with foreign():
+            if self.isolated is None:
                 shown = self.shapes.keys() & found.keys()
                 self.isolated = Isolated(self.reference, self.shapes, shown, self.precision)
-            except ModelError as error:
-                raise damaged("reference.onnx", error.problems[0].reason) from None
-        return self.isolated({**feed, **found})
+            return self.isolated({**feed, **found})
 
     def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Layer | None:
         """The first layer of a sample that rounding does not explain."""
@@ -154,12 +138,3 @@ class FloatCheck:
             "entire": entire,
             "single": single,
         }
-
-
-def _described(content: bytes) -> _Described:
-    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        raise damaged("graph.json", "it is not JSON") from None
-    return read(_Described, found, "graph", "graph.json")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from npuc.errors import ModelError
 from npuc.external_weights import without_weights
 from npuc.frontend.binding import with_bound
 from npuc.ir import Array
@@ -18,8 +18,10 @@ from npuc.reference import expect_exact_integers, present, session, with_outputs
 from npuc.storage.data import Samples
 from npuc.target import Counting, Target
 from npuc.verification.bits import EXACT, Bits, values_of
+from npuc.verification.described import damaged
+from npuc.verification.described import evidence as foreign
 from npuc.verification.metrics import Difference, Tolerance
-from npuc.verification.outputs import Outputs, damaged
+from npuc.verification.outputs import Outputs
 from npuc.verification.padding import model_of
 
 
@@ -48,11 +50,9 @@ class IntegerCheck:
         self.floats = list(dict.fromkeys([*self.bits.outputs, *present(fp32, floats)]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.floats)), confined=True)
         known = {*self.floats, *self.bits.inputs}
-        try:
-            edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
+        edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
+        with foreign():
             self.single = session(self.bits.cut(edges), confined=True)
-        except ModelError as error:
-            raise damaged("reference.onnx", error.problems[0].reason) from None
         self.single_inputs = {each.name for each in self.single.get_inputs()}
 
     def batch(self, samples: Samples) -> None:
@@ -111,12 +111,16 @@ class IntegerCheck:
         feeds: dict[str, Array] = {}
         for name in self.single_inputs:
             entry = self.bits.tensors.get(name.removesuffix(EXACT))
+            source = name if entry is None else entry["float"]
+            if source not in known or (entry is not None and known[source].size != prod(entry["shape"])):
+                raise damaged("graph.json", f"'{name}' does not stand for the model's '{source}'")
             if entry is None:
                 feeds[name] = known[name]
             else:
-                value = known[entry["float"]].reshape(entry["shape"])
+                value = known[source].reshape(entry["shape"])
                 feeds[name] = quantise(value, _scale(entry), entry.get("zero_point", 0), self.bits.dtype)
-        return values_of(self.single, list(self.bits.tensors), feeds)
+        with foreign():
+            return values_of(self.single, list(self.bits.tensors), feeds)
 
     def _layer(self, layer: Mapping[str, Any]) -> dict[str, Any]:
         name = layer["tensor"]

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from npuc.frontend.external_data import array_of
 from npuc.ir import Array
 from npuc.reference import session, with_outputs
+from npuc.verification.described import network
 
 UNITS = {"fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place of 1, by precision."""
@@ -48,9 +50,7 @@ class Isolated:
         self, reference: bytes, shapes: Mapping[str, Any], shown: Collection[str], precision: str
     ) -> None:
         """shapes: of the network's tensors; shown: those whose values will be known."""
-        import onnx
-
-        model = onnx.load_model_from_string(reference)
+        model = network(reference)
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
@@ -111,6 +111,6 @@ def _absolute(model: Any, least: float) -> Any:
 
     for each in model.graph.initializer:
         if each.data_type == TensorProto.FLOAT:
-            sizes = np.maximum(np.abs(numpy_helper.to_array(each)), np.float32(least))
+            sizes = np.maximum(np.abs(array_of(each, None)), np.float32(least))
             each.CopyFrom(numpy_helper.from_array(sizes, each.name))
     return model

@@ -1,4 +1,4 @@
-"""What verification gathers of a network's outputs, and what it says of evidence that npuc did not write."""
+"""What verification gathers of a network's outputs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.storage.data import Samples
 from npuc.verification.metrics import Difference, Tolerance, agreement, task
-
-
-def damaged(name: str, reason: str) -> ArtefactError:
-    """The problem of evidence that npuc did not write."""
-    return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
 
 
 class Outputs:

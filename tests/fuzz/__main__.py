@@ -30,13 +30,18 @@ def worker(kind: str, first: int, end: int, folder: Path, pipe: int) -> None:
             try:
                 found = outcome(kind, seed, folder / str(seed))
             except BaseException as error:
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                where = f"{'/'.join(Path(place.filename).parts[-2:])}:{place.lineno}"
+                places = traceback.extract_tb(error.__traceback__)[-4:]
+                where = " < ".join(
+                    f"{'/'.join(Path(each.filename).parts[-2:])}:{each.lineno}" for each in places[::-1]
+                )
                 found = f"{type(error).__name__} at {where} {str(error)[:80]!r}"
             print(f"end {found}", file=out, flush=True)
             if time.perf_counter() - started > 10:
                 print(f"slow {time.perf_counter() - started:.0f}", file=out, flush=True)
-            if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 > MEMORY:
+            used = (
+                resource.getrusage(who).ru_maxrss << 10 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+            )
+            if max(used) > MEMORY:
                 print("end memory", file=out, flush=True)
                 os._exit(0)
     os._exit(0)

@@ -10,7 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ import numpy as np
 import onnx
 from onnx import parser
 
+import npuc
 from npuc import driver
 from npuc.errors import NpucError
 from npuc.ir import TensorType
 from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
+from npuc.regions.compiling import compile_model
 from npuc.reports import listings
 from npuc.storage import data
 from npuc.target import Options, target
@@ -77,6 +79,36 @@ def models(chance: random.Random, folder: Path) -> None:
     save(made, folder / "model.npu")
 
 
+SPLIT = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,3,8,8] x) => (float[1,4,8,8] y) <float[4,3,3,3] w, float[4,4,1,1] v, int32 k = {1}> {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w)
+    d = CumSum (c, k)
+    y = Conv (d, v)
+}
+"""
+
+
+@cache
+def split_model() -> onnx.ModelProto:
+    """A small network with a node in the middle that only the host runs."""
+    made = parser.parse_model(SPLIT)
+    chance = np.random.default_rng(17)
+    for name, extents in (("w", (4, 3, 3, 3)), ("v", (4, 4, 1, 1))):
+        values = chance.standard_normal(extents).astype(np.float32) + 0.1
+        made.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return made
+
+
+@cache
+def split_program(name: str) -> Program:
+    """Its program: two parts and a region."""
+    onnx.save(split_model(), Path(_folder()) / "split.onnx")
+    kind = target(name)
+    asked = Options(level="0", precision=kind.precisions[0])
+    return as_loaded(compile_model(Path(_folder()) / "split.onnx", kind, asked, {})[0])
+
+
 def _npy(values: Any) -> bytes:
     stream = io.BytesIO()
     np.save(stream, values)
@@ -128,28 +160,66 @@ def machines(chance: random.Random, folder: Path) -> None:
 
 
 def artefacts(chance: random.Random, folder: Path) -> None:
-    """An artefact, sealed again, is loaded and used by every command that takes one."""
+    """An artefact, sealed again, is loaded and used by three of the commands, or calls, that take one."""
+    _use(*_changed(program(chance.choice(TARGETS)), chance), chance, folder, model())
+
+
+def regions(chance: random.Random, folder: Path) -> None:
+    """The same of a program with a host region: its own manifest, a part's, or the region is changed."""
     name = chance.choice(TARGETS)
-    original = program(name)
+    original = split_program(name)
+    files = {**original.files, **original.evidence}
+    inside = [each for each in sorted(files) if each.endswith(MANIFEST)]
+    match chance.randrange(4):
+        case 0:
+            manifest, files = _changed(original, chance)
+        case 1:
+            manifest, changed = original.manifest, chance.choice(inside)
+            body = changed_json(json.loads(files[changed]), chance, ("seal", "files"))
+            files[changed] = canonical_json({**body, "seal": ""})
+        case _:
+            manifest, (changed,) = original.manifest, [each for each in files if each.startswith("host/")]
+            files[changed] = changed_model(onnx.ModelProto.FromString(files[changed]), chance)
+    _use(manifest, files, chance, folder, split_model())
+
+
+def _changed(original: Program, chance: random.Random) -> tuple[Any, dict[str, bytes]]:
+    """A manifest or a file of the program is changed; the rest is as it was."""
     manifest: Any = json.loads(json.dumps(original.manifest))
     files = {**original.files, **original.evidence}
     if chance.random() < 0.75:
         manifest = changed_json(manifest, chance, ("seal", "files", "report") if chance.random() < 0.8 else ())
     else:
-        changed = chance.choice(sorted(original.files))
-        files[changed] = changed_bytes(files[changed], chance)
+        changed = chance.choice(sorted(files))
+        content = files[changed]
+        structured = changed.endswith(".json") and chance.random() < 0.8
+        files[changed] = (
+            canonical_json(changed_json(json.loads(content), chance))
+            if structured
+            else changed_model(onnx.ModelProto.FromString(content), chance)
+            if changed.endswith(".onnx")
+            else changed_bytes(content, chance)
+        )
+    return manifest, files
+
+
+def _use(manifest: Any, files: dict[str, bytes], chance: random.Random, folder: Path, of: onnx.ModelProto) -> None:
     values = np.random.default_rng(2).standard_normal((1, 3, 8, 8)).astype(np.float32)
     np.savez(folder.parent / "x.npz", x=values)
     (folder.parent / "l.txt").write_text(listings.listing(target("easynpu").listing(program("easynpu")), "text"))
     path = folder / "a.npu"
     path.mkdir()
     for each, content in files.items():
+        (path / each).parent.mkdir(parents=True, exist_ok=True)
         (path / each).write_bytes(content)
     made = sealed(manifest, files)
     if chance.random() < 0.1:
         made = changed_json(made, chance)
     (path / MANIFEST).write_bytes(canonical_json(made))
-    onnx.save(model(), folder / "model.onnx")
+    onnx.save(of, folder / "model.onnx")
+    if chance.random() < 0.25:
+        _call(npuc.load(path), values, chance)
+        return
     for command in chance.sample(COMMANDS, 3):
         told = io.StringIO()
         with redirect_stdout(told), redirect_stderr(told):
@@ -157,6 +227,26 @@ def artefacts(chance: random.Random, folder: Path) -> None:
         assert all(line.isprintable() for line in told.getvalue().split("\n"))
         if ended:
             raise ended
+
+
+def _call(loaded: npuc.Compiled, values: Any, chance: random.Random) -> None:
+    """Everything that the Python interface does with a program."""
+    calls: list[Callable[[], object]] = [
+        lambda: loaded.report, lambda: loaded.timeline, lambda: loaded.run(values), loaded.listing,
+        lambda: npuc.verify(split_model() if "host/region_0.onnx" in loaded.program.files else model(), loaded),
+        lambda: [list(loaded.target.memory_annotations(loaded.program, name)) for name in loaded.program.files],
+        lambda: npuc.Session(loaded).run(None, {port.name: values for port in loaded.program.inputs}),
+        *(partial(loaded.target.exported, loaded.program, form) for form in loaded.target.exports),
+    ]  # fmt: skip
+    chance.shuffle(calls)
+    ended: NpucError | None = None
+    for call in calls:
+        try:
+            call()
+        except NpucError as error:
+            ended = error
+    if ended:
+        raise ended
 
 
 COMMANDS = [
@@ -175,10 +265,10 @@ COMMANDS = [
 
 def _command(arguments: list[str]) -> NpucError | None:
     """Runs a command; usage errors are none, as not every target has every format."""
-    from npuc.cli import npuc
+    from npuc.cli import npuc as commands
 
     try:
-        npuc.main(arguments, standalone_mode=False, prog_name="npuc")
+        commands.main(arguments, standalone_mode=False, prog_name="npuc")
     except NpucError as error:
         return error
     except click.ClickException:
@@ -232,7 +322,8 @@ def traces(chance: random.Random, folder: Path) -> None:
 
 
 KINDS: dict[str, Callable[[random.Random, Path], None]] = {
-    "models": models, "samples": samples, "machines": machines, "artefacts": artefacts, "listings": texts,
+    "models": models, "samples": samples, "machines": machines, "artefacts": artefacts, "regions": regions,
+    "listings": texts,
     "loadables": loadables, "traces": traces,
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.copies import MOVES, Copy, copy_between
 from npuc.errors import UnsupportedOperator
-from npuc.host import CONSTANT, HostStep
+from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Node, TensorType
 from npuc.ops import OPS
 
@@ -42,8 +42,14 @@ class Operation:
 def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
     """The calls that compute a host step; the types of its outputs are added to `types`.
 
-    Raises UnsupportedOperator (E202) for what the C driver does not compute.
+    Raises UnsupportedOperator (E202) for what the C driver does not compute, ArtefactError (E502) for a step that
+    contradicts itself or the tensors there are.
     """
+    with consistent(step):
+        return _operations(step, types)
+
+
+def _operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
     if step.op == CONSTANT:
         return [_given(step, types)]
     if step.op not in MOVES and step.op not in COMPUTES:

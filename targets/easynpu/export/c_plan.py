@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from npuc.allocation import Buffer, allocate, peak
 from npuc.copies import Copy
-from npuc.errors import UnsupportedOperator
-from npuc.host import CONSTANT, HostStep
+from npuc.errors import ArtefactError, UnsupportedOperator
+from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.targets.easynpu.export.c_host import Operation, bytes_of, operations
-from npuc.targets.easynpu.program.artefact import Contents, Segment
+from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
 """Bytes: what the largest element type likes; the driver needs none."""
@@ -55,8 +56,13 @@ def plan(program: Program) -> Plan:
         if isinstance(step, HostStep):
             actions += operations(step, types)
         else:
+            for move in step.loads:
+                _expect(move, types)
             types.update((move.tensor, TensorType(move.shape, "int8")) for move in step.stores)
             actions.append(step)
+    for port in program.outputs:
+        if types.get(port.name) != TensorType(port.shape, port.dtype):
+            raise _damaged("no step gives it", port.name)
     operations_only = [each for each in actions if isinstance(each, Operation)]
     constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
     outside = border | constants.keys()
@@ -71,8 +77,24 @@ def plan(program: Program) -> Plan:
     return Plan(tuple(kept), types, storage, addresses, constants, arena, scales)
 
 
+def _expect(move: TensorMove, types: Mapping[str, TensorType]) -> None:
+    """Raises ArtefactError (E502) where there is no such tensor to load."""
+    found, extents = types.get(move.tensor), move.map_shape
+    inside = all(
+        0 <= part.start < part.stop <= extent for part, extent in zip(move.window[1:], extents, strict=True)
+    )
+    if found is None or found.dtype != "int8" or found.size != prod(move.shape) or not inside:
+        raise _damaged(f"no tensor for {move}", move.tensor)
+
+
+def _damaged(reason: str, tensor: str) -> ArtefactError:
+    remedy = "compile the model again"
+    return ArtefactError("E502", f"manifest.json is damaged: {reason}", tensor=tensor, remedy=remedy)
+
+
 def _value(step: HostStep) -> Array:
-    return np.array(step.attrs["value"], step.attrs["dtype"])
+    with consistent(step):
+        return np.array(step.attrs["value"], step.attrs["dtype"])
 
 
 def _shared(

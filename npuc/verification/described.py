@@ -1,0 +1,121 @@
+"""graph.json of an artefact: the layers and tensors that reference.onnx computes, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from npuc.errors import ArtefactError, ModelError
+from npuc.frontend.reading import check_names
+from npuc.storage.records import read
+from npuc.target import FLOATING
+
+if TYPE_CHECKING:
+    import onnx
+
+LIMITS = ("E110", "E111")
+"""Of memory and time."""
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor."""
+
+    float: str
+    shape: tuple[int, ...]
+    scale: float | None = None
+    zero_point: int = 0
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Scaled(_Tensor):
+    """A tensor of integers."""
+
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Layer:
+    op: str
+    inputs: tuple[str, ...]
+    tensor: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Rewrite:
+    """What a pass has made of nodes."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """graph.json of a floating-point program."""
+
+    tensors: Mapping[str, _Tensor]
+    layers: tuple[_Layer, ...]
+    rewrites: tuple[_Rewrite, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Integers:
+    """The same of an integer one."""
+
+    tensors: Mapping[str, _Scaled]
+    layers: tuple[_Layer, ...]
+    rewrites: tuple[_Rewrite, ...] = ()
+
+
+def damaged(name: str, reason: str) -> ArtefactError:
+    """The problem of evidence that npuc did not write."""
+    return ArtefactError("E502", f"{name} is damaged: {reason}", remedy="compile the model again")
+
+
+def described(content: bytes, precision: str) -> Mapping[str, Any]:
+    """graph.json. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        raise damaged("graph.json", "it is not JSON") from None
+    floating = precision in FLOATING
+    checked = read(_Floats if floating else _Integers, found, "graph", "graph.json")
+    for layer in checked.layers:
+        if not floating and layer.tensor not in checked.tensors:
+            raise damaged("graph.json", f"it lacks the tensor '{layer.tensor}'")
+    for name, tensor in checked.tensors.items():
+        if tensor.factors and len(tensor.factors) != (*tensor.shape, 0, 0)[1]:
+            raise damaged("graph.json", f"'{name}' has {len(tensor.factors)} factors")
+    return found
+
+
+def network(content: bytes) -> onnx.ModelProto:
+    """reference.onnx. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        found = onnx.ModelProto.FromString(content)
+        check_names(found.graph)
+    except (DecodeError, ModelError):
+        raise damaged("reference.onnx", "it is not an ONNX model") from None
+    if found.functions:
+        raise damaged("reference.onnx", "it has functions of its own")
+    return found
+
+
+@contextmanager
+def evidence() -> Generator[None]:
+    """A block that opens or runs reference.onnx: what onnxruntime says of it is E502, beyond the limits E509."""
+    try:
+        yield
+    except ModelError as error:
+        (problem, *_) = error.problems
+        if problem.code not in LIMITS:
+            raise damaged("reference.onnx", problem.reason) from None
+        reason = f"reference.onnx: {problem.reason}"
+        raise ArtefactError("E509", reason, limit=problem.limit, remedy=problem.remedy) from None
