@@ -46,6 +46,11 @@ class HostStep:
             outputs = self._compute(inputs) if inputs else (self._repeated(len(next(iter(tensors.values())))),)
             tensors.update(zip(self.outputs, outputs, strict=True))
 
+    def conversion_numbers(self) -> tuple[float, int]:
+        """Scale and zero point of a conversion. Raises ArtefactError (E502) where they are none."""
+        with consistent(self):
+            return float(self.attrs["scale"]), int(self.attrs.get("zero_point", 0))
+
     @property
     def _zero(self) -> float:
         return float(self.attrs.get("zero_point", 0))

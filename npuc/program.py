@@ -167,7 +167,14 @@ class Program:
     @property
     def report(self) -> Mapping[str, Any]:
         """What a compile reports."""
-        return read(Mapping[str, Any], self.manifest.get("report"), "report")
+        read(_Report, self.manifest.get("report"), "report")
+        found: Mapping[str, Any] = self.manifest["report"]
+        return found
+
+    @property
+    def bound(self) -> Mapping[str, float]:
+        """Inputs of the model that are constants of the program, and their values."""
+        return read(Mapping[str, float], self.manifest.get("bound", {}), "bound")
 
     @property
     def model(self) -> Model:

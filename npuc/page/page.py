@@ -70,7 +70,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     """The page. Raises ArtefactError where the program could not be run."""
     from markupsafe import Markup
 
-    report, timeline = program.manifest["report"], target.timeline(program)
+    report, timeline = program.report, target.timeline(program)
     layers = list(_layers(report, evidence.verification))
     boxes = _boxes(evidence.graph, layers)
     shades = [("cycles", "cycles"), *([("error", "error")] if evidence.verification else [])]

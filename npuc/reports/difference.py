@@ -19,7 +19,7 @@ IDENTITY = ("name", "nodes", "instruction")
 
 def difference(first: tuple[Program, Target], second: tuple[Program, Target]) -> dict[str, Any]:
     """The report of `npuc diff`; wherever two values stand in a list, the first program's comes first."""
-    a, b = (program.manifest["report"] for program, _ in (first, second))
+    a, b = (program.report for program, _ in (first, second))
     before, after = dict(_numbers(a)), dict(_numbers(b))
     totals = {key: [before.get(key), after.get(key)] for key in dict.fromkeys([*before, *after])}
     listings = [_instructions(target.listing(program)) for program, target in (first, second)]

@@ -25,21 +25,21 @@ def explanation(
     instruction.
     Raises ArtefactError (E508) where the program has nothing of that name.
     """
-    listing = target.listing(program)
-    nodes = _nodes(program.manifest["report"], graph, listing, asked)
-    layers = [layer for layer in program.manifest["report"]["layers"] if nodes & set(layer["nodes"])]
+    listing, report = target.listing(program), program.report
+    nodes = _nodes(report, graph, listing, asked)
+    layers = [layer for layer in report["layers"] if nodes & set(layer["nodes"])]
     around = set(nodes).union(*(layer["nodes"] for layer in layers))
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
     tensors = {each["tensor"] for each in integer}
     timeline = target.timeline(program)
-    parts = program.manifest["report"].get("partitions", ())
+    parts = report.get("partitions", ())
     return {
         "status": "ok",
         "asked": asked,
         "nodes": sorted(around),
         "partitions": [part for part in parts if nodes & set(part["nodes"])] if len(parts) > 1 else [],
         "passes": [each for each in graph.get("rewrites", ()) if around & set(each["nodes"])],
-        "host_steps": [step for step in on_host(program.manifest["report"]) if step["node"] in around],
+        "host_steps": [step for step in on_host(report) if step["node"] in around],
         "layers": layers,
         "tensors": [_tensor(each, graph, verification) for each in integer],
         "buffers": [

@@ -44,7 +44,7 @@ class CompositeCheck:
         self.parts = [kind(model, part.evidence, part, inner, chip_model) for part in programs]
         self.run = CompositeRunner(program, lambda part: inner.runner(part, chip_model))
         self.outputs = [port.name for port in program.outputs]
-        fp32 = with_bound(read_model(model), program.manifest.get("bound", {}))
+        fp32 = with_bound(read_model(model), program.bound)
         self.fp32 = session(*without_weights(fp32), confined=True)
         self.said = Outputs(self.outputs)
         self.exact, self.chip_model = program.precision not in FLOATING, chip_model

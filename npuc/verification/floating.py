@@ -76,7 +76,7 @@ class FloatCheck:
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         outputs = [port.name for port in program.outputs]
         shapes = {port.name: port.shape for port in program.inputs}
-        fp32 = with_bound(model_of(model, shapes), program.manifest.get("bound", {}))
+        fp32 = with_bound(model_of(model, shapes), program.bound)
         self.names = list(dict.fromkeys([*outputs, *present(fp32, [layer.tensor for layer in self.layers])]))
         self.fp32 = session(*without_weights(with_outputs(fp32, self.names)), confined=True)
         self.said = Outputs(outputs)

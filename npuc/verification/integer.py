@@ -43,7 +43,7 @@ class IntegerCheck:
         self.said, self.errors = Outputs(self.bits.outputs), _Errors()
         self.run, self.chip_model = target.runner(program, chip_model), chip_model
         shapes = {port.name: port.shape for port in program.inputs}
-        fp32 = with_bound(model_of(model, shapes), program.manifest.get("bound", {}))
+        fp32 = with_bound(model_of(model, shapes), program.bound)
         expect_exact_integers(fp32)
         floats = [entry["float"] for entry in self.bits.tensors.values()]
         floats += [port.name for port in program.inputs]

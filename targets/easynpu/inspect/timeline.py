@@ -20,6 +20,8 @@ from npuc.targets.easynpu.simulate.walk import chains_of
 from npuc.timeline import Activity, Buffer, Timeline
 
 ARRAY, HOST = "array", "host"
+NOBODY = -1
+"""Of words that nothing was written to."""
 
 
 def timeline(program: Program) -> Timeline:
@@ -65,17 +67,21 @@ class _Run:
             self._transfer(f"store {move.tensor}", self._bytes(move))
 
     def _chains(self, first: int, count: int) -> None:
-        table = self.contents.instructions
         for chain in chains_of(self.words[:count], first, self.contents.machine):
             started, self.cycle = self.cycle, self.cycle + chain.cycles
             label = " ; ".join(disassemble(stage.word) for stage in chain.stages)
-            end = table[chain.stages[-1].number].tensor
+            end = self._tensor(chain.stages[-1].number)
             self.activities.append(Activity(ARRAY, label, started, self.cycle, end))
             for where in chain.read:
                 self._read(where)
             for stage in chain.stages:
                 for where in chain.written(stage):
-                    self._write(where, table[stage.number].tensor or "", started)
+                    self._write(where, self._tensor(stage.number) or "", started)
+
+    def _tensor(self, number: int) -> str | None:
+        """What an instruction word computes, where the manifest tells."""
+        table = self.contents.instructions
+        return table[number].tensor if number < len(table) else None
 
     def _transfer(self, label: str, size: int) -> None:
         started = self.cycle
@@ -96,11 +102,12 @@ class _Run:
 
     def _read(self, where: Map) -> None:
         """What lies there is in use until now."""
-        for at in np.unique(self._holders(where)[where.grid]).tolist():
+        holders = self._holders(where)[where.grid]
+        for at in np.unique(holders[holders != NOBODY]).tolist():
             self.buffers[at] = replace(self.buffers[at], end=self.cycle)
 
     def _holders(self, where: Map) -> Array:
         """The buffer that each word of the memory belongs to, by position."""
         memory = where.place.memory
         words = self.contents.machine.capacity_words(memory)
-        return self.holders.setdefault(memory, np.zeros(words, np.int64))
+        return self.holders.setdefault(memory, np.full(words, NOBODY))

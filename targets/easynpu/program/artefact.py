@@ -178,7 +178,7 @@ def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
         if entry.tensor is None:
             continue
         shape = entry.shape or ()
-        possible = 2 <= len(shape) <= 4 and min(shape) > 0 and prod(shape) <= LARGEST
+        possible = 2 <= len(shape) <= 4 and shape[0] == 1 and min(shape) > 0 and prod(shape) <= LARGEST
         if not possible or shapes.setdefault(entry.tensor, shape) != shape:
             reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
             raise ArtefactError("E502", reason, tensor=entry.tensor, remedy="compile the model again")

@@ -24,6 +24,7 @@ from npuc.targets.nvdla.program.artefact import (
     Contents,
     Segment,
     TensorMove,
+    decode,
     register_map_of,
 )
 
@@ -119,6 +120,7 @@ def _records(program: Program) -> Sequence[Sequence[int]]:
 def _commands(program: Program, contents: Contents) -> Iterable[str]:
     """Initialisers of the commands; those that write the low word of a memory address say so."""
     registers = register_map_of(contents.machine)
+    decode(program.files.get("registers.bin", b""), registers)  # or E502
     for kind, address, mask, value in _records(program):
         low = kind == WRITE and "ADDR_LOW" in registers.at(address).name
         name = "NPUC_WRITE_ADDRESS" if low else KINDS[kind]
@@ -173,7 +175,7 @@ def _scale(tensor: str, steps: Sequence[object]) -> tuple[float, int]:
     for step in steps:
         converts = isinstance(step, HostStep) and step.op in ("QuantizeLinear", "DequantizeLinear")
         if isinstance(step, HostStep) and converts and tensor in (*step.inputs, *step.outputs):
-            return float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
+            return step.conversion_numbers()
     return 0.0, 0
 
 

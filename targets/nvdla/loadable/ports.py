@@ -104,10 +104,10 @@ def _input(move: TensorMove, steps: Sequence[HostStep]) -> Port:
     name, scale, zero = move.tensor, None, 0
     part = ""
     while name in makers:
-        step = makers[name]
+        step = makers.pop(name)
         part = part or (name if step.op == "Slice" else "")
         if step.op == "QuantizeLinear":
-            scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
+            scale, zero = step.conversion_numbers()
         if not step.inputs:
             raise _refused(f"the constant {name} as an input", [step])
         name = step.inputs[0]
@@ -119,14 +119,17 @@ def _output(move: TensorMove, steps: Sequence[HostStep]) -> Port:
     name, scale, zero, softmax, part = move.tensor, None, 0, False, ""
     while readers := [step for step in steps if name in step.inputs]:
         step = readers[0]
+        steps = [each for each in steps if each is not step]
         if len(readers) > 1 or softmax:
             raise _refused(f"more than softmax behind '{move.tensor}'", readers)
         if step.op == "DequantizeLinear":
-            scale, zero = float(step.attrs["scale"]), int(step.attrs.get("zero_point", 0))
+            scale, zero = step.conversion_numbers()
         softmax = softmax or step.op == "Softmax"
         part = part or (name if step.op == "Concat" else "")
         if step.op == "Softmax" and not _over_channels(step, move):
             raise _refused("a softmax that is not over the channels of one pixel", [step])
+        if not step.outputs:
+            raise _refused(f"nothing behind '{name}'", [step])
         name = step.outputs[0]
     return Port(part or name, move, scale, zero, softmax)
 

@@ -12,6 +12,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
+from npuc.storage.records import read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
@@ -23,6 +24,11 @@ EXACT_PRODUCTS = 1 << 29
 """Of a sample: half a minute of fp16 to the bit."""
 
 
+def _macs(program: Program) -> int:
+    """Those of the report; 0 where there is none."""
+    return read(int, program.report["macs"], "report.macs") if "report" in program.manifest else 0
+
+
 class Runner:
     """A program ready to run on sample after sample.
 
@@ -31,7 +37,7 @@ class Runner:
     """
 
     def __init__(self, program: Program, *, quick: bool = False) -> None:
-        few = program.manifest.get("report", {}).get("macs", 0) <= EXACT_PRODUCTS
+        few = _macs(program) <= EXACT_PRODUCTS
         self.exact = few and not quick
         self.contents = Contents.of(program.manifest)
         self.outputs = program.outputs

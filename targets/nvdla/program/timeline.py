@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from npuc.errors import ArtefactError
 from npuc.program import Program
+from npuc.storage.records import read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
 from npuc.timeline import Activity, Buffer, Timeline
@@ -21,6 +22,17 @@ ENGINES = {
 }
 READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
 """The registers that say where an operation reads."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of the report: its first command, and of how many operations it is."""
+
+    name: str
+    op: str
+    cycles: int
+    instruction: int
+    jobs: int
 
 
 @dataclass(frozen=True)
@@ -43,10 +55,10 @@ def timeline(program: Program) -> Timeline:
     """
     activities: list[Activity] = []
     at = 0
-    layers: Sequence[Mapping[str, Any]] = program.manifest["report"]["layers"]
+    layers = _layers(program)
     for layer in layers:
-        end = at + layer["cycles"]
-        activities.append(Activity(ENGINES[layer["op"]], layer["op"], at, end, layer["name"]))
+        end = at + layer.cycles
+        activities.append(Activity(ENGINES[layer.op], layer.op, at, end, layer.name))
         at = end
     contents = Contents.of(program.manifest)
     jobs = list(_jobs(program, contents, layers, activities))
@@ -54,18 +66,28 @@ def timeline(program: Program) -> Timeline:
     return Timeline(at, tuple(activities), buffers)
 
 
+def _layers(program: Program) -> tuple[_Layer, ...]:
+    """Those of the report. Raises ArtefactError (E502) where they are not what npuc wrote."""
+    found = read(tuple[_Layer, ...], program.report["layers"], "report.layers")
+    for number, each in enumerate(found):
+        if each.op not in ENGINES or each.jobs < 1:
+            reason = f"manifest.json is damaged: report.layers[{number}] is {each.jobs} times {each.op}"
+            raise ArtefactError("E502", reason, limit=", ".join(ENGINES), remedy="compile the model again")
+    return found
+
+
 def _jobs(
-    program: Program, contents: Contents, layers: Sequence[Mapping[str, Any]], activities: Sequence[Activity]
+    program: Program, contents: Contents, layers: Sequence[_Layer], activities: Sequence[Activity]
 ) -> Iterator[_Job]:
     """Every operation, with the time of the layer that its commands belong to."""
     registers = register_map_of(contents.machine)
     commands = decode(program.files.get("registers.bin", b""), registers)
     seen = [0] * len(layers)
     for each in contents.operations:
-        number = max((at for at, layer in enumerate(layers) if layer["instruction"] <= each.start), default=None)
+        number = max((at for at, layer in enumerate(layers) if layer.instruction <= each.start), default=None)
         if number is None:
             continue
-        start, end, parts = activities[number].start, activities[number].end, layers[number]["jobs"]
+        start, end, parts = activities[number].start, activities[number].end, layers[number].jobs
         edges = tuple(start + (end - start) * part // parts for part in (seen[number], seen[number] + 1))
         seen[number] += 1
         given = (
