@@ -17,7 +17,7 @@ def histograms(run: Runner, samples: Samples) -> dict[str, Array]:
     found: dict[str, Array] = {}
 
     def observe(name: str, values: Array) -> None:
-        computed = values[values < VALUES // 2].astype(np.int64) + VALUES // 2
+        computed = values[np.abs(values + 0.5) < VALUES // 2].astype(np.int64) + VALUES // 2
         found[name] = found.get(name, 0) + np.bincount(computed, minlength=VALUES)
 
     for batch in samples.batches(BATCH):

@@ -24,11 +24,18 @@ WHOLE = ("loadable",)
 
 
 def target_of(program: Program) -> Target:
-    """What runs a program. Raises ArtefactError: E501 for an unknown target, E507 for one that is not imported."""
+    """What runs a program.
+
+    Raises ArtefactError: E501 for an unknown target, E502 for a precision that it lacks, E507 for one that cannot
+    be imported.
+    """
     try:
         found = find(program.target)
     except KeyError:
         raise ArtefactError("E501", f"the program is for '{program.target}'", limit=", ".join(names())) from None
+    if program.precision not in found.precisions:
+        reason = f"manifest.json is damaged: precision is '{program.precision}'"
+        raise ArtefactError("E502", reason, limit=", ".join(found.precisions), remedy="compile the model again")
     return Composite(found) if is_composite(program) else found
 
 

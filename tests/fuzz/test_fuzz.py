@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import random
+import resource
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -24,8 +27,29 @@ FINDINGS = [
     ("artefacts", 1472),
     ("artefacts", 1492),
     ("artefacts", 10746),
+    ("artefacts", 20007),
+    ("artefacts", 20045),
+    ("artefacts", 30098),
+    ("artefacts", 30160),
+    ("regions", 20097),
+    ("regions", 30034),
+    ("regions", 30083),
+    ("regions", 40020),
 ]
-"""Cases that once ended in a traceback."""
+"""Cases that once ended in a traceback, or in all memory."""
+
+
+@pytest.fixture(autouse=True)
+def limited() -> Iterator[None]:
+    """No case takes all of the machine's memory."""
+    if sys.platform != "linux":
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (3 << 30), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("kind", COUNTS)

@@ -8,7 +8,7 @@ value. A wait is for GLB.S_INTR_STATUS, which the driver clears.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -184,12 +184,23 @@ class Contents:
         dram = read(Dram, manifest.get("dram"), "dram")
         if not 0 < dram.bytes <= LARGEST or not 0 <= dram.base < 1 << 40:
             raise _damaged(f"dram has {dram.bytes} bytes at {dram.base}")
-        return cls(
+        found = cls(
             tuple(_step_from_json(step, f"steps[{number}]") for number, step in enumerate(steps)),
             read(tuple[Produced, ...], manifest.get("operations"), "operations"),
             dram,
             machine,
         )
+        for move in found.moves:
+            move.bytes(machine)
+        return found
+
+    @property
+    def moves(self) -> Iterator[TensorMove]:
+        """Every tensor that lies in memory, as often as an entry says so."""
+        for step in self.steps:
+            if isinstance(step, Segment):
+                yield from (*step.loads, *step.stores)
+        yield from (each.result for each in self.operations if each.result is not None)
 
 
 def encode(commands: Iterable[Command], registers: RegisterMap) -> bytes:
