@@ -30,7 +30,7 @@ from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.weight_form import WeightForm
 
-MEASURED = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
+MEASURED: dict[tuple[int, ...], int] = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
     (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,
     (64, 8, 8, 64, 1, 1): 7676, (128, 8, 8, 128, 1, 1): 20368, (16, 32, 32, 16, 3, 1): 41382,
     (16, 32, 32, 32, 3, 2): 23522, (32, 16, 16, 64, 3, 2): 22382, (8, 32, 32, 16, 5, 1): 53884,

@@ -142,10 +142,9 @@ class Progress:
         program, fetch, write: how many operations of each beginning must have ended until it is programmed,
         fetches and writes.
         """
-        seen = np.maximum.accumulate(self.ends, axis=1)
-        programmed = self._passed(seen, program) + work.programming
-        enabled = np.maximum(programmed, self._passed(seen, fetch))
-        allowed = np.maximum(enabled, self._passed(seen, write))
+        seen_program, seen_fetch, seen_write = self._passed(np.array([program, fetch, write]).reshape(3, -1))
+        enabled = np.maximum(seen_program + work.programming, seen_fetch)
+        allowed = np.maximum(enabled, seen_write)
         start = timing.START + machine.latency
         new = dict[str, Array]()
         match work.operation:
@@ -166,8 +165,9 @@ class Progress:
         ends = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
         return replace(self, ends=ends, count=self.count + 1, programmed=allowed, moved=moved, **new)
 
-    def _passed(self, seen: Array, ended: Array | int) -> Array:
-        """When the driver has seen the end of so many operations; seen: the latest end up to each of them."""
+    def _passed(self, ended: Array) -> Array:
+        """When the driver has seen the end of so many operations; ended has a column for each beginning."""
+        seen = np.maximum.accumulate(self.ends, axis=1)  # the latest end up to each operation
         which = np.minimum(ended - self.count + REMEMBERED, REMEMBERED)
         passed = np.maximum(self.programmed, seen[np.arange(len(seen)), np.maximum(which, 1) - 1])
         return np.where(which > 0, passed, self.programmed)
