@@ -24,7 +24,7 @@ from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
 from npuc.storage.structured import objects, row
-from npuc.target import Options, Quantising, Runner, Stepper, Target
+from npuc.target import Options, Quantising, Runner, Stepper, Target, usual_options
 
 BATCH = 32
 """Samples simulated side by side, at most."""
@@ -53,7 +53,7 @@ def optimised(
         imported = load_model(model, shapes)
     except NpucError as error:
         raise type(error).of(each.on(target.name) for each in error.problems) from error
-    graph = run_passes(imported, passes_of(target, options or Options()), hook)
+    graph = run_passes(imported, passes_of(target, options or usual_options(target)), hook)
     constant = [name for name in graph.outputs if name in graph.constants]
     if constant:
         reason, remedy = "the output is a constant: it depends on no input", "remove it from the model's outputs"

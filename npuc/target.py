@@ -73,6 +73,11 @@ class Options:
             self.stage(what)
 
 
+def usual_options(target: Target) -> Options:
+    """What a compilation for a target is asked where nobody asks for anything: its usual precision."""
+    return Options(precision=target.precisions[0])
+
+
 FLOATING = ("fp16", "fp32")
 """Precisions whose programs have no integer reference, and no scales to calibrate."""
 
@@ -264,7 +269,7 @@ TARGETS: Mapping[str, tuple[str, str, str]] = {
     "bm1684": (
         "npuc.targets.bm1684.target",
         "BM1684",
-        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel",
+        "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface",
     ),
 }
 

@@ -32,7 +32,7 @@ ROOMS = {
         "machine formats model arithmetic operations emission selection program trace quantisation loadable export"
         " network target"
     ),
-    "npuc.targets.bm1684": "machine lowering plan program simulate network export target",
+    "npuc.targets.bm1684": "machine quantisation lowering plan program simulate network export target",
 }
 """The rooms of a package; each imports those before it only."""
 

@@ -23,9 +23,11 @@ class GemmToConv:
     The weights keep their order, so no value changes.
 
     most_extent: of a kernel, each way; a map that is larger is folded as a vector is. None: any.
+    batches: a Gemm on several rows becomes a Conv on as many images.
     """
 
     most_extent: int | None = None
+    batches: bool = False
     __name__ = "gemm_to_conv"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -35,19 +37,21 @@ class GemmToConv:
         maps = {
             node.output: (node.inputs[0], graph.shape(node.inputs[0]))
             for node in graph.nodes
-            if node.op == "Reshape" and self._covers(graph.shape(node.inputs[0]))
+            if node.op == "Reshape" and self._covers(graph.shape(node.inputs[0]), graph.shape(node.output))
         }
         for node in graph.nodes:
-            if node.op == "Gemm" and graph.shape(node.inputs[0])[0] == 1 and node.inputs[1] in graph.constants:
+            rows = graph.shape(node.inputs[0])[0] if node.op == "Gemm" else 0
+            if (rows == 1 or (rows and self.batches)) and node.inputs[1] in graph.constants:
                 nodes += self._as_conv(graph, node, constants, maps)
             else:
                 nodes.append(node)
         return rebuild(graph, nodes, constants) if constants else graph
 
-    def _covers(self, shape: tuple[int, ...]) -> bool:
-        """Whether a kernel may be as large as a map."""
+    def _covers(self, shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
+        """Whether a kernel may be as large as a map, whose images are the rows."""
         limit = self.most_extent or max(shape, default=0)
-        return len(shape) == 4 and shape[0] == 1 and max(shape[2:]) <= limit
+        images = len(shape) == 4 and (shape[0] == 1 or (self.batches and row[:1] == shape[:1]))
+        return images and max(shape[2:]) <= limit
 
     def _as_conv(
         self, graph: Graph, node: Node, constants: dict[str, Array], maps: dict[str, tuple[str, tuple[int, ...]]]
@@ -57,9 +61,9 @@ class GemmToConv:
         maps: for every row the map (and its shape) with the same elements; the convolution's own is added.
         """
         before: list[Node] = []
-        row = node.inputs[0]
+        row, count = node.inputs[0], graph.shape(node.inputs[0])[0]
         if row not in maps:
-            shape = (1, *folded(graph.shape(row)[1], self.most_extent))
+            shape = (count, *folded(graph.shape(row)[1], self.most_extent))
             vector = f"{node.output}/vector"
             before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
             maps[row] = vector, shape
@@ -67,9 +71,11 @@ class GemmToConv:
         weights = graph.constants[node.inputs[1]]
         kernel, y = f"{node.output}/kernel", f"{node.output}/map"
         constants[kernel] = np.ascontiguousarray(weights.reshape(len(weights), *shape[1:]))
-        maps[node.output] = y, (1, len(weights), 1, 1)
+        maps[node.output] = y, (count, len(weights), 1, 1)
         conv = Node("Conv", (x, kernel, *node.inputs[2:]), (y,), dict(node.attrs), node.name, node.sources)
-        after = Node("Reshape", (y,), node.outputs, {"shape": (1, len(weights))}, f"{node.name}/row", node.sources)
+        after = Node(
+            "Reshape", (y,), node.outputs, {"shape": (count, len(weights))}, f"{node.name}/row", node.sources
+        )
         return [*before, conv, after]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, NpucError, Problem
@@ -37,28 +37,35 @@ from npuc.targets.bm1684.program.artefact import (
 from npuc.targets.bm1684.program.origins import origin
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.program.timeline import timeline
+from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.simulate.running import Runner
 from npuc.timeline import Timeline
 
+if TYPE_CHECKING:
+    from npuc.quantize.improvement.search import Network, Step
+
+
+FIRMWARE_HEADER = "okk_fix8b.h"
+
 
 class Bm1684:
-    """BM1684 as a Target. It computes in fp32: the interface has no public int8 convolution."""
+    """BM1684 as a Target: fp32 by the public interface, 8 bits by functions of the firmware library beside it."""
 
     name = "bm1684"
-    summary = "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel"
+    summary = "64 NPUs of 16 lanes, fp32, programmed in C through OKKernel; int8 outside its public interface"
     memories = ("local", "system")
-    precisions = ("fp32",)
+    precisions = ("fp32", "int8")
     exports = ("okkernel",)
     players: tuple[str, ...] = ()
     chip_models = ("own", "vendor")
     inexact: tuple[str, ...] = ()
     weight_forms: tuple[str, ...] = ()
 
-    def passes(self, options: Options) -> tuple[Pass, ...]:  # noqa: ARG002  (as Target)
-        """What the interface has no calls for becomes what it has."""
-        from npuc.targets.bm1684.network.passes import PASSES
+    def passes(self, options: Options) -> tuple[Pass, ...]:
+        """What the machine has no calls for becomes what it has."""
+        from npuc.targets.bm1684.network.passes import FIXED, PASSES
 
-        return PASSES
+        return FIXED if options.precision == "int8" else PASSES
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """None: a node alone is not planned."""
@@ -68,13 +75,17 @@ class Bm1684:
         from npuc.host_nodes import emptiness
 
         machines.load(options.machine)
+        if options.precision == "int8":
+            return _fixed_problems(graph, strict=options.strict)
         found = (emptiness(graph, node) or support.refusal(graph, node) for node in graph.nodes)
         return [problem for problem in found if problem is not None]
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
-        """Lowers, plans and emits; nothing is calibrated."""
-        del samples, hook
+        """Lowers, plans and emits; for 8 bits also calibrates and quantises."""
         machine = machines.load(options.machine)
+        if options.precision == "int8":
+            return self._fixed(graph, samples, options, machine)
+        del samples, hook
         options.begin("planning and writing the kernel")
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
@@ -84,6 +95,48 @@ class Bm1684:
             WEIGHTS_FILE: lowered.weights,
         }
         return Program({**manifest, **signature(graph)}, files, float_evidence(graph, graph))
+
+    def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
+        """A program of 8 bits, with the integer network as its evidence."""
+        from npuc.evidence import evidence
+        from npuc.host_nodes import host_step
+        from npuc.quantize.improvement.search import as_json
+        from npuc.targets.bm1684.lowering import fixed
+        from npuc.targets.bm1684.network import quantising
+        from npuc.targets.bm1684.network.fixed import HOST
+
+        options.begin("choosing scales")
+        network, tried = quantising.network(graph, samples, options)
+        if options.notify is not None:
+            options.notify(tried)
+        quantised = network.quantised
+        options.begin("planning and writing the kernel")
+        parts = fixed.parts(quantised.graph)
+        lowered = fixed.lower(parts.words, quantised, machine)
+        kernel = planner.plan(lowered, machine)
+
+        def dtype(name: str) -> str:
+            return "uint8" if quantised.zeros.get(name) == fixed.UNSIGNED else "int8"
+
+        ports = {name: dtype(name) for name in (*parts.words.inputs, *parts.words.outputs)}
+        steps = [
+            host_step(quantised.graph, node, HOST.get(node.op, ""), at_border=True)
+            for node in (*parts.before, *parts.after)
+        ]
+        contents = report.contents(quantised.graph, lowered, machine, ports, steps)
+        manifest = report.manifest(quantised.graph, lowered, kernel, machine, contents, dtype)
+        manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(tried)}
+        files = {
+            TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
+            WEIGHTS_FILE: lowered.weights,
+        }
+        return Program({**manifest, **signature(graph)}, files, evidence(quantised))
+
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+        """The integer network of --precision int8, and what was tried to make it better."""
+        from npuc.targets.bm1684.network import quantising
+
+        return quantising.network(graph, samples, options)
 
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         """The calls of the table on npuc's model of the interface, or on the vendor's."""
@@ -140,6 +193,7 @@ class Bm1684:
             WEIGHTS_FILE: program.files.get(WEIGHTS_FILE, b""),
             "map.json": canonical_json(contents.as_json()),
             **sdk.build_files(name),
+            **({FIRMWARE_HEADER: (compilation.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.steps else {}),
         }
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
@@ -160,6 +214,24 @@ class Bm1684:
             }
             for op, row in support.OPERATORS.items()
         ]
+
+
+def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
+    """Every node without a layer of 8 bits."""
+    from npuc.host_nodes import emptiness
+    from npuc.targets.bm1684.network import fixed, quantising
+
+    integer = set(quantising.integer(graph))
+    found: list[Problem] = []
+    for node in graph.nodes:
+        if fixed.left_to_host(graph, node) and not strict:
+            continue
+        problem = emptiness(graph, node) or fixed.refusal(graph, node)
+        if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
+            where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+            problem = Problem("E202", "no layer of 8 bits is beside it", remedy=fixed.REMEDY, **where)
+        found += [] if problem is None else [problem]
+    return found
 
 
 def _planned(graph: Graph, machine: Machine) -> tuple[Graph, Lowered, Kernel]:

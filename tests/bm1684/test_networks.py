@@ -95,7 +95,7 @@ def test_a_program_runs_without_its_evidence(tmp_path: Path) -> None:
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
     path = _path("residual_awkward", tmp_path)
-    first, second = (driver.compile_model(path, BM1684, Options(), {})[0] for _ in range(2))
+    first, second = (driver.compile_model(path, BM1684, Options(precision="fp32"), {})[0] for _ in range(2))
     assert first == second
 
 
@@ -113,7 +113,7 @@ def test_the_exported_c_compiles_without_a_warning(tmp_path: Path) -> None:
 
 
 def _exported(name: str, tmp_path: Path, folder: Path) -> Path:
-    program, _ = driver.compile_model(_path(name, tmp_path), BM1684, Options(), {})
+    program, _ = driver.compile_model(_path(name, tmp_path), BM1684, Options(precision="fp32"), {})
     for file, data in BM1684.exported(as_loaded(program), "okkernel").items():
         (folder / file).write_bytes(data)
     return folder

@@ -76,14 +76,14 @@ def _recorder(folder: Path) -> str:
 def _program(seed: int, folder: Path) -> Program:
     path = folder / "model.onnx"
     onnx.save(draw(seed), path)
-    return as_loaded(driver.compile_model(path, BM1684, Options(), {})[0])
+    return as_loaded(driver.compile_model(path, BM1684, Options(precision="fp32"), {})[0])
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Program:
     folder = tmp_path_factory.mktemp("small")
     onnx.save(MODELS["residual_awkward"](), folder / "model.onnx")
-    return as_loaded(driver.compile_model(folder / "model.onnx", BM1684, Options(), {})[0])
+    return as_loaded(driver.compile_model(folder / "model.onnx", BM1684, Options(precision="fp32"), {})[0])
 
 
 def _code(program: Program) -> bytes:
@@ -251,7 +251,7 @@ def test_names_of_tensors_stay_in_their_comments(name: str, tmp_path: Path) -> N
     for each in model.graph.output:
         each.name += name
     onnx.save(model, tmp_path / "model.onnx")
-    program = as_loaded(driver.compile_model(tmp_path / "model.onnx", BM1684, Options(), {})[0])
+    program = as_loaded(driver.compile_model(tmp_path / "model.onnx", BM1684, Options(precision="fp32"), {})[0])
     (tmp_path / "kernel.c").write_bytes(_code(program))
     for standard in ("-std=c99", "-std=c11"):
         flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I", str(compilation.MODEL)]

@@ -71,14 +71,15 @@ def _limit(flat: Array, offset: Array) -> Array:
     return np.minimum(np.floor(np.log2(room)), FINEST_SHIFT)
 
 
-def average_taps(kernel: tuple[int, int], ratio: float = 1.0) -> tuple[Array, int]:
+def average_taps(kernel: tuple[int, int], ratio: float = 1.0, most: int | None = None) -> tuple[Array, int]:
     """int8 taps of an average over the kernel, and S: their sum is the ratio times 2^S, rounded.
 
-    ratio: of the input's scale to the result's. The taps differ by at most 1; the larger ones are spread evenly,
-    so that no constant error is left. Source: quantisation notes, Average pooling with int8 weights.
+    ratio: of the input's scale to the result's. most: what S may be. The taps differ by at most 1; the larger ones
+    are spread evenly, so that no constant error is left. Source: quantisation notes, Average pooling with int8
+    weights.
     """
     count = kernel[0] * kernel[1]
-    exponent = min(int(np.floor(np.log2(127 * count / ratio))), MOST_EXPONENT)
+    exponent = min(int(np.floor(np.log2(127 * count / ratio))), MOST_EXPONENT if most is None else most)
     total = round(ratio * 2.0**exponent)
     edges = np.arange(count + 1, dtype=np.int64) * total // count
     return np.diff(edges).astype(np.int8).reshape(kernel), exponent

@@ -13,6 +13,7 @@ import numpy as np
 
 from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops import OPS, Operators
 from npuc.ops.accumulators import accumulator_bound
 from npuc.ops.attributes import ACTIVATION, FUSED_INPUT, MAX, PADS
 from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate, as_unary, is_relu, wanted_values
@@ -57,8 +58,8 @@ def quantise(
     free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
     constraints = replace(constraints_of(graph, nodes, given), floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
-    chosen = _free_steps(graph, nodes, free, constraints, method, given)
-    return _Builder(graph, nodes, {**chosen, **given}, tabulate).built()
+    chosen = free_steps(graph, nodes, free, constraints, method, given)
+    return Builder(graph, nodes, {**chosen, **given}, tabulate).built()
 
 
 def quantiser(tabulate: Tabulate | None, *, power_of_two: bool = False) -> Quantise:
@@ -89,7 +90,7 @@ MOST_ROUNDS = 4
 """How often scales are chosen while weights do not fit: a coarser result may be the input of another layer."""
 
 
-def _free_steps(
+def free_steps(
     graph: Graph,
     nodes: Sequence[Node],
     free: Mapping[str, Histogram],
@@ -105,7 +106,7 @@ def _free_steps(
     if not too_fine or rounds == 1:
         return steps
     coarser = replace(constraints, floors={**constraints.floors, **too_fine})
-    return _free_steps(graph, nodes, free, coarser, method, given, rounds - 1)
+    return free_steps(graph, nodes, free, coarser, method, given, rounds - 1)
 
 
 def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps]) -> dict[str, float]:
@@ -120,16 +121,22 @@ def _weight_floors(graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Step
     return found
 
 
-class _Builder(GraphBuilder):
+class Builder(GraphBuilder):
     """Walks the float graph once and collects the nodes and constants of the integer graph."""
 
     def __init__(
-        self, graph: Graph, nodes: Sequence[Node], steps: Mapping[str, Steps], tabulate: Tabulate | None
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        steps: Mapping[str, Steps],
+        tabulate: Tabulate | None,
+        operators: Operators = OPS,
     ) -> None:
         super().__init__(
             graph,
             {name: each.scale for name, each in steps.items()},
             {name: each.zero for name, each in steps.items()},
+            operators=operators,
         )
         self.tabulate = tabulate
         self.integer = set(nodes)
@@ -139,18 +146,19 @@ class _Builder(GraphBuilder):
         for node in self.float.nodes:
             if node not in self.integer:
                 self.keep(node)
-            elif node.op in CONVERSIONS and self._same_steps(node):
+            elif node.op in CONVERSIONS and self.same_steps(node):
                 self.share(node.output, self.as_int8(node.inputs[0]))
             else:
-                self._convert(node)
+                self.convert(node)
         return self.result()
 
-    def _convert(self, node: Node) -> None:
+    def convert(self, node: Node) -> None:
+        """Appends the integer form of a node."""
         inputs = tuple(self.as_int8(name) for name in data_inputs(node))
-        op, attrs, extra = self._form(node)
+        op, attrs, extra = self.form(node)
         outputs = tuple(int8_name(name) for name in node.outputs)
         name = node.name or node.output
-        limits = self._limits(node)
+        limits = self.limits(node)
         if limits is None:
             self.add(Node(op, (*inputs, *extra), outputs, attrs, name, node.sources))
             return
@@ -160,57 +168,58 @@ class _Builder(GraphBuilder):
         attrs, extra = self._table(f"{outputs[0]}/limits", np.clip(INPUTS, *limits).astype(np.float64))
         self.add(Node("IntTable", (free, *extra), outputs, attrs, f"{name}/limits", node.sources))
 
-    def _same_steps(self, node: Node) -> bool:
+    def same_steps(self, node: Node) -> bool:
+        """Whether a node's input and result have the same scale and zero point."""
         return self.steps(node.inputs[0]) == self.steps(node.output)
 
-    def _limits(self, node: Node) -> tuple[int, int] | None:
+    def limits(self, node: Node) -> tuple[int, int] | None:
         """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
         if ACTIVATION(node) not in ("Relu", "Clip"):
             return None
-        zero, high = self.zeros[node.output], self._highest(node)
+        zero, high = self.zeros[node.output], self.highest(node)
         return None if zero in (0, -128) and high == 127 else (zero, high)
 
-    def _highest(self, node: Node) -> int:
+    def highest(self, node: Node) -> int:
         """The integer at the upper limit of a node's result."""
         top = MAX(node) / self.scales[node.output] + self.zeros[node.output]
         return 127 if top >= 126.5 else round(top)
 
     def _saturates(self, node: Node) -> bool:
         """Whether 0 and saturation are the limits of a node's result."""
-        return not self.zeros[node.output] and self._highest(node) == 127
+        return not self.zeros[node.output] and self.highest(node) == 127
 
-    def _form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """The integer operator, its attributes and its constant inputs."""
         relu = int(ACTIVATION(node) in ("Relu", "Clip") and not self.zeros[node.output])
         match node.op:
             case "Conv":
-                return "IntConv", {**self._window(node), "relu": relu}, self._weights(node)
+                return "IntConv", {**self.window(node), "relu": relu}, self.weights(node)
             case "AveragePool" | "GlobalAveragePool":
                 channels = self.float.shape(node.inputs[0])[1]
-                window = {} if node.op.startswith("Global") else self._window(node)
-                return "IntConv", {**window, "group": channels, "average": 1}, self._average(node)
+                window = {} if node.op.startswith("Global") else self.window(node)
+                return "IntConv", {**window, "group": channels, "average": 1}, self.average(node)
             case "GlobalMaxPool":
                 return "MaxPool", {"kernel_shape": average_kernel(self.float, node)}, ()
             case "Add":
-                return self._sum(node, relu)
+                return self.sum(node, relu)
             case "Mul":
                 self._expect_no_zeros(node)
                 return "IntMul", {"shift": self._product_shift(node)}, ()
-            case "Relu" | "Clip" if is_relu(node) and self._same_steps(node) and self._saturates(node):
+            case "Relu" | "Clip" if is_relu(node) and self.same_steps(node) and self._saturates(node):
                 return "IntRelu", {}, ()
             case op if op in MOVEMENT or op == "MaxPool":
                 return op, dict(node.attrs), ()
             case _:
                 return self._activation(node)
 
-    def _window(self, node: Node) -> dict[str, Attr]:
+    def window(self, node: Node) -> dict[str, Attr]:
         """The attributes of a window that an integer operator shares with its float one, and what surrounds x."""
         keys = ("strides", "pads", "dilations", "group", "blocks", "selects")
         found = {key: node.attrs[key] for key in keys if key in node.attrs}
         zero = self.zeros[node.inputs[0]]
         return {**found, "padding": zero} if zero and any(PADS(node)) else found
 
-    def _sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+    def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """A plain addition where the scales allow it, else one that multiplies its operands."""
         ratios = [self.scales[name] / self.scales[node.output] for name in node.inputs]
         zeros = [self.zeros[name] for name in (*node.inputs, node.output)]
@@ -219,11 +228,11 @@ class _Builder(GraphBuilder):
             attrs: dict[str, Attr] = {"shift": int(shift), "relu": relu}
             fused = FUSED_INPUT(node)
             return "IntAdd", attrs if fused is None else {**attrs, FUSED_INPUT.name: fused}, ()
-        _expect_weights(node, np.ones(1), max(ratios))
+        expect_weights(node, np.ones(1), max(ratios))
         first, second, exponent = sum_factors(*ratios)
         bias = np.array((zeros[2] << exponent) - first * zeros[0] - second * zeros[1], np.int32)
         named = {"w": np.array([first, second], np.int8), "bias": bias}
-        return "IntSum", {"shift": exponent, "relu": relu}, self._named(node, named)
+        return "IntSum", {"shift": exponent, "relu": relu}, self.named(node, named)
 
     def _activation(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
         """A table, or two slopes per channel."""
@@ -263,7 +272,7 @@ class _Builder(GraphBuilder):
         for side, value in sides.items():
             found = quantise_weights(value, None, x_scale, y_scale)
             named |= {side: found.w.ravel(), f"{side}_shift": found.shift}
-        return self._named(node, named)
+        return self.named(node, named)
 
     def _product_shift(self, node: Node) -> int:
         """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
@@ -280,17 +289,18 @@ class _Builder(GraphBuilder):
             )
         return shift
 
-    def _weights(self, node: Node) -> tuple[str, ...]:
+    def weights(self, node: Node) -> tuple[str, ...]:
+        """The names of a convolution's integer weights, bias and shift."""
         _, weights, *rest = node.inputs
         bias = self.float.constants[rest[0]] if rest and rest[0] else None
         w = self.float.constants[weights]
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
-        _expect_weights(node, w, x.scale / y.scale)
+        expect_weights(node, w, x.scale / y.scale)
         found = quantise_weights(w, bias, x.scale, y.scale, x.zero, y.zero)
-        _expect_accumulators(node, found.w, found.bias)
-        return self._layer(node, found.w, found.bias, found.shift)
+        expect_accumulators(node, found.w, found.bias)
+        return self.layer(node, found.w, found.bias, found.shift)
 
-    def _average(self, node: Node) -> tuple[str, ...]:
+    def average(self, node: Node) -> tuple[str, ...]:
         """Taps whose sum takes up the ratio of the scales; where that is a power of two, the shift does."""
         channels = self.float.shape(node.inputs[0])[1]
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
@@ -299,18 +309,19 @@ class _Builder(GraphBuilder):
         shift = exponent - (round(power) if power == round(power) else 0)
         bias = (y.zero << shift) - x.zero * int(taps.sum())
         w = np.tile(taps, (channels, 1, 1, 1))
-        return self._layer(node, w, np.full(channels, bias, np.int32), np.full(channels, shift, np.int8))
+        return self.layer(node, w, np.full(channels, bias, np.int32), np.full(channels, shift, np.int8))
 
-    def _layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
-        return self._named(node, {"w": w, "bias": bias, "shift": shift})
+    def layer(self, node: Node, w: Array, bias: Array, shift: Array) -> tuple[str, ...]:
+        """The names of new constants of a convolution."""
+        return self.named(node, {"w": w, "bias": bias, "shift": shift})
 
-    def _named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
+    def named(self, node: Node, values: Mapping[str, Array]) -> tuple[str, ...]:
         """The names of a node's new constants."""
         stem = int8_name(node.output)
         return tuple(self.constant(f"{stem}/{key}", value) for key, value in values.items())
 
 
-def _expect_weights(node: Node, w: Array, ratio: float) -> None:
+def expect_weights(node: Node, w: Array, ratio: float) -> None:
     """The weights fit 8 bits without a left shift. Raises UnsupportedOperator (E205), also for NaN.
 
     ratio: scale of the input / scale of the result. Finer results than inputs bring are never chosen, but a limit
@@ -329,7 +340,7 @@ def _expect_weights(node: Node, w: Array, ratio: float) -> None:
         )
 
 
-def _expect_accumulators(node: Node, w: Array, bias: Array) -> None:
+def expect_accumulators(node: Node, w: Array, bias: Array) -> None:
     """No accumulator can leave 32 bits, whatever the input. Raises DoesNotFit (E304)."""
     bound = int(accumulator_bound(w, bias).max())
     if bound >= ACCUMULATOR_LIMIT:

@@ -22,7 +22,10 @@ from npuc.targets.bm1684.machine.parameters import Machine
 
 MOST = Dim4(65_535, 4095, 2047, 2047)
 """Of a tensor in a call of the BDC."""
-OTHERS = ("conv2d", "depthwise2d", "max_pool2d", "avg_pool2d", "matmul")
+OTHERS = (
+    *("conv2d", "depthwise2d", "max_pool2d", "avg_pool2d", "matmul"),
+    *("fix8b_conv2d", "fix8b_depthwise2d", "fix8b_max_pool2d", "fix8b_sum", "fix8b_rescale"),
+)
 """Calls of the BDC that are not on every element."""
 PER_CHANNEL = {"bdc_bias": 1, "bdc_scale": 1, "bdc_scale_bias": 2}
 """How many of a call's last operands have one number per channel."""

@@ -94,8 +94,8 @@ def _join(lowering: Lowering, graph: Graph, node: Node) -> None:
         first += graph.shape(name)[axis]
 
 
-def lower(graph: Graph, machine: Machine) -> Lowered:
-    """The steps of a float graph that `support` accepts."""
+def lower(graph: Graph, machine: Machine, rules: Mapping[str, Rule] = RULES) -> Lowered:
+    """The steps of a graph that `support` accepts."""
     lowering = Lowering(graph, machine)
     for node in graph.nodes:
         if node.op == "Concat" and rearrangements.joins_channels(graph.shape(node.output), AXIS(node)):
@@ -106,4 +106,4 @@ def lower(graph: Graph, machine: Machine) -> Lowered:
         elif node.op == "Concat":
             _join(lowering, graph, node)
     fused = (fused_producer(graph, node) for node in graph.nodes)
-    return lowering.run(RULES, frozenset(each.output for each in fused if each is not None))
+    return lowering.run(rules, frozenset(each.output for each in fused if each is not None))

@@ -52,6 +52,11 @@ class Machine:
         return self.npus * self.lanes * self.input_channels
 
     @property
+    def fixed_macs_per_cycle(self) -> int:
+        """The same on 8 bits, of four images and four input channels in each lane."""
+        return self.npus * self.lanes * 16
+
+    @property
     def dram_bytes_per_cycle(self) -> float:
         """Bytes that the GDMA moves to or from system memory in a cycle."""
         return self.dram_mb_per_second / self.mhz

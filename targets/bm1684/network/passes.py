@@ -1,8 +1,25 @@
-"""The float passes of BM1684: what the calls have no field for becomes what they have."""
+"""The float passes of BM1684: what the calls have no field for, or 8 bits no layer, becomes what they have."""
 
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.pads_to_convs import pads_to_convs
+from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
+from npuc.passes.expansion.split_average_borders import split_average_borders
+from npuc.passes.fusion.fuse_again import fuse_again
+from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
 PASSES: tuple[Pass, ...] = (FoldStrides(MOST_STRIDE), FoldExtents(MOST_EXTENT - 2 * MOST_PADDING))
+FIXED: tuple[Pass, ...] = (
+    reductions_to_pools,
+    pads_to_convs,
+    batch_norm_to_conv,
+    split_average_borders,
+    fuse_again,
+    separate_clips,
+    GemmToConv(batches=True),
+)
+"""Of --precision int8."""

@@ -8,10 +8,15 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from npuc.errors import ArtefactError, DoesNotFit
+from npuc.host import HostStep
+from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.storage.records import read
 from npuc.targets.bm1684.lowering.kernel import Call
+from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import ADDRESSES, SYSTEM_BYTES, Machine
 from npuc.targets.bm1684.program import table
 from npuc.targets.bm1684.program.emission import call_text
@@ -20,8 +25,10 @@ from npuc.targets.bm1684.program.table import TABLE_FILE, Table
 WEIGHTS_FILE = "weights.bin"
 KERNEL = "npuc_network"
 """The function that the host launches."""
-ELEMENT = 4
-"""Bytes of an fp32 element."""
+ELEMENT, IMAGES = 4, 4
+"""Bytes of an fp32 element or a word of 8-bit ones; images of such a word."""
+DTYPES = ("float32", "int8", "uint8")
+"""What elements are; an integer of uint8 is larger by 128 than the network's int8."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Placement:
-    """An input or output of the network, fp32 in the continuous layout from its region's start."""
+    """An input or output of the kernel: fp32 in the continuous layout, or 8 bits in words of four images (4N)."""
 
     tensor: str
     direction: str
@@ -46,6 +53,36 @@ class Placement:
     layout: str
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of system memory."""
+        return ELEMENT * prod(in_words(self.shape, self.dtype))
+
+
+def in_words(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """The extents of a tensor in words of 32 bits: of 8 bits, a word has an element of four images."""
+    return tuple(shape) if dtype == "float32" else (ceil_div(shape[0], IMAGES), *shape[1:])
+
+
+def of_words(words: Array, shape: Sequence[int], dtype: str) -> Array:
+    """A tensor of this shape from its words (bytes,) uint8: float32, or int8 where unsigned integers lose 128."""
+    if dtype == "float32":
+        return words.view(np.float32).reshape(shape).copy()
+    groups, *others = in_words(shape, dtype)
+    values = np.moveaxis(words.reshape(groups, *others, IMAGES), -1, 1).reshape(groups * IMAGES, *others)
+    values = values[: shape[0]] ^ np.uint8(128 if dtype == "uint8" else 0)
+    return values.view(np.int8)
+
+
+def to_words(values: Array, dtype: str) -> Array:
+    """The inverse: (bytes,) uint8."""
+    if dtype == "float32":
+        return np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+    images, *others = values.shape
+    bits = np.zeros((ceil_div(images, IMAGES) * IMAGES, *others), np.uint8)
+    bits[:images] = values.view(np.uint8) ^ np.uint8(128 if dtype == "uint8" else 0)
+    return np.moveaxis(bits.reshape(-1, IMAGES, *others), 1, -1).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -111,6 +148,12 @@ class Observed:
     local_shape: tuple[int, int, int, int]
     npu: int
     offset: int
+    dtype: str = "float32"
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Its extents in words of 32 bits."""
+        return in_words(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -122,6 +165,8 @@ class Contents:
     """The exported function."""
     regions: tuple[Region, ...]
     placements: tuple[Placement, ...]
+    steps: tuple[HostStep, ...] = ()
+    """What the host converts before the kernel and behind it."""
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
@@ -134,7 +179,8 @@ class Contents:
             raise _damaged(error.problems[0].reason) from None
         regions = read(tuple[Region, ...], manifest.get("regions"), "regions")
         placements = read(tuple[Placement, ...], manifest.get("placements"), "placements")
-        found = cls(machine, read(str, manifest.get("kernel"), "kernel"), regions, placements)
+        steps = read(tuple[HostStep, ...], manifest.get("steps"), "steps")
+        found = cls(machine, read(str, manifest.get("kernel"), "kernel"), regions, placements, steps)
         found._check_regions()
         for direction in ("input", "output"):
             found._check_ports(direction, read(tuple[Port, ...], manifest.get(f"{direction}s"), f"{direction}s"))
@@ -155,13 +201,15 @@ class Contents:
         """Every input or output of the network lies somewhere, whole."""
         sizes = {region.name: region.bytes for region in self.regions}
         placed = [each for each in self.placements if each.direction == direction]
-        if sorted((each.tensor, each.shape) for each in placed) != sorted(
+        if any(each.dtype not in DTYPES or not each.shape for each in placed if self.steps):
+            raise _damaged(f"an {direction} is of no type that there is")
+        if not self.steps and sorted((each.tensor, each.shape) for each in placed) != sorted(
             (each.name, each.shape) for each in ports
         ):
             raise _damaged(f"its {direction}s are not those that it places")
         for each in placed:
             fits = min(each.shape, default=0) >= 0 and each.address >= 0
-            if not fits or each.address + ELEMENT * prod(each.shape) > sizes.get(each.region, 0):
+            if not fits or each.address + each.bytes > sizes.get(each.region, 0):
                 raise _damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
 
     @property
@@ -174,7 +222,10 @@ class Contents:
         """What layers leave. Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
         found = read(tuple[Observed, ...], manifest.get("results"), "results")
         for each in found:
-            if min((each.layer, each.npu, each.offset, *each.shape)) < 0 or ELEMENT * prod(each.shape) > ADDRESSES:
+            fits = each.dtype in DTYPES and (each.shape or each.dtype == "float32")
+            if min((each.layer, each.npu, each.offset, *each.shape)) < 0 or not fits:
+                raise _damaged(f"'{each.tensor}' is no tensor")
+            if ELEMENT * prod(each.words) > ADDRESSES:
                 raise _damaged(f"'{each.tensor}' lies in no local memory")
         return found
 
@@ -193,6 +244,7 @@ class Contents:
             "kernel": self.kernel,
             "regions": [asdict(each) for each in self.regions],
             "placements": [{**asdict(each), "shape": list(each.shape)} for each in self.placements],
+            "steps": [asdict(each) for each in self.steps],
         }
 
 

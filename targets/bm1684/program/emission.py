@@ -7,10 +7,14 @@ from math import isinf, isnan
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Local, Padding, Pair, System
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
+FIRMWARE = "bdc_fix8b_"
+"""How calls begin that the firmware library beside the interface carries out."""
+
 
 def call_text(call: Call) -> str:
     """A placed call as C, without the semicolon."""
-    return f"okk_{call.name}({', '.join(_argument(call, index) for index in range(len(call.args)))})"
+    name = call.name.replace("bdc_", "npuc_", 1) if call.name.startswith(FIRMWARE) else f"okk_{call.name}"
+    return f"{name}({', '.join(_argument(call, index) for index in range(len(call.args)))})"
 
 
 def _argument(call: Call, index: int) -> str:

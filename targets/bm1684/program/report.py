@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from math import prod
 from typing import Any
 
+from npuc.host import HostStep
 from npuc.ir import Graph, Node
-from npuc.ops.attributes import FUSED_INPUT
+from npuc.ops.attributes import AVERAGE, FUSED_INPUT
 from npuc.targets.bm1684.lowering.context import SCRATCH, WEIGHTS
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.kernel import Region as KernelRegion
@@ -19,7 +21,6 @@ from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.planner import cost, lower_bound
 from npuc.targets.bm1684.program import table
 from npuc.targets.bm1684.program.artefact import (
-    ELEMENT,
     KERNEL,
     WEIGHTS_FILE,
     Computed,
@@ -34,17 +35,28 @@ CHOICES = 5
 """Of W that a report shows."""
 
 
-def contents(graph: Graph, lowered: Lowered, machine: Machine) -> Contents:
-    """Regions of system memory and what lies in them."""
+def contents(
+    graph: Graph,
+    lowered: Lowered,
+    machine: Machine,
+    dtypes: Mapping[str, str] | None = None,
+    steps: Sequence[HostStep] = (),
+) -> Contents:
+    """Regions of system memory and what lies in them.
+
+    dtypes: of the kernel's inputs and outputs where they are of 8 bits. steps: what the host converts.
+    """
+    kinds = dict(dtypes or {})
     ports = [(name, "input", region) for name, region in lowered.inputs.items()]
     ports += [(name, "output", region) for name, region in lowered.outputs.items()]
     regions = [Region(WEIGHTS, len(lowered.weights), WEIGHTS_FILE), Region(SCRATCH, lowered.scratch_bytes, None)]
-    regions += [Region(region, ELEMENT * graph.tensors[name].size, None) for name, _, region in ports]
     placements = tuple(
-        Placement(name, direction, region, 0, "continuous", "float32", graph.shape(name))
+        Placement(name, direction, region, 0, "4N" if name in kinds else "continuous", kinds.get(name, "float32"),
+                  graph.shape(name))
         for name, direction, region in ports
-    )
-    return Contents(machine, KERNEL, tuple(regions), placements)
+    )  # fmt: skip
+    regions += [Region(place.region, place.bytes, None) for place in placements]
+    return Contents(machine, KERNEL, tuple(regions), placements, tuple(steps))
 
 
 def table_of(kernel: Kernel) -> Table:
@@ -77,7 +89,7 @@ def _computed(kernel: Kernel) -> list[Computed]:
     return [Computed(step.node, step.op, step.sources) for step in steps]
 
 
-def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, Any]]:
+def _results(graph: Graph, lowered: Lowered, kernel: Kernel, dtype: Callable[[str], str]) -> list[dict[str, Any]]:
     """Where the tensor of every layer of the kernel lies when the layer ends.
 
     Left out: those that the layer has only stored, and a later one has loaded again.
@@ -87,7 +99,7 @@ def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, A
     for number, regions in enumerate(layers_of(kernel)):
         name = kernel.steps[regions[0].step].node
         tensor = lowered.tensors.get(name)
-        if tensor is None or tensor.at.buffer not in starts or kernel.steps[regions[-1].step].on_gdma:
+        if tensor is None or tensor.at.buffer not in starts:
             continue
         steps = {region.step for region in regions}
         if all(call.writes != tensor.at.buffer for step in steps for call in kernel.steps[step].calls):
@@ -99,6 +111,7 @@ def _results(graph: Graph, lowered: Lowered, kernel: Kernel) -> list[dict[str, A
             "local_shape": list(tensor.shape),
             "npu": tensor.at.npu,
             "offset": starts[tensor.at.buffer] + tensor.at.offset,
+            "dtype": dtype(name),
         }
     return list(found.values())
 
@@ -126,13 +139,13 @@ def _entry(made: Noted | Computed) -> dict[str, Any]:
     return {**asdict(made), "nodes": list(made.nodes)}
 
 
-def layers(graph: Graph, kernel: Kernel, machine: Machine) -> list[dict[str, Any]]:
+def layers(graph: Graph, kernel: Kernel, machine: Machine, peak: int) -> list[dict[str, Any]]:
     """A row per layer, in order: what its regions cost; loads count where they run."""
     names = list(dict.fromkeys(kernel.steps[region.step].node for region in kernel.regions))
-    return [_layer(graph, kernel, name, machine) for name in names]
+    return [_layer(graph, kernel, name, machine, peak) for name in names]
 
 
-def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine) -> dict[str, Any]:
+def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int) -> dict[str, Any]:
     regions = [region for region in kernel.regions if kernel.steps[region.step].node == name]
     step, total = kernel.steps[regions[0].step], cost(regions, machine)
     multiplied = sum(macs(graph, node) for node in _nodes(graph, name))
@@ -145,7 +158,7 @@ def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine) -> dict[st
         "bdc_cycles": total.bdc,
         "gdma_cycles": total.gdma,
         "bound": "gdma" if total.gdma > total.bdc else "bdc",
-        "ideal_cycles": multiplied / machine.macs_per_cycle,
+        "ideal_cycles": multiplied / peak,
         "regions": len(regions),
         **_widths(graph, name, machine),
     }
@@ -172,6 +185,8 @@ def _nodes(graph: Graph, name: str) -> list[Node]:
 
 def macs(graph: Graph, node: Node) -> int:
     """Multiply-accumulates of a convolution or matrix product; 0 for anything else."""
+    if node.op == "IntConv":
+        return 0 if AVERAGE(node) else prod(graph.shape(node.output)) * prod(graph.shape(node.inputs[1])[1:])
     if node.op in ("Conv", "ConvTranspose"):
         weights = graph.shape(node.inputs[1])
         positions = graph.shape(node.output if node.op == "Conv" else node.inputs[0])
@@ -181,13 +196,15 @@ def macs(graph: Graph, node: Node) -> int:
     return 0
 
 
-def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine) -> dict[str, Any]:
+def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents) -> dict[str, Any]:
     """The compile report of the command line's contract, without status."""
+    fixed = any(place.dtype != "float32" for place in system.placements)
+    peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     total = cost(kernel.regions, machine)
     multiplied = sum(macs(graph, node) for node in graph.nodes)
-    ideal = multiplied / machine.macs_per_cycle
-    system = len(lowered.weights) + lowered.scratch_bytes
-    system += ELEMENT * sum(graph.tensors[name].size for name in (*graph.inputs, *graph.outputs))
+    ideal = multiplied / peak
+    taken = sum(region.bytes for region in system.regions)
+    images = max((place.shape[0] for place in system.placements if len(place.shape) == 4), default=1)
     return {
         "target": "bm1684",
         "machine": machine.name,
@@ -195,6 +212,7 @@ def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine) ->
         "segments": 1,
         "macs": multiplied,
         "cycles": total.cycles,
+        "cycles_per_image": total.cycles / max(images, 1),
         "bound_cycles": total.bound,
         "bdc_cycles": total.bdc,
         "gdma_cycles": total.gdma,
@@ -204,10 +222,14 @@ def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine) ->
         "traffic_bytes": sum(pricing.system_bytes(call) for region in kernel.regions for call in region.gdma),
         "memory": {
             "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
-            "system": _memory(system, None, system - lowered.scratch_bytes),
+            "system": _memory(taken, None, taken - lowered.scratch_bytes),
         },
-        "host_steps": [],
-        "layers": layers(graph, kernel, machine),
+        "host_steps": [
+            {"node": each.node, "op": each.op, "reason": each.reason}
+            for each in system.steps
+            if not each.conversion
+        ],
+        "layers": layers(graph, kernel, machine, peak),
     }
 
 
@@ -215,16 +237,22 @@ def _memory(peak: int, capacity: int | None, least: int) -> dict[str, int | None
     return {"peak_bytes": peak, "capacity_bytes": capacity, "lower_bound_bytes": least}
 
 
-def manifest(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents) -> dict[str, Any]:
-    """The target's part of the manifest."""
+def manifest(
+    graph: Graph,
+    lowered: Lowered,
+    kernel: Kernel,
+    machine: Machine,
+    system: Contents,
+    dtype: Callable[[str], str] = lambda _name: "float32",
+) -> dict[str, Any]:
+    """The target's part of the manifest. dtype: of a tensor in local memory."""
     return {
         "target": "bm1684",
-        "precision": "fp32",
+        "precision": "int8" if system.steps else "fp32",
         **system.as_json(),
-        "steps": [],
         "instructions": [_entry(each) for each in _notes(kernel, machine)],
         "layers": [_entry(each) for each in _computed(kernel)],
         "buffers": _buffers(kernel),
-        "results": _results(graph, lowered, kernel),
-        "report": summary(graph, lowered, kernel, machine),
+        "results": _results(graph, lowered, kernel, dtype),
+        "report": summary(graph, lowered, kernel, machine, system),
     }

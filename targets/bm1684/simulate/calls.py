@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from npuc.targets.bm1684.machine import fix8b_timing as fix8b
 from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.parameters import Machine
 
 START, END = "okk_parallel_start", "okk_parallel_end"
-BDC, GDMA = "okk_bdc_", "okk_gdma_"
+BDC, GDMA, FIRMWARE = "okk_bdc_", "okk_gdma_", "nodechip_"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Call:
     @property
     def engine(self) -> str:
         """bdc or gdma."""
-        return "bdc" if self.name.startswith(BDC) else "gdma"
+        return "gdma" if self.name.startswith(GDMA) else "bdc"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def cycles(call: Call, machine: Machine) -> int:
     """What a call costs. Raises KeyError for one that has no price."""
     if call.engine == "gdma":
         return _gdma(call.name.removeprefix(GDMA), call.values, machine)
+    if call.name.startswith(FIRMWARE):
+        return LAYERS[call.name.removeprefix(FIRMWARE)](**call.values)
     name = call.name.removeprefix(BDC)
     if name in timing.ELEMENTWISE:
         return timing.elementwise(name, call.values["groups"], bool(call.values["strided"]))
@@ -88,6 +91,11 @@ WINDOWS: Mapping[str, Callable[..., int]] = {
     "depthwise2d": timing.depthwise2d,
     "max_pool2d": timing.max_pool2d,
     "avg_pool2d": timing.avg_pool2d,
+}
+LAYERS: Mapping[str, Callable[..., int]] = {
+    "conv_forward_local_fix8b": fix8b.conv2d,
+    "pooling_fix8b_forward_local": fix8b.pool2d,
+    "eltwise_fix8b_forward_local": fix8b.elementwise,
 }
 MATRICES: Mapping[str, Callable[..., int]] = {"matrix_S2L": timing.matrix_S2L, "matrix_L2S": timing.matrix_L2S}
 MOVES: Mapping[str, Callable[[timing.Move, Machine], int]] = {

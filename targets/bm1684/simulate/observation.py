@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, System
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_128_byte_aligned_stride_for_32bit
 from npuc.targets.bm1684.machine.parameters import Machine
-from npuc.targets.bm1684.program.artefact import ELEMENT, Observed
+from npuc.targets.bm1684.program.artefact import ELEMENT, Observed, of_words
 from npuc.targets.bm1684.program.table import LAYER, line
 
 PAGE = 4096
@@ -43,7 +41,7 @@ class Observation:
         end = start
         for each in tensors:
             starts[each.tensor] = end
-            end += ceil_div(ELEMENT * prod(each.shape), PAGE) * PAGE
+            end += ceil_div(ELEMENT * prod(each.words), PAGE) * PAGE
         stores = {
             f"{LAYER} {each.layer}".encode(): line(
                 _store(each, starts[each.tensor] - start, machine), [*places, SHOWN], machine
@@ -57,18 +55,18 @@ class Observation:
         """Every tensor, in the shape it has in the graph, from system memory (bytes,) uint8 after the run."""
         found: dict[str, Array] = {}
         for each in self.tensors:
-            part = memory[self.starts[each.tensor] :][: ELEMENT * prod(each.shape)]
-            found[each.tensor] = part.view(np.float32).reshape(each.shape).copy()
+            part = memory[self.starts[each.tensor] :][: ELEMENT * prod(each.words)]
+            found[each.tensor] = of_words(part, each.shape, each.dtype)
         return found
 
 
 def _store(each: Observed, offset: int, machine: Machine) -> Call:
     """The call that stores a tensor."""
     shape, at, to = Dim4(*each.local_shape), Address(each.npu, each.offset), System(SHOWN, offset)
-    if prod(shape) == prod(each.shape):
+    if prod(shape) == prod(each.words):
         _, c, h, w = shape
         stride = okk_128_byte_aligned_stride_for_32bit(each.npu, shape, machine)
         args: tuple[Arg, ...] = (to, at, shape, Dim4(c * h * w, h * w, w, 1), stride)
         return Call("gdma_32bit_cpy_L2S", args)
-    columns = each.shape[-1]
+    columns = each.words[-1]
     return Call("gdma_32bit_matrix_L2S", (to, at, shape.n, columns, shape.w, columns))

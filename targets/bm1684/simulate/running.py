@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from npuc.errors import ArtefactError
+from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
-from npuc.targets.bm1684.program.artefact import ELEMENT, Contents, Placement, table_of
+from npuc.targets.bm1684.program.artefact import Contents, Placement, of_words, table_of, to_words
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.simulate import simulator, vendor
 from npuc.targets.bm1684.simulate.observation import Observation
@@ -32,6 +33,7 @@ class Runner:
     def __init__(self, program: Program, chip_model: str) -> None:
         self.contents, self.chip_model = Contents.of(program.manifest), chip_model
         self.observed, self.files = Contents.observed(program.manifest), program.files
+        self.outputs = program.outputs
         table_of(program)
         self.dtypes = {port.name: port.dtype for port in program.outputs}
         """Integers of 8 bits are numbers of fp32 in the machine."""
@@ -45,17 +47,36 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        tensors = dict(feeds)
+        waiting = self._converted(self.contents.steps, tensors)
+        wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
         samples = [
-            {name: values[index] for name, values in feeds.items()}
-            for index in range(len(next(iter(feeds.values()))))
+            {name: tensors[name][index] for name in wanted} for index in range(len(next(iter(feeds.values()))))
         ]
         results = [self._sample(feed, None) for feed in samples]
         if observe is not None:
             observation = self._observation()
             shown = [self._sample(feed, observation) for feed in samples]
-            for name in shown[0].keys() - results[0].keys():
+            integers = bool(self.contents.steps)
+            for name in shown[0] if integers else shown[0].keys() - results[0].keys():
                 observe(name, np.stack([each[name] for each in shown]))
-        return {name: np.stack([result[name] for result in results]) for name in results[0]}
+            for name in tensors.keys() - feeds.keys():
+                if tensors[name].dtype == np.int8:
+                    observe(name, tensors[name])
+        tensors |= {name: np.stack([result[name] for result in results]) for name in results[0]}
+        if self._converted(waiting, tensors) or any(each.name not in tensors for each in self.outputs):
+            raise ArtefactError("E502", "manifest.json is damaged: no step gives an output")
+        return {each.name: tensors[each.name] for each in self.outputs}
+
+    def _converted(self, steps: Sequence[HostStep], tensors: dict[str, Array]) -> list[HostStep]:
+        """Runs the steps whose operands are there; the others."""
+        waiting: list[HostStep] = []
+        for step in steps:
+            if all(name in tensors for name in step.inputs):
+                step.run(tensors)
+            else:
+                waiting.append(step)
+        return waiting
 
     def _observation(self) -> Observation:
         table, places = self.files[TABLE_FILE], self.contents.places
@@ -73,13 +94,16 @@ class Runner:
                 return observation.values(memory)
             self.cycles = cycles
             return {
-                place.tensor: self._bytes(memory, place)
-                .view(np.float32)
-                .reshape(place.shape)
-                .astype(self.dtypes.get(place.tensor, np.float32))
+                place.tensor: of_words(self._bytes(memory, place), place.shape, place.dtype).astype(
+                    self._dtype(place)
+                )
                 for place in self.contents.placements
                 if place.direction == "output"
             }
+
+    def _dtype(self, place: Placement) -> str:
+        """What an output is handed out as."""
+        return self.dtypes.get(place.tensor, "float32") if place.dtype == "float32" else "int8"
 
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
         """Files and inputs."""
@@ -88,8 +112,7 @@ class Runner:
             memory[self.starts[region.name] :][: data.size] = data
         for place in self.contents.placements:
             if place.direction == "input":
-                value = np.ascontiguousarray(feed[place.tensor], np.float32)
-                self._bytes(memory, place)[:] = value.reshape(-1).view(np.uint8)
+                self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
     def _run(self, image: Path, observation: Observation | None) -> int:
         """Makes the calls on system memory; their cycles."""
@@ -102,4 +125,4 @@ class Runner:
 
     def _bytes(self, memory: Array, place: Placement) -> Array:
         start = self.starts[place.region] + place.address
-        return memory[start : start + ELEMENT * prod(place.shape)]
+        return memory[start : start + place.bytes]

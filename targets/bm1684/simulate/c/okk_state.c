@@ -16,6 +16,7 @@ static struct {
     int number;
     enum okk_engine engine;
     bool initialized, parallel;
+    char kind; /* of the BDC's calls in this region: 'o' the interface's, 'n' the firmware's */
     FILE *calls;
 } state;
 
@@ -79,6 +80,11 @@ void okk_call(const char *name, enum okk_engine engine)
     state.number++;
     if (state.calls != NULL && !state.initialized)
         okk_refuse("okk_initialize has not been called");
+    if (!state.parallel || engine != OKK_BDC_ENGINE || strcmp(name, "okk_parallel_end") == 0)
+        return;
+    if (state.kind && state.kind != name[0])
+        okk_refuse("the region has calls of the interface and of the firmware, which count apart");
+    state.kind = name[0];
 }
 
 void okk_refuse(const char *format, ...)
@@ -134,6 +140,7 @@ void okk_parallel_start(void)
     if (state.parallel)
         okk_refuse("the region before has not ended");
     state.parallel = true;
+    state.kind = 0;
     fputs("okk_parallel_start\n", state.calls);
 }
 

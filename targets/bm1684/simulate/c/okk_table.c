@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "okk.h"
+#include "okk_fix8b.h"
 
 #define VALUES 16
 #define LINE 4096
@@ -168,6 +168,14 @@ static struct value value(const char *at)
     CALL(bdc_max_pool2d, "@@(ii[<", L(0), L(1), D(2), I(3), I(4), P(5), T(6))                                 \
     CALL(bdc_avg_pool2d, "@@(ii[<", L(0), L(1), D(2), I(3), I(4), P(5), T(6))                                 \
     CALL(bdc_matmul, "@@@@iiiiibb", L(0), L(1), L(2), L(3), I(4), I(5), I(6), I(7), I(8), B(9), B(10))
+#define FIX8B_CALLS                                                                                           \
+    CALL(fix8b_conv2d, "@@@@(iii[<<ibbi", L(0), L(1), L(2), L(3), D(4), I(5), I(6), I(7), P(8), T(9), T(10),  \
+         I(11), B(12), B(13), I(14))                                                                          \
+    CALL(fix8b_depthwise2d, "@@@@(ii[<ibb", L(0), L(1), L(2), L(3), D(4), I(5), I(6), P(7), T(8), I(9),       \
+         B(10), B(11))                                                                                        \
+    CALL(fix8b_max_pool2d, "@@(ii[<b", L(0), L(1), D(2), I(3), I(4), P(5), T(6), B(7))                        \
+    CALL(fix8b_sum, "@@@@(<<bbb", L(0), L(1), L(2), L(3), D(4), T(5), T(6), B(7), B(8), B(9))                 \
+    CALL(fix8b_rescale, "@@@(iibb", L(0), L(1), L(2), D(3), I(4), I(5), B(6), B(7))
 #define COPY(way, kinds, to, from) CALL(gdma_32bit_cpy_##way, kinds, to(0), from(1), D(2), D(3), D(4))
 #define UNARY(name) CALL(bdc_##name, "@@(??", L(0), L(1), D(2), D(3), D(4))
 #define BINARY(name) CALL(bdc_##name, "@@@(???", L(0), L(1), L(2), D(3), D(4), D(5), D(6))
@@ -181,6 +189,13 @@ static struct value value(const char *at)
     }
 CALLS
 #undef CALL
+#define CALL(name, kinds, ...)                                                                                \
+    static void call_##name(const struct value *v)                                                            \
+    {                                                                                                         \
+        npuc_##name(__VA_ARGS__);                                                                             \
+    }
+FIX8B_CALLS
+#undef CALL
 
 static const struct entry {
     const char *name, *kinds;
@@ -188,6 +203,9 @@ static const struct entry {
 } ENTRIES[] = {
 #define CALL(name, kinds, ...) {#name, kinds, call_##name},
     CALLS
+#undef CALL
+#define CALL(name, kinds, ...) {"bdc_" #name, kinds, call_##name},
+    FIX8B_CALLS
 #undef CALL
 };
 
@@ -233,9 +251,9 @@ static void carry_out(char *line)
         values[count++] = value(word);
     }
     if (strcmp(name, "parallel_start") == 0 && count == 0)
-        okk_parallel_start();
+        npuc_parallel_start();
     else if (strcmp(name, "parallel_end") == 0 && count == 0)
-        okk_parallel_end();
+        npuc_parallel_end();
     else if (strcmp(name, "layer") != 0)
         make(name, values, count);
     else if (count != 1 || values[0].kind != 'i')

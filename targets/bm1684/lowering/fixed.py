@@ -1,0 +1,307 @@
+"""Layers of 8 bits as calls of the firmware library: convolutions, pooling, sums.
+
+The graph that is lowered here counts words: a map (N, C, H, W) of 8 bits lies in the 4N mode, as a map of
+(ceil(N / 4), C, H, W) words of 32 bits, whose bytes belong to four images. So moves, layouts, plans and what only
+moves elements are those of fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node, TensorType
+from npuc.ops.attributes import AVERAGE, GROUP, KERNEL_SHAPE, RELU
+from npuc.ops.windows import Window, window_of
+from npuc.quantize.network.construction import Quantised
+from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.targets.bm1684.lowering import rules
+from npuc.targets.bm1684.lowering.context import Lowering
+from npuc.targets.bm1684.lowering.conv_calls import Image, block_rows, padding
+from npuc.targets.bm1684.lowering.kernel import Call, Pair
+from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor
+from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.quantisation.layers import chip_bias
+from npuc.targets.bm1684.quantisation.operators import FACTORS, SHIFTS, SUM, UNSIGNED, ZEROS
+
+IMAGES = 4
+"""Of a word."""
+LAYERS = ("IntConv", "IntRelu", "MaxPool", SUM)
+"""Operators with calls of their own."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The integer graph: what the host converts before and behind the chip, and the chip's part, in words."""
+
+    before: tuple[Node, ...]
+    words: Graph
+    after: tuple[Node, ...]
+
+
+def parts(graph: Graph) -> Parts:
+    """The parts of an integer graph whose layers of 8 bits are all on the chip."""
+    chip, after = list[Node](), list[Node]()
+    behind: set[str] = set()
+    for node in graph.nodes:
+        integers = all(graph.tensors[name].dtype == "int8" for name in (node.inputs[0], node.output))
+        if node.op in LAYERS or (node.op in MOVEMENT and integers):
+            chip.append(node)
+            behind.update(node.outputs)
+        elif behind.intersection(node.inputs):
+            after.append(node)
+    before = [node for node in graph.nodes if node not in chip and node not in after]
+    made = {name for node in chip for name in node.outputs}
+    read = {name for node in chip for name in node.inputs if name and name not in graph.constants}
+    wanted = {name for node in after for name in node.inputs} | set(graph.outputs)
+    inputs = tuple(name for name in graph.tensors if name in read - made)
+    outputs = tuple(name for name in graph.tensors if name in made & wanted)
+    types = {name: _in_words(each) if name in made | read else each for name, each in graph.tensors.items()}
+    words = Graph(graph.name, tuple(chip), inputs, outputs, graph.constants, types, graph.operators)
+    return Parts(tuple(before), words, tuple(after))
+
+
+def _in_words(each: TensorType) -> TensorType:
+    images, *others = each.shape
+    return TensorType((ceil_div(images, IMAGES), *others), each.dtype)
+
+
+def lower(words: Graph, quantised: Quantised, machine: Machine) -> Lowered:
+    """The steps of a graph of words."""
+    zeros = quantised.zeros
+    return rules.lower(
+        words,
+        machine,
+        {
+            **rules.RULES,
+            "IntConv": partial(_conv, zeros),
+            "MaxPool": partial(_max_pool, zeros),
+            SUM: _sum,
+            "IntRelu": partial(_relu, zeros),
+        },
+    )
+
+
+Zeros = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A convolution: rows of bytes (O, columns) for each channel, the chip's biases, what the call says."""
+
+    window: Window
+    rows: Array
+    bias: Array
+    depthwise: bool
+    shift: int
+    in_signed: bool
+    relu: bool
+    upper: int
+
+    def channels(self, first: int, last: int) -> _Layer:
+        """The same for output channels [first, last)."""
+        return replace(self, rows=self.rows[first:last], bias=self.bias[first:last])
+
+
+def _conv(zeros: Zeros, lo: Lowering, node: Node) -> None:
+    """IntConv: dense, or one channel at a time."""
+    x = lo.local(node.inputs[0])
+    layer = _layer(zeros, lo, node, x.shape.c)
+    shape = Dim4(*lo.graph.shape(node.output))
+    out = lo.output(node.output, shape, x.at.npu if layer.depthwise else None)
+    room = lo.room(x, out)
+    size = layer.rows.shape[1]
+    whole = ceil_div(out.at.npu + shape.c, lo.machine.npus)
+    together = shape.n > 1 and not any(_wraps(each, lo.machine) for each in (x, out))
+    if together and whole * (size + ELEMENT) <= room:
+        _piece(lo, layer, [(x, out)], whole)
+    else:
+        images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(shape.n)]
+        for first, behind, rows in block_rows(lo, out, shape.c, size, room):
+            targets = [
+                (_part(lo, layer, a, first, behind), b.channels(first, behind, lo.machine)) for a, b in images
+            ]
+            _piece(lo, layer.channels(first, behind), targets, rows)
+    lo.define(node.output, out)
+
+
+def _wraps(tensor: Tensor, machine: Machine) -> bool:
+    """Whether its channels take a block row more than from NPU 0: the firmware computes four images of such."""
+    rows, channels = ceil_div(tensor.at.npu + tensor.shape.c, machine.npus), ceil_div(tensor.shape.c, machine.npus)
+    return rows > channels
+
+
+def _part(lo: Lowering, layer: _Layer, x: Tensor, first: int, behind: int) -> Tensor:
+    return x.channels(first, behind, lo.machine) if layer.depthwise else x
+
+
+def _layer(zeros: Zeros, lo: Lowering, node: Node, channels: int) -> _Layer:
+    w, bias, shift = (lo.graph.constants[name] for name in node.inputs[1:4])
+    ends = (zeros.get(node.inputs[0], 0), zeros.get(node.output, 0))
+    depthwise = GROUP(node) == channels == len(w) and (channels > 1 or bool(AVERAGE(node)))
+    unsigned = ends[1] == UNSIGNED
+    assert not (depthwise and RELU(node))
+    assert len(set(shift.tolist())) == 1
+    return _Layer(
+        window_of(node, w.shape[2:]),
+        _depthwise_rows(w) if depthwise else _dense_rows(_block_diagonal(w, GROUP(node))),
+        chip_bias(w, bias, shift, *ends).astype("<i2"),
+        depthwise,
+        int(shift[0]),
+        ends[0] != UNSIGNED,
+        unsigned or bool(RELU(node)),
+        127 if RELU(node) and not unsigned else 0,
+    )
+
+
+def _depthwise_rows(w: Array) -> Array:
+    """(C, kh * kw) bytes."""
+    return w.reshape(len(w), -1).view(np.uint8)
+
+
+def _dense_rows(w: Array) -> Array:
+    """(O, kh * kw * input channels rounded up to 4) bytes."""
+    outputs, inputs, kh, kw = w.shape
+    rows = np.zeros((outputs, kh * kw, ceil_div(inputs, 4) * 4), np.int8)
+    rows[:, :, :inputs] = w.reshape(outputs, inputs, -1).swapaxes(1, 2)
+    return rows.reshape(outputs, -1).view(np.uint8)
+
+
+def _block_diagonal(w: Array, groups: int) -> Array:
+    """Dense weights of several groups: zeros where a group does not read."""
+    outputs, inputs = len(w) // groups, w.shape[1]
+    dense = np.zeros((len(w), groups * inputs, *w.shape[2:]), np.int8)
+    for g in range(groups):
+        rows = slice(g * outputs, (g + 1) * outputs)
+        dense[rows, g * inputs : (g + 1) * inputs] = w[rows]
+    return dense
+
+
+def _piece(lo: Lowering, layer: _Layer, images: Sequence[tuple[Tensor, Tensor]], rows: int) -> None:
+    """One step: weights in `rows` block rows, used for every image."""
+    at, bias = _weight_image(lo, layer, images[0][1].at.npu, rows)
+    lo.emit(*(_call(layer, (at, bias), x, out) for x, out in images))
+
+
+def _call(layer: _Layer, image: Image, x: Tensor, out: Tensor) -> Call:
+    w = layer.window
+    pads = padding(w, x.shape, out.shape)
+    reads = (x.at.buffer, image[0].buffer)
+    if layer.depthwise:
+        args = (
+            out.at, x.at, *image, x.shape, *w.kernel, pads, Pair(*w.strides), layer.shift, layer.in_signed,
+            layer.relu,
+        )  # fmt: skip
+        return Call("bdc_fix8b_depthwise2d", args, reads, out.at.buffer)
+    args = (
+        out.at, x.at, *image, x.shape, out.shape.c, *w.kernel, pads, Pair(*w.strides), Pair(*w.dilations),
+        layer.shift, layer.in_signed, layer.relu, layer.upper,
+    )  # fmt: skip
+    return Call("bdc_fix8b_conv2d", args, reads, out.at.buffer)
+
+
+def _weight_image(lo: Lowering, layer: _Layer, npu: int, rows: int) -> Image:
+    """Weights and behind them biases, in block rows from an NPU on: where both lie."""
+    start, npus = (npu, len(layer.rows)) if rows == 1 else (0, lo.machine.npus)
+    grids = [
+        _in_rows(values, npu - start, rows, npus)
+        for values in (layer.rows, np.ascontiguousarray(layer.bias[:, None]).view(np.uint8))
+    ]
+    words = [_whole_words(grid) for grid in grids]
+    at = replace(lo.rows(f"{lo.node.output}/weights", np.concatenate(words, axis=1).view("<f4"), start), npu=npu)
+    return at, at.shifted(words[0].shape[1])
+
+
+def _in_rows(values: Array, first: int, rows: int, npus: int) -> Array:
+    """(npus, rows * columns): channel o of (O, columns) in block row (first + o) // npus."""
+    columns = values.shape[1]
+    grid = np.zeros((rows * npus, columns), np.uint8)
+    grid[first : first + len(values)] = values
+    return grid.reshape(rows, npus, columns).swapaxes(0, 1).reshape(npus, rows * columns)
+
+
+def _whole_words(values: Array) -> Array:
+    return np.pad(values, ((0, 0), (0, -values.shape[1] % ELEMENT)))
+
+
+def _max_pool(zeros: Zeros, lo: Lowering, node: Node) -> None:
+    """The largest element under a window."""
+    x = lo.local(node.inputs[0])
+    shape = Dim4(*lo.graph.shape(node.output))
+    out = lo.output(node.output, shape, x.at.npu)
+    w = window_of(node, KERNEL_SHAPE(node))
+    signed = zeros.get(node.output, 0) != UNSIGNED
+    images = [(x, out)]
+    if any(_wraps(each, lo.machine) for each in images[0]):
+        images = [(x.image(n, lo.machine), out.image(n, lo.machine)) for n in range(shape.n)]
+    pads = padding(w, x.shape, shape)
+
+    def call(source: Tensor, target: Tensor) -> Call:
+        args = (target.at, source.at, source.shape, *w.kernel, pads, Pair(*w.strides), signed)
+        return Call("bdc_fix8b_max_pool2d", args, (source.at.buffer,), target.at.buffer)
+
+    lo.emit(*(call(*pair) for pair in images))
+    lo.define(node.output, out)
+
+
+Calls = Callable[[Tensor, Sequence[Tensor], Tensor], Call]
+"""A call on a result, operands and what lies between."""
+
+
+def _sum(lo: Lowering, node: Node) -> None:
+    """Operands, each multiplied and shifted to 16 bits, and their sum."""
+    *zeros, zero = ZEROS(node)
+    factors, shifts, unsigned = FACTORS(node), SHIFTS(node), zero == UNSIGNED
+
+    def call(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+        signed = [z != UNSIGNED for z in zeros]
+        reads = tuple(each.at.buffer for each in (*operands, work))
+        places = (out.at, *(each.at for each in operands), work.at, out.shape)
+        if len(operands) == 1:
+            args = (*places, factors[0], shifts[0], signed[0], unsigned)
+            return Call("bdc_fix8b_rescale", args, reads, out.at.buffer)
+        args = (*places, Pair(*factors), Pair(*shifts), *signed, unsigned)
+        return Call("bdc_fix8b_sum", args, reads, out.at.buffer)
+
+    _by_block_rows(lo, node, node.inputs, call)
+
+
+def _relu(zeros: Zeros, lo: Lowering, node: Node) -> None:
+    """Elements with a sign, or 0."""
+    assert zeros.get(node.output, 0) != UNSIGNED
+
+    def call(out: Tensor, operands: Sequence[Tensor], work: Tensor) -> Call:
+        (x,) = operands
+        args = (out.at, x.at, work.at, out.shape, 1, 0, True, True)
+        return Call("bdc_fix8b_rescale", args, (x.at.buffer, work.at.buffer), out.at.buffer)
+
+    _by_block_rows(lo, node, node.inputs[:1], call)
+
+
+def _by_block_rows(lo: Lowering, node: Node, names: Sequence[str], call: Calls) -> None:
+    """Calls on 64 channels of four images, which use the same bytes for products of 16 bits one after another."""
+    first = lo.local(names[0])
+    operands = [first, *(lo.local(name, npu=first.at.npu) for name in names[1:])]
+    out = lo.output(node.output, first.shape, first.at.npu)
+    piece = first.shape._replace(n=2, c=min(first.shape.c, lo.machine.npus))
+    wraps = ceil_div(first.at.npu + piece.c, lo.machine.npus)
+    work = lo.new(
+        f"{node.output}/products", piece._replace(c=wraps * lo.machine.npus if wraps > 1 else piece.c), 0
+    )
+
+    def made() -> Iterator[Call]:
+        for n in range(first.shape.n):
+            images = [each.image(n, lo.machine) for each in (out, *operands)]
+            for start in range(0, first.shape.c, piece.c):
+                behind = min(start + piece.c, first.shape.c)
+                target, *sources = (each.channels(start, behind, lo.machine) for each in images)
+                between = replace(work, at=replace(work.at, npu=target.at.npu))
+                yield call(target, sources, between)
+
+    lo.emit(*made())
+    lo.define(node.output, out)

@@ -1,0 +1,170 @@
+"""What BM1684 runs on 8 bits: one constraint a function, its docstring the user's sentence.
+
+Only forms that were seen on the vendor's chip model; anything else is a matter of fp32 or of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from npuc.errors import Problem
+from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP, KERNEL_SHAPE, MAX, PERM
+from npuc.ops.windows import window_of
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.targets.bm1684.network.support import (
+    Constraint,
+    Row,
+    constant_weights,
+    elements,
+    images,
+    not_dilated,
+    within_extents,
+    within_windows,
+)
+
+MOST_WINDOW = 112
+"""Rows and columns of a window that pooling and depthwise convolution were seen with."""
+
+
+def floats(graph: Graph, node: Node) -> str | None:
+    """The model computes in float32."""
+    wrong = [graph.tensors[name].dtype for name in (*node.inputs[:1], *node.outputs) if name]
+    wrong = [dtype for dtype in wrong if dtype != "float32"]
+    return f"the element type is {wrong[0]}" if wrong else None
+
+
+def relu_at_most(_graph: Graph, node: Node) -> str | None:
+    """An activation of the layer is Relu, or Clip from 0."""
+    found = ACTIVATION(node)
+    return None if found in (None, "", "Relu", "Clip") else f"the activation is {found}"
+
+
+def small_windows(graph: Graph, node: Node) -> str | None:
+    """The window has at most 112 rows and columns, and padding is smaller."""
+    shape = graph.shape(node.inputs[0])[2:]
+    kernel = shape if node.op.startswith("Global") else KERNEL_SHAPE(node)
+    if max(kernel) > MOST_WINDOW:
+        return f"the window is {list(kernel)}"
+    if node.op.startswith("Global"):
+        return None
+    window = window_of(node, kernel)
+    outputs = graph.shape(node.output)[2:]
+    for axis, (extent, count) in enumerate(zip(shape, outputs, strict=True)):
+        reached = (count - 1) * window.strides[axis] + window.reach[axis] - extent - window.begins[axis]
+        if max(reached, window.begins[axis]) >= kernel[axis]:
+            return "a window lies in the padding alone"
+    return None
+
+
+def dense_or_small(graph: Graph, node: Node) -> str | None:
+    """A depthwise window has at most 112 rows and columns, is not dilated, and its padding is smaller."""
+    if GROUP(node) == 1 or GROUP(node) != graph.shape(node.inputs[0])[1]:
+        return None
+    window = window_of(node, graph.shape(node.inputs[1])[2:])
+    pads = (*window.begins, *window.ends)
+    fits = max(window.kernel) <= MOST_WINDOW and max(window.dilations) == 1 and max(pads) < min(window.kernel)
+    return None if fits else f"the kernel is {list(window.kernel)}, pads {list(pads)}"
+
+
+def counted_padding(graph: Graph, node: Node) -> str | None:
+    """An average counts its padding, or has none."""
+    window = window_of(node, KERNEL_SHAPE(node))
+    full = all(
+        (count - 1) * window.strides[axis] + window.reach[axis] <= extent + window.begins[axis] + window.ends[axis]
+        for axis, (extent, count) in enumerate(
+            zip(graph.shape(node.inputs[0])[2:], graph.shape(node.output)[2:], strict=True)
+        )
+    )
+    padded = max(*window.begins, *window.ends) > 0
+    return None if full and (COUNT_INCLUDE_PAD(node) or not padded) else "its padding does not count"
+
+
+def two_maps(graph: Graph, node: Node) -> str | None:
+    """Two computed maps of one shape are added."""
+    shapes = [graph.shape(name) for name in node.inputs]
+    fits = shapes[0] == shapes[1] and len(shapes[0]) == 4 and not any(n in graph.constants for n in node.inputs)
+    return None if fits else f"the shapes are {[list(each) for each in shapes]}"
+
+
+def limits(_graph: Graph, node: Node) -> str | None:
+    """The lower limit is 0."""
+    return None if is_relu(node) else f"the limits end at {MAX(node)}"
+
+
+def batch_stays(graph: Graph, node: Node) -> str | None:
+    """The images of a batch stay apart: the first axis is not touched."""
+    x, y = graph.shape(node.inputs[0]), graph.shape(node.output)
+    if node.op == "Reshape":
+        return None if x[:1] == y[:1] and len(y) >= 2 else f"{list(x)} becomes {list(y)}"
+    if node.op == "Transpose":
+        return None if PERM(node)[0] == 0 else f"the permutation is {list(PERM(node))}"
+    axes = AXES(node) if node.op == "Slice" else (AXIS(node),)
+    return None if all(axis % len(x) for axis in axes) else "along the first axis"
+
+
+def computed(graph: Graph, node: Node) -> str | None:
+    """The operands are computed."""
+    found = [name for name in node.inputs if name in graph.constants]
+    return f"'{found[0]}' is a constant" if found else None
+
+
+OPERATORS: Mapping[str, Row] = {
+    "Conv": Row(
+        "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
+        (constant_weights, images, within_windows, within_extents, dense_or_small, relu_at_most),
+    ),
+    "MaxPool": Row(
+        "nodechip_pooling_fix8b_forward_local",
+        (images, within_windows, within_extents, not_dilated, small_windows),
+    ),
+    "AveragePool": Row(
+        "nodechip_pooling_fix8b_forward_local",
+        (images, within_windows, within_extents, not_dilated, small_windows, counted_padding, relu_at_most),
+    ),
+    "GlobalMaxPool": Row("nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows)),
+    "GlobalAveragePool": Row(
+        "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
+    ),
+    "Add": Row("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
+    "Relu": Row("nodechip_eltwise_fix8b_forward_local", (images,)),
+    "Clip": Row("nodechip_eltwise_fix8b_forward_local", (images, limits)),
+    "Concat": Row("nothing along channels; GDMA", (computed, batch_stays)),
+    **{op: Row("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
+    "Reshape": Row("nothing, or GDMA", (batch_stays,)),
+    "Transpose": Row("GDMA", (batch_stays,)),
+    "Identity": Row("nothing", ()),
+}
+"""Operators on 8 bits."""
+HOST: Mapping[str, str] = {
+    "Softmax": "there is no exponential of 8 bits",
+    "LogSoftmax": "there is no exponential of 8 bits",
+    "ArgMax": "the machine has no index arithmetic",
+}
+"""What the host computes of results that nothing else reads, and why."""
+
+
+def left_to_host(graph: Graph, node: Node) -> bool:
+    """Whether the host computes a node behind the network."""
+    return node.op in HOST and not any(graph.readers[name] for name in node.outputs if name)
+
+
+REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"
+
+
+def refusal(graph: Graph, node: Node) -> Problem | None:
+    """Why the machine cannot run the node on 8 bits, or None if it can."""
+    where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
+    if node.op in (*CONVERSIONS, "QuantizeLinear", "DequantizeLinear"):
+        return None
+    row = OPERATORS.get(node.op)
+    if row is None:
+        known = ", ".join(OPERATORS)
+        return Problem("E202", "there is no such layer of 8 bits", limit=known, remedy=REMEDY, **where)
+    constraints: tuple[Constraint, ...] = (floats, elements, *row.constraints)
+    for constraint in constraints:
+        found = constraint(graph, node)
+        if found is not None:
+            limit = (constraint.__doc__ or "").strip()
+            return Problem("E202", found, limit=limit, remedy=REMEDY, tensor=node.inputs[0], **where)
+    return None

@@ -1,0 +1,45 @@
+"""How BM1684 quantises a network: which nodes become integer, and by which accuracy levels."""
+
+from __future__ import annotations
+
+from npuc.ir import Graph, Node
+from npuc.quantize.calibration.histograms import histograms, uniform
+from npuc.quantize.improvement.levels import LEVELS
+from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
+from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import given_steps, reaches
+from npuc.quantize.scales.offsets import ZeroPoints
+from npuc.quantize.scales.results import node_histograms
+from npuc.storage.data import Samples
+from npuc.target import Options
+from npuc.targets.bm1684.network import fixed
+from npuc.targets.bm1684.quantisation.builder import quantise
+from npuc.targets.bm1684.quantisation.layers import ONE_SHIFT
+
+UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
+"""Every layer reads unsigned maps; results of ReLUs are such in any case."""
+
+
+def integer(graph: Graph) -> tuple[Node, ...]:
+    """The nodes that run on 8 bits."""
+    return integer_nodes(graph, lambda node: node.op in fixed.OPERATORS and fixed.refusal(graph, node) is None)
+
+
+def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+    """The integer network, and what was tried to make it better.
+
+    A model that brings its scales along keeps them where 0 stands for 0 or -128.
+    """
+    level = LEVELS[options.level]
+    method, find = options.method or level.method, options.histograms or histograms
+    nodes = integer(graph)
+    tensors = tensors_of(nodes)
+    given = given_steps(graph, tensors, equal_scales(graph, nodes))
+    known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
+    free = [name for name in tensors if name not in given and name not in known]
+    found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
+    recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find)
+    if not given:
+        return best_network(graph, recipe, samples, level, options.method, found)
+    made = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
+    return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

@@ -1,0 +1,185 @@
+"""The integer graph: layers with one shift for a tensor, biases of 16 bits, sums of shifted operands.
+
+An int8 tensor whose zero point is -128 is an unsigned one on the chip: the integer there is larger by 128, and 0
+stands for 0, also in padding. All results of ReLUs are such. So a bias of the integer graph holds what the chip's
+own does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from npuc.errors import UnsupportedOperator
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION, GROUP
+from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
+from npuc.quantize.arithmetic.weights import FINEST_SHIFT, LARGEST_WEIGHT, average_taps
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.network.build import Builder, expect_weights, free_steps
+from npuc.quantize.network.construction import Quantised, int8_name
+from npuc.quantize.scales.constraints import average_kernel, data_inputs
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.bm1684.quantisation.operators import FACTORS, OPERATORS, SHIFTS, SUM, UNSIGNED, ZEROS
+from npuc.targets.bm1684.quantisation.steps import constraints, natural, shared, without_negatives
+
+MOST_BIAS = 2**15 - 1
+MOST_SHIFT = 15
+MOST_FACTOR = 127.499
+
+
+def quantise(
+    graph: Graph,
+    nodes: Sequence[Node],
+    histograms: Mapping[str, Histogram],
+    method: str,
+    given: Mapping[str, Steps],
+) -> Quantised:
+    """The integer graph of a float graph, these of whose nodes become integer.
+
+    Raises UnsupportedOperator (E205) where weights, biases or factors do not fit their bits.
+    """
+    fixed = shared(graph, nodes, natural(given))
+    free = {name: histogram for name, histogram in histograms.items() if name not in fixed}
+    demanded = constraints(graph, nodes, free, fixed)
+    chosen = free_steps(graph, nodes, free, demanded, method, fixed)
+    return _Builder(
+        graph, nodes, {**without_negatives(graph, nodes, chosen, demanded), **fixed}, None, OPERATORS
+    ).built()
+
+
+class _Builder(Builder):
+    """The forms of BM1684."""
+
+    def form(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """The integer operator, its attributes and its constant inputs."""
+        if is_relu(node) and self.same_steps(node) and self.zeros[node.output] == UNSIGNED:
+            self.limits(node)
+            return "Identity", {}, ()
+        if node.op in CONVERSIONS or (is_relu(node) and not self.same_steps(node)):
+            self.limits(node)
+            x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
+            if (x.zero, y.zero) == (UNSIGNED, 0):
+                return self._multiplied(node)
+            return SUM, self._shifted(node, data_inputs(node)), ()
+        return super().form(node)
+
+    def limits(self, node: Node) -> tuple[int, int] | None:
+        """None: an upper limit is where a result saturates, or it is refused."""
+        if "Clip" in (ACTIVATION(node), node.op) and self.highest(node) != 127:
+            raise UnsupportedOperator("E205", "a limit below the largest integer", node=node.name, op=node.op)
+
+    def sum(self, node: Node, relu: int) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """Every operand has a factor and a shift of its own."""
+        del relu
+        return SUM, self._shifted(node, node.inputs), ()
+
+    def _multiplied(self, node: Node) -> tuple[str, dict[str, Attr], tuple[str, ...]]:
+        """An unsigned tensor in the steps of one with a sign: a convolution, as a sum would have none."""
+        (x,), (_, channels, *_) = data_inputs(node), self.float.shape(node.output)
+        (factor,), (shift,) = self._numbers(node, (x,))
+        w = np.full((channels, 1, 1, 1), factor, np.int8)
+        own = np.zeros(channels, np.int64)
+        constants = self._layer_of(node, w, own, shift, self.steps(x), self.steps(node.output))
+        return "IntConv", {"group": channels, "average": 1}, constants
+
+    def _shifted(self, node: Node, operands: Sequence[str]) -> dict[str, Attr]:
+        signed = any(self.zeros[name] != UNSIGNED for name in operands)
+        if not signed and self.zeros[node.output] != UNSIGNED:
+            raise UnsupportedOperator("E205", "no operand has a sign, but the sum", node=node.name, op=node.op)
+        factors, shifts = self._numbers(node, operands)
+        zeros = tuple(self.zeros[name] for name in (*operands, node.output))
+        return {FACTORS.name: factors, SHIFTS.name: shifts, ZEROS.name: zeros}
+
+    def _numbers(self, node: Node, operands: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Factors and shifts of operands."""
+        ratios = [self.scales[name] / self.scales[node.output] for name in operands]
+        expect_weights(node, np.ones(1), max(ratios))
+        shifts = tuple(min(int(np.floor(np.log2(MOST_FACTOR / ratio))), MOST_SHIFT) for ratio in ratios)
+        return tuple(round(ratio * 2.0**shift) for ratio, shift in zip(ratios, shifts, strict=True)), shifts
+
+    def weights(self, node: Node) -> tuple[str, ...]:
+        """int8 weights with one shift for all channels."""
+        _, weights, *more = node.inputs
+        w = self.float.constants[weights]
+        bias = self.float.constants[more[0]] if more and more[0] else np.zeros(len(w))
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        expect_weights(node, w, x.scale / y.scale)
+        wide = w.astype(np.float64) * (x.scale / y.scale)
+        offset = bias.astype(np.float64) / y.scale
+        shift = _best_shift(node, wide, offset)
+        integers = np.clip(np.rint(wide * 2.0**shift), -128, 127).astype(np.int8)
+        own = np.rint(offset * 2.0**shift).astype(np.int64)
+        if x.zero not in (0, UNSIGNED) or y.zero not in (0, UNSIGNED):
+            raise UnsupportedOperator("E205", "a zero point other than 0 and -128", node=node.name, op=node.op)
+        return self._layer_of(node, integers, own, shift, x, y)
+
+    def average(self, node: Node) -> tuple[str, ...]:
+        """Taps whose sum takes up the ratio of the scales."""
+        channels = self.float.shape(node.inputs[0])[1]
+        x, y = self.steps(node.inputs[0]), self.steps(node.output)
+        expect_weights(node, np.ones(1), x.scale / y.scale / np.prod(average_kernel(self.float, node)))
+        taps, shift = average_taps(average_kernel(self.float, node), x.scale / y.scale, MOST_SHIFT)
+        w = np.tile(taps, (channels, 1, 1, 1))
+        return self._layer_of(node, w, np.zeros(channels, np.int64), shift, x, y)
+
+    def _layer_of(self, node: Node, w: Array, own: Array, shift: int, x: Steps, y: Steps) -> tuple[str, ...]:
+        """own: the chip's bias."""
+        total = w.astype(np.int64).reshape(len(w), -1).sum(axis=1)
+        bias = own - x.zero * total + (y.zero << shift)
+        return self.layer(node, w, bias.astype(np.int32), np.full(len(w), shift, np.int8))
+
+    def depthwise(self, node: Node) -> bool:
+        """Whether a node computes one channel at a time."""
+        if node.op == "Conv":
+            return GROUP(node) == self.float.shape(node.inputs[0])[1] > 1
+        return node.op in ("AveragePool", "GlobalAveragePool")
+
+    def convert(self, node: Node) -> None:
+        """A ReLU whose result has a sign is a call of its own where the layer's own ReLU would leave 8 bits."""
+        signed = ACTIVATION(node) in ("Relu", "Clip") and not self.zeros[node.output]
+        if not signed or not (node.op == "Add" or self.depthwise(node)):
+            super().convert(node)
+            return
+        self.limits(node)
+        inputs = tuple(self.as_int8(name) for name in node.inputs[: 2 if node.op == "Add" else 1])
+        op, attrs, extra = self.form(node)
+        result = int8_name(node.output)
+        free = f"{result}/unlimited"
+        self.stand(free, node.output)
+        name = node.name or node.output
+        self.add(
+            Node(
+                op,
+                (*inputs, *extra),
+                (free,),
+                {**attrs, **({"relu": 0} if "relu" in attrs else {})},
+                name,
+                node.sources,
+            )
+        )
+        self.add(Node("IntRelu", (free,), (result,), {}, f"{name}/limits", node.sources))
+
+
+def _best_shift(node: Node, wide: Array, offset: Array) -> int:
+    """The shift with the least squared error of the weights with which no bias leaves 16 bits."""
+    largest = max(float(np.abs(wide).max(initial=0)), 1e-30)
+    safe = int(np.floor(np.log2((LARGEST_WEIGHT - 0.001) / largest)))
+    room = int(np.floor(np.log2(MOST_BIAS / max(float(np.abs(offset).max(initial=0)), 0.5))))
+    if room < 0:
+        raise UnsupportedOperator(
+            "E205",
+            "the bias is too large for 16 bits",
+            node=node.name,
+            op=node.op,
+            limit="32,767 steps of the result",
+        )
+    most = min(FINEST_SHIFT, MOST_SHIFT, room)
+
+    def error(shift: int) -> float:
+        power = 2.0**shift
+        return float(((np.clip(np.rint(wide * power), -128, 127) / power - wide) ** 2).sum())
+
+    candidates = [max(min(safe + more, most), 0) for more in (0, 1)]
+    return min(candidates, key=error)

@@ -1,0 +1,92 @@
+"""The operator of BM1684's integer network beside those of the shared quantiser: sums of shifted operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from npuc.ir import Array, Node, TensorType
+from npuc.ops import OPS, Op, Operators, Parameter, with_operators
+from npuc.ops.attributes import Attribute
+from npuc.ops.integer_onnx import DOUBLE
+
+if TYPE_CHECKING:
+    from npuc.export_onnx import Emitter
+
+SUM = "ShiftedSum"
+UNSIGNED = -128
+"""The int8 that stands for 0 where the chip has an unsigned integer, which is larger by 128."""
+SIXTEEN_BITS = (-(2**15), 2**15 - 1)
+
+FACTORS, SHIFTS, ZEROS = (
+    Attribute[tuple[int, ...]](name, "integers", meaning, low=low, internal=True)
+    for name, meaning, low in (
+        ("factors", "what each operand is multiplied by", 0),
+        ("shifts", "the right shift of each product", 0),
+        ("zeros", "the integers that stand for 0: of each operand, then of the result", -128),
+    )
+)
+
+
+def limits(zero: int) -> tuple[int, int]:
+    """The least and the largest step of a result."""
+    return (0, 255) if zero == UNSIGNED else (-128, 127)
+
+
+def _sum(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    *zeros, zero = ZEROS(node)
+    total = np.zeros((), np.int64)
+    for x, z, factor, shift in zip(inputs, zeros, FACTORS(node), SHIFTS(node), strict=True):
+        product = (x.astype(np.int64) - z) * factor
+        total = total + np.clip((product + ((1 << shift) >> 1)) >> shift, *SIXTEEN_BITS)
+    return ((np.clip(total, *limits(zero)) + zero).astype(np.int8),)
+
+
+def _types(_node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    return (TensorType(types[0].shape, "int8"),)
+
+
+def _same_shapes(node: Node, types: Sequence[TensorType]) -> bool:
+    """There is a factor and a shift for each operand, and all operands have one shape."""
+    counts = (len(FACTORS(node)), len(SHIFTS(node)), len(ZEROS(node)) - 1)
+    return counts == (len(types),) * 3 and all(each.shape == types[0].shape for each in types)
+
+
+def _to_onnx(node: Node, emit: Emitter) -> None:
+    """Every operand and their sum in double."""
+    *zeros, zero = ZEROS(node)
+    total = ""
+    for name, z, factor, shift in zip(node.inputs, zeros, FACTORS(node), SHIFTS(node), strict=True):
+        value = emit.step("Sub", emit.step("Cast", name, to=DOUBLE), emit.constant(np.float64(z), "zero"))
+        value = emit.step("Mul", value, emit.constant(np.ldexp(np.float64(factor), -shift), "factor"))
+        value = emit.step("Add", value, emit.constant(np.float64(0.5 if shift else 0), "half"))
+        part = emit.step("Clip", emit.step("Floor", value), *_limits(emit, SIXTEEN_BITS))
+        total = emit.step("Add", total, part) if total else part
+    limited = emit.step("Clip", total, *_limits(emit, limits(zero)))
+    moved = emit.step("Add", limited, emit.constant(np.float64(zero), "zero"))
+    emit.node("Cast", [moved], [node.output], to="int8")
+
+
+def _limits(emit: Emitter, ends: tuple[int, int]) -> tuple[str, str]:
+    low, high = (emit.constant(np.float64(each), "limit") for each in ends)
+    return low, high
+
+
+OPERATORS: Operators = with_operators(
+    OPS,
+    Op(
+        SUM,
+        "The sum of int8 tensors, each multiplied and shifted to 16 bits.",
+        (Parameter("a", ("int8",), "*X"), Parameter("more", ("int8",), optional=True, variadic=True)),
+        (Parameter("y", ("int8",), "*X"),),
+        _sum,
+        (FACTORS, SHIFTS, ZEROS),
+        (_same_shapes,),
+        _types,
+        _to_onnx,
+        origin="bm1684",
+    ),
+)
+"""What BM1684's integer graphs consist of."""

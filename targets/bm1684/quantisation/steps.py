@@ -1,0 +1,89 @@
+"""Scales and zero points: which tensors are unsigned, and what operators demand of scales.
+
+A sum and an average take any scales, so only what moves or selects elements constraints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION
+from npuc.quantize.arithmetic.tables import is_relu
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.scales.assignment import ScaleConstraints, components
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, constraints_of, data_inputs, equal_scales, floors
+from npuc.quantize.scales.model_scales import Steps
+from npuc.targets.bm1684.quantisation.operators import UNSIGNED
+
+SAME = (*MOVEMENT, *SELECTION)
+AVERAGES = ("AveragePool", "GlobalAveragePool")
+
+
+def natural(given: Mapping[str, Steps]) -> dict[str, Steps]:
+    """Given steps whose 0 is 0 on the chip; where it is another integer, steps without one that reach as far."""
+    return {
+        name: steps if steps.zero in (0, UNSIGNED) else Steps(steps.reach / 127) for name, steps in given.items()
+    }
+
+
+def shared(graph: Graph, nodes: Sequence[Node], given: Mapping[str, Steps]) -> dict[str, Steps]:
+    """Given steps, also of the tensors that share them whatever they are."""
+    equal = equal_scales(graph, nodes)
+    class_of = components((*given, *(name for pair in equal for name in pair)), equal)
+    found: dict[str, Steps] = {}
+    for name, steps in given.items():
+        found.setdefault(class_of[name], steps)
+    return {**{name: found[leader] for name, leader in class_of.items() if leader in found}, **given}
+
+
+def constraints(
+    graph: Graph, nodes: Sequence[Node], free: Mapping[str, Histogram], given: Collection[str]
+) -> ScaleConstraints:
+    """What the operators demand of the scales of their tensors."""
+    others = [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
+    limited = constraints_of(graph, [node for node in nodes if node.op != "Mul"], given)
+    found = constraints_of(graph, others, given)
+    return replace(found, ceilings=limited.ceilings, floors=floors(graph, nodes, free))
+
+
+def without_negatives(
+    graph: Graph, nodes: Sequence[Node], chosen: Mapping[str, Steps], demanded: ScaleConstraints
+) -> dict[str, Steps]:
+    """The chosen steps, twice as fine where no element is negative; no limit is beyond the largest integer."""
+    class_of = components(chosen, (pair for pair in demanded.equal if all(name in chosen for name in pair)))
+    negative = _signed(graph, nodes, class_of)
+    scales: dict[str, float] = {}
+    for name, steps in chosen.items():
+        scale = min(steps.scale, demanded.ceilings.get(name, steps.scale))
+        scales[class_of[name]] = min(scale, scales.get(class_of[name], scale))
+    return {
+        name: Steps(scales[leader]) if leader in negative else Steps(scales[leader] * 127 / 255, UNSIGNED)
+        for name, leader in class_of.items()
+    }
+
+
+def _signed(graph: Graph, nodes: Sequence[Node], class_of: Mapping[str, str]) -> set[str]:
+    """The classes of tensors that may have negative elements."""
+    integer = set(nodes)
+    found: set[str] = set()
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        for name, leader in class_of.items():
+            producer = graph.producers.get(name)
+            if producer is None or producer not in integer or _may_be_negative(producer, class_of, found):
+                found.add(leader)
+    return found
+
+
+def _may_be_negative(node: Node, class_of: Mapping[str, str], signed: Collection[str]) -> bool:
+    """Whether a node's result may have negative elements, given the classes that may."""
+    if ACTIVATION(node) in ("Relu", "Clip"):
+        return False
+    if node.op in SAME:
+        return False  # as its operands, which are of the same class
+    if node.op in (*AVERAGES, "Add"):
+        return any(class_of.get(x) is None or class_of[x] in signed for x in data_inputs(node))
+    return not is_relu(node)

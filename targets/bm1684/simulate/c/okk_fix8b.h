@@ -1,0 +1,158 @@
+/*
+ * Layers of 8 bits: functions of the firmware library that OKK kernels link with, OUTSIDE THE PUBLIC OKK INTERFACE,
+ * as seen on the vendor's chip model; they have not run on silicon. Below them, the calls that npuc's tables and
+ * exported kernels make.
+ *
+ * Maps lie in the 4N mode: a word of 32 bits has an element of four images, so shapes count words, and n groups of
+ * four images. Weights are signed, biases signed and of 16 bits.
+ */
+#ifndef OKK_FIX8B_H
+#define OKK_FIX8B_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "okk.h"
+
+void okk_get_id_node(void *ids);
+void okk_set_id_node(void *ids);
+void nodechip_conv_forward_local_fix8b(int bottom, int weight, int bias, int top, int imm, int *bottom_dim,
+                                       int *top_dim, int groups, int kh, int kw, int dh, int dw, int up, int down,
+                                       int left, int right, int stride_h, int stride_w, int using_bias,
+                                       int result_add, int if_relu, int relu_upper_limit, int unused_ht,
+                                       int unused_hb, int unused_wl, int unused_wr, int ins_h, int ins_w,
+                                       int rshiftbits, int opd0_sign, int opd1_sign, int opd2_sign,
+                                       bool if_ic_inner, int if_concat_scale, int concat_scale_val,
+                                       int concat_scale_rshift, int concat_output_sign, void *id_node);
+void nodechip_pooling_fix8b_forward_local(int bottom, int weight, int bias, int top, int *bottom_dim, int *top_dim,
+                                          int kh, int kw, int up, int down, int left, int right, int stride_h,
+                                          int stride_w, int ins_w, int ins_h, int is_avg_pooling,
+                                          int avg_pooling_mode, int r_shift, int using_bias, int rshift_typ,
+                                          int opd0_sign, int opd1_sign, int opd2_sign, int res0_sign, int if_relu,
+                                          void *pid_node);
+void nodechip_eltwise_fix8b_forward_local(int *bottoms, int top, int imm, int n, int c, int h, int w,
+                                          int *cstrides, int cstride_en, int op_code, int *scales, int *rshifts,
+                                          int *signs, int count, int if_relu, void *id_node);
+
+/*
+ * The numbers of commands: BDC, GDMA, whether in parallel, and on a chip model the cycles. In a parallel region the
+ * functions count in a copy of what was there when it began, as the interface does for its own calls; the copy joins
+ * when the region ends. So a region has either these functions on the BDC or the interface's calls.
+ */
+#define NPUC_CYCLES 3
+static struct {
+    unsigned words[64];
+    bool beside;
+} npuc_ids;
+
+static inline void npuc_parallel_start(void)
+{
+    okk_get_id_node(npuc_ids.words);
+    npuc_ids.beside = false;
+    okk_parallel_start();
+}
+
+static inline void npuc_parallel_end(void)
+{
+    unsigned joined[64];
+    okk_parallel_end();
+    if (!npuc_ids.beside)
+        return;
+    okk_get_id_node(joined);
+    for (int at = 0; at <= NPUC_CYCLES; at++)
+        if (at != 2 && joined[at] < npuc_ids.words[at])
+            joined[at] = npuc_ids.words[at];
+    okk_set_id_node(joined);
+}
+
+static inline void *npuc_begun(void)
+{
+    if (okk_is_parallel_state())
+        npuc_ids.beside = true;
+    else
+        okk_get_id_node(npuc_ids.words);
+    return npuc_ids.words;
+}
+
+static inline void npuc_done(void)
+{
+    if (!okk_is_parallel_state())
+        okk_set_id_node(npuc_ids.words);
+}
+
+static inline int npuc_extent(int extent, int before, int behind, int kernel, int dilation, int stride)
+{
+    return stride < 1 ? 0 : (extent + before + behind - ((kernel - 1) * dilation + 1)) / stride + 1;
+}
+
+/* Results are floor((sum + bias + 2^(shift - 1)) / 2^shift), at -128..127, or with a ReLU at 0..upper. */
+static inline void npuc_fix8b_conv2d(local_addr_t out, local_addr_t in, local_addr_t weight, local_addr_t bias,
+                                     const dim4 *shape, int channels, int kernel_h, int kernel_w,
+                                     const Padding *pad, const dim2 *stride, const dim2 *dilation, int shift,
+                                     bool in_signed, bool relu, int upper)
+{
+    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w};
+    int to[4] = {4 * shape->n, channels,
+                 npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, dilation->h, stride->h),
+                 npuc_extent(shape->w, pad->left, pad->right, kernel_w, dilation->w, stride->w)};
+    nodechip_conv_forward_local_fix8b((int)in, (int)weight, (int)bias, (int)out, 0, from, to, 1, kernel_h,
+                                      kernel_w, dilation->h, dilation->w, pad->top, pad->bottom, pad->left,
+                                      pad->right, stride->h, stride->w, 1, 0, relu, upper, 0, 0, 0, 0, 0, 0, shift,
+                                      in_signed, 1, 1, true, 0, 0, 0, 0, npuc_begun());
+    npuc_done();
+}
+
+/* The same for one channel at a time, without an upper limit of its own. */
+static inline void npuc_fix8b_depthwise2d(local_addr_t out, local_addr_t in, local_addr_t weight,
+                                          local_addr_t bias, const dim4 *shape, int kernel_h, int kernel_w,
+                                          const Padding *pad, const dim2 *stride, int shift, bool in_signed,
+                                          bool relu)
+{
+    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w};
+    int to[4] = {4 * shape->n, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
+                 npuc_extent(shape->w, pad->left, pad->right, kernel_w, 1, stride->w)};
+    nodechip_pooling_fix8b_forward_local((int)in, (int)weight, (int)bias, (int)out, from, to, kernel_h, kernel_w,
+                                         pad->top, pad->bottom, pad->left, pad->right, stride->h, stride->w, 0, 0,
+                                         2, 0, shift, 1, 1, in_signed, 1, 1, !relu, relu, npuc_begun());
+    npuc_done();
+}
+
+/* The largest element of a window; padding never is. */
+static inline void npuc_fix8b_max_pool2d(local_addr_t out, local_addr_t in, const dim4 *shape, int kernel_h,
+                                         int kernel_w, const Padding *pad, const dim2 *stride, bool in_signed)
+{
+    int from[4] = {4 * shape->n, shape->c, shape->h, shape->w};
+    int to[4] = {4 * shape->n, shape->c, npuc_extent(shape->h, pad->top, pad->bottom, kernel_h, 1, stride->h),
+                 npuc_extent(shape->w, pad->left, pad->right, kernel_w, 1, stride->w)};
+    nodechip_pooling_fix8b_forward_local((int)in, 0, 0, (int)out, from, to, kernel_h, kernel_w, pad->top,
+                                         pad->bottom, pad->left, pad->right, stride->h, stride->w, 0, 0, 0, 0, 0, 0,
+                                         0, in_signed, 1, 1, in_signed, 0, npuc_begun());
+    npuc_done();
+}
+
+/*
+ * The sum of a and b, each times its scale (0..127) and shifted right, at 16 bits; at -128..127, or with a ReLU at
+ * 0..255. work: (2n, c, h, w) words.
+ */
+static inline void npuc_fix8b_sum(local_addr_t out, local_addr_t a, local_addr_t b, local_addr_t work,
+                                  const dim4 *shape, const dim2 *scales, const dim2 *shifts, bool a_signed,
+                                  bool b_signed, bool relu)
+{
+    int from[2] = {(int)a, (int)b}, strides[2] = {0, 0}, factors[2] = {scales->h, scales->w};
+    int bits[2] = {shifts->h, shifts->w}, signs[3] = {a_signed, b_signed, !relu};
+    nodechip_eltwise_fix8b_forward_local(from, (int)out, (int)work, 4 * shape->n, shape->c, shape->h, shape->w,
+                                         strides, 0, 1, factors, bits, signs, 2, relu, npuc_begun());
+    npuc_done();
+}
+
+/* One operand of such a sum. */
+static inline void npuc_fix8b_rescale(local_addr_t out, local_addr_t a, local_addr_t work, const dim4 *shape,
+                                      int scale, int shift, bool a_signed, bool relu)
+{
+    int from[1] = {(int)a}, strides[1] = {0}, signs[2] = {a_signed, !relu};
+    nodechip_eltwise_fix8b_forward_local(from, (int)out, (int)work, 4 * shape->n, shape->c, shape->h, shape->w,
+                                         strides, 0, 1, &scale, &shift, signs, 1, relu, npuc_begun());
+    npuc_done();
+}
+
+#endif

@@ -1,0 +1,191 @@
+"""Programs of 8 bits: the model of the firmware's layers, what is quantised how, and whole networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc import program as programs
+from npuc.ir import Array
+from npuc.models.builder import NetworkBuilder
+from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
+from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
+from npuc.targets.bm1684.simulate import simulator, vendor
+from tests.bm1684 import fix8b
+from tests.bm1684.kernels import need_compiler, vendor_libraries
+from tests.cli.process import npuc
+
+
+def carried_out(case: fix8b.Case, folder: Path) -> tuple[Array, int]:
+    """What the table leaves, and its cycles."""
+    image = folder / "memory"
+    case.memory.tofile(image)
+    cycles = simulator.carry_out(case.table, fix8b.ADDRESSES, image, Machine()).cycles
+    return np.fromfile(image, np.uint8), cycles
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_layers_give_the_integers_of_their_description(seed: int, tmp_path: Path) -> None:
+    need_compiler()
+    case = fix8b.case(seed)
+    found, _ = carried_out(case, tmp_path)
+    part = found[fix8b.AT :][: case.expected.size]
+    np.testing.assert_array_equal(part.reshape(case.expected.shape), case.expected)
+
+
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_layers_give_the_vendors_values_and_cycles(seed: int, tmp_path: Path) -> None:
+    libraries = vendor_libraries()
+    case = fix8b.case(seed)
+    found, cycles = carried_out(case, tmp_path)
+    image = tmp_path / "memory"
+    case.memory.tofile(image)
+    theirs = vendor.carry_out(case.table, fix8b.ADDRESSES, image, libraries)
+    assert (np.fromfile(image, np.uint8) == found).all()
+    assert abs(cycles - theirs) <= 6  # each of six moves agrees within one cycle
+
+
+def test_halves_are_rounded_up_and_results_saturate_by_hand(tmp_path: Path) -> None:
+    need_compiler()
+    values = np.array([3, -3, 127, -128], np.int8).view(np.uint8)  # the four images of one pixel
+    memory = np.zeros(4096, np.uint8)
+    memory[:4] = values
+    lines = [
+        "gdma_32bit_cpy_S2L @0 $0+0 (1,1,1,1) - -",
+        "bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 1 1 0",
+        "bdc_fix8b_rescale @66048 @0 @131072 (1,1,1,1) 3 1 1 0",
+        "bdc_fix8b_rescale @66560 @0 @131072 (1,1,1,1) 3 0 1 1",
+        *(f"gdma_32bit_cpy_L2S $0+{64 * at} @{65536 + 512 * at} (1,1,1,1) - -" for at in range(3)),
+        "layer 0",
+    ]
+    case = fix8b.Case("".join(f"{line}\n" for line in lines).encode(), memory, memory)
+    found, _ = carried_out(case, tmp_path)
+    assert found[0:4].view(np.int8).tolist() == [2, -1, 64, -64]  # 1.5, -1.5, 63.5, -64
+    assert found[64:68].view(np.int8).tolist() == [5, -4, 127, -128]  # 4.5, -4.5, and beyond
+    assert found[128:132].tolist() == [9, 0, 255, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 128 1 1 0", "scale is 128"),
+        ("bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 16 1 0", "shift is 16"),
+        ("bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 1 0 0", "no operand has a sign"),
+        ("bdc_fix8b_rescale @0 @0 @131072 (1,1,1,1) 1 1 1 0", "shares"),
+        ("bdc_fix8b_max_pool2d @65536 @0 (1,1,1,1) 1 1 [1,0,0,0] <1,1> 1", "padding alone"),
+        ("bdc_fix8b_rescale @33095680 @33030144 @33161216 (2,2,1,1) 1 1 1 0", "wrap once more"),
+        ("bdc_fix8b_max_pool2d @589824 @0 (1,1,1,1) 1 1 [0,0,0,0] <1,1> 1", "NPU"),
+    ],
+)
+def test_what_was_not_seen_on_the_vendors_model_is_refused(line: str, reason: str, tmp_path: Path) -> None:
+    need_compiler()
+    table = f"gdma_32bit_cpy_S2L @0 $0+0 (1,1,1,1) - -\n{line}\nlayer 0\n".encode()
+    memory = np.zeros(4096, np.uint8)
+    with pytest.raises(simulator.ArtefactError, match=reason):
+        carried_out(fix8b.Case(table, memory, memory), tmp_path)
+
+
+def test_a_region_has_calls_of_the_interface_or_of_the_firmware(tmp_path: Path) -> None:
+    need_compiler()
+    lines = [
+        "gdma_32bit_cpy_S2L @0 $0+0 (1,1,1,1) - -",
+        "parallel_start",
+        "bdc_fix8b_rescale @65536 @0 @131072 (1,1,1,1) 1 1 1 0",
+        "bdc_32bit_cpy @196608 @0 (1,1,1,1) - -",
+        "parallel_end",
+        "layer 0",
+    ]
+    memory = np.zeros(4096, np.uint8)
+    with pytest.raises(simulator.ArtefactError, match="count apart"):
+        carried_out(fix8b.Case("".join(f"{line}\n" for line in lines).encode(), memory, memory), tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("images", [1, 4, 6])
+def test_words_of_four_images_and_back(images: int, dtype: str) -> None:
+    values = np.arange(-128, -128 + 6 * images, dtype=np.int16).astype(np.int8).reshape(images, 2, 3)
+    words = to_words(values, dtype)
+    assert words[0] == (128 if dtype == "int8" else 0)
+    np.testing.assert_array_equal(of_words(words, values.shape, dtype), values)
+
+
+def network(images: int, seed: int = 0) -> onnx.ModelProto:
+    """Convolutions of three kinds, a sum, pooling of two kinds, a fully connected layer."""
+    net = NetworkBuilder("mixed", seed)
+    x = net.input((images, 3, 12, 10))
+    x = net.relu(net.conv(x, 70, 3, pads=(1, 1, 1, 1)))
+    y = net.relu6(net.depthwise(x, 3, pads=(1, 1, 1, 1)))
+    y = net.conv(y, 70, 1)
+    x = net.relu(net.add(x, y))
+    x = net.pool("MaxPool", x, 3, stride=2, pads=(1, 1, 1, 1))
+    x = net.conv(x, 20, 3, stride=2)
+    return net.finish(net.gemm(net.flatten(net.global_average_pool(x)), 5))
+
+
+@pytest.mark.parametrize("images", [1, 5])
+def test_a_network_of_all_layers_is_bit_exact(images: int, tmp_path: Path) -> None:
+    need_compiler()
+    onnx.save(network(images), tmp_path / "m.onnx")
+    model, out = tmp_path / "m.onnx", tmp_path / "m.npu"
+    npuc("compile", model, "--target", "bm1684", "--precision", "int8", "-O0", "-o", out).done()
+    found = npuc("verify", model, out, "--samples", "2", "--json").json
+    assert found["bit_exact"] is True
+    assert found["outputs"][0]["sqnr_db"] > 12
+
+
+def test_four_images_take_as_long_as_one(tmp_path: Path) -> None:
+    need_compiler()
+    cycles = list[int]()
+    for images in (1, 4):
+        model = tmp_path / f"{images}.onnx"
+        onnx.save(network(images), model)
+        command = (
+            "compile",
+            model,
+            "--target",
+            "bm1684",
+            "--precision",
+            "int8",
+            "-O0",
+            "--proof",
+            "off",
+            "--json",
+        )
+        cycles.append(npuc(*command, "-o", tmp_path / f"{images}.npu").json["cycles"])
+    assert cycles[0] == cycles[1]
+
+
+def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
+    need_compiler()
+    onnx.save(network(2), tmp_path / "m.onnx")
+    command = (
+        "compile",
+        tmp_path / "m.onnx",
+        "--target",
+        "bm1684",
+        "--precision",
+        "int8",
+        "-O0",
+        "--proof",
+        "off",
+    )
+    npuc(*command, "-o", tmp_path / "m.npu").done()
+    npuc("export", tmp_path / "m.npu", "--format", "okkernel", "-o", tmp_path / "c").done()
+    program = programs.load(tmp_path / "m.npu")
+    contents = Contents.of(program.manifest)
+    weights, data = program.files["weights.bin"], np.random.default_rng(1).integers(0, 256, 1 << 18)
+    memory = data.astype(np.uint8)
+    starts = np.cumsum([0, *(-(-region.bytes // 128) * 128 for region in contents.regions)])
+    memory[: len(weights)] = np.frombuffer(weights, np.uint8)
+    arguments = (SYSTEM_START + starts[:-1]).astype("<u8").tobytes()
+    sources = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("*.[ch]")}
+    assert b"not run on silicon" in sources["npuc_m_ok_device_kernel.c"]
+    found = simulator.simulate(sources, "npuc_m", arguments, memory, Machine())
+    image = tmp_path / "memory"
+    memory.tofile(image)
+    cost = simulator.carry_out(program.files["calls.txt"], arguments, image, Machine())
+    assert found.cost == cost
+    assert (found.memory == np.fromfile(image, np.uint8)).all()
