@@ -500,6 +500,33 @@ def quantised_weights(net: Drawing) -> object:
     return w and net.node("Conv", x, w, *bias, kernel_shape=(1, 1))
 
 
+def rounded(net: Drawing, x: str) -> str | None:
+    """The tensor rounded to 8 bits whose range holds it, as quantisers of models choose them, or most of it."""
+    values = [each[x] for each in net.values]
+    low, high = (
+        min(0.0, *(float(each.min()) for each in values)),
+        max(0.0, *(float(each.max()) for each in values)),
+    )
+    dtype = net.pick(("int8", "uint8"))
+    limits = np.iinfo(dtype)
+    scale = np.float32(max(high - low, 1e-2) * net.pick((1.0, 1.0, 0.7)) / 255 * 1.003)
+    zero = np.clip(np.rint(limits.min - low / scale), limits.min, limits.max).astype(dtype)
+    parameters = net.constant(np.array(scale)), net.constant(np.array(zero))
+    steps = net.node("QuantizeLinear", x, *parameters)
+    return steps and net.node("DequantizeLinear", steps, *parameters)
+
+
+def quantised_layer(net: Drawing) -> object:
+    """A layer as quantised models have it: rounded operands, and a rounded result."""
+    x = net.any((3, 4, 4))
+    x = x and rounded(net, x)
+    if x is None:
+        return None
+    net.pick((quantised_weights, convolution, binary, pool, reshape, concat, unary, transpose, product))(net)
+    result = net.any()
+    return result and net.types[result].dtype == "float32" and rounded(net, result)
+
+
 def constants_only(net: Drawing) -> object:
     """What depends on no input, so that it is folded."""
     x = net.any()
@@ -531,7 +558,7 @@ OPERATORS: Sequence[Draw] = (
     *[unary] * 6, *[binary] * 8, *[convolution] * 6, *[pool] * 4, *[transpose] * 4, *[reshape] * 4, *[concat] * 3,
     *[cut] * 2, *[pad] * 3, *[reduction] * 3, *[product] * 3, *[normalisation] * 3, *[moved] * 2, *[quantised] * 2,
     slope, slope, power, transposed_convolution, split, resize, resize, quantised_weights, constants_only, twins,
-    cast,
+    cast, *[quantised_layer] * 3,
 )  # fmt: skip
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from npuc.ir import Array, Graph
+from npuc.program import as_loaded
+from npuc.target import target
 from npuc.targets.nvdla.machine.parameters import FULL
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.operations.tiling import Geometry, kernels_together
 from npuc.targets.nvdla.operations.weight_form import WeightForm
-from tests.graphs.compiling import Case, verified
+from tests.graphs.compiling import Case, compiled_program, verified
 from tests.passes.networks import network, node
 
 
@@ -153,3 +155,11 @@ def test_saturation_is_an_upper_limit_where_it_leaves_the_lower_one(
     report = verified(graph, Case("nvdla-small", "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 30
+
+
+def test_values_that_are_all_at_a_limit_are_kept(tmp_path: Path) -> None:
+    graph = network((1, 3, 4, 4), "y", node("Clip", "x", "y", min=0.0, max=1.0))
+    values = {"x": np.full((2, 1, 3, 4, 4), 3.0, np.float32)}
+    _, program = compiled_program(graph, values, Case("nvdla-large", "int8"), tmp_path)
+    found = target("nvdla-large").runner(as_loaded(program), "own")(values)["y"]
+    np.testing.assert_allclose(found, np.ones((2, 1, 3, 4, 4)), atol=0.01)

@@ -34,6 +34,8 @@ def range_cost(histogram: Histogram, scales: Array, method: str, most: float = i
         return histogram.error(scales) / histogram.energy
     limit = min(range_limit(histogram, method), most)
     kept = histogram.within(limit)
+    if not kept.energy:  # every value is at the limit, where a bin begins
+        kept = histogram
     return kept.error(scales) / kept.energy + BEYOND * octaves_above(limit / 127, scales)
 
 
