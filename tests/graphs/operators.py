@@ -502,11 +502,8 @@ def quantised_weights(net: Drawing) -> object:
 
 def rounded(net: Drawing, x: str) -> str | None:
     """The tensor rounded to 8 bits whose range holds it, as quantisers of models choose them, or most of it."""
-    values = [each[x] for each in net.values]
-    low, high = (
-        min(0.0, *(float(each.min()) for each in values)),
-        max(0.0, *(float(each.max()) for each in values)),
-    )
+    values = np.array([each[x] for each in net.values])
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     dtype = net.pick(("int8", "uint8"))
     limits = np.iinfo(dtype)
     scale = np.float32(max(high - low, 1e-2) * net.pick((1.0, 1.0, 0.7)) / 255 * 1.003)

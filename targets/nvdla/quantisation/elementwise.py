@@ -198,6 +198,7 @@ class Elementwise(Builder):
         """
         reach = 2**self.bits * (abs(part.multiplier) * part.weight + 2.0**part.left)
         unit = self.scales[other] * 2.0**-part.left
+        reach = max(reach, abs(self.zeros[node.output]) * self.scales[node.output] / unit)
         rest = two_factors(unit / self.scales[node.output], reach)
         ends = relu(node) and not self.zeros[other]
         second = Stage(COMPARISONS[node.op], part.left, 1, shift=rest.shift, relu=int(ends))
