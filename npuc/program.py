@@ -11,8 +11,10 @@ name and renamed, so a partly written program is never seen. No time stamps: sam
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -301,7 +303,7 @@ def is_artefact(directory: Path) -> bool:
     if _is_empty(directory):
         return True
     try:
-        return json.loads((directory / MANIFEST).read_bytes()).get("format") == FORMAT
+        return json.loads(_content(directory / MANIFEST)).get("format") == FORMAT
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
@@ -310,7 +312,7 @@ def _foreign(directory: Path) -> list[str]:
     """What lies in an artefact's directory and is not in its table of files, by name."""
     try:
         names = sorted(each.name for each in directory.iterdir())
-        files = json.loads((directory / MANIFEST).read_bytes()).get("files") if names else None
+        files = json.loads(_content(directory / MANIFEST)).get("files") if names else None
     except OSError as error:
         raise _unwritable(directory, error) from None
     written = {MANIFEST, *(name.split("/")[0] for name in (files if isinstance(files, dict) else ()))}
@@ -363,7 +365,7 @@ def _unreadable(directory: Path, error: OSError) -> str:
 def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     remedy = "compile the model again: npuc compile MODEL.onnx --target T"
     try:
-        raw = (directory / MANIFEST).read_bytes()
+        raw = _content(directory / MANIFEST)
     except OSError as error:
         limit = "the directory npuc compile wrote"
         raise ArtefactError("E501", _unreadable(directory, error), limit=limit, remedy=remedy) from None
@@ -389,12 +391,20 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     return manifest
 
 
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file: a pipe or a device may have no end. Raises OSError for any other."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path.read_bytes()
+
+
 def _intact(manifest: Mapping[str, Any]) -> bool:
     """Whether the manifest matches its seal; text that cannot be written was never sealed."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
     try:
         return manifest.get("seal") == sha256(canonical_json(body))
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, RecursionError):
         return False
 
 
@@ -414,7 +424,7 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
         if not allow_modified and (directory / name).stat().st_size != expected["bytes"]:  # a device, too
             size = (directory / name).stat().st_size
             _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
-        data = (directory / name).read_bytes()
+        data = _content(directory / name)
     except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
         raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
     except OSError as error:

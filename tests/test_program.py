@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,21 @@ def test_an_empty_directory_may_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     save(PROGRAM, tmp_path / "empty")
     assert load(tmp_path / "empty").files == FILES
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "itcm.bin"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_not_read(saved: Path, name: str, kind: str) -> None:
+    """They may have no end."""
+    (saved / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(saved / name)
+    else:
+        (saved / name).symlink_to("/dev/zero")
+    problem = _problem(lambda: load(saved))
+    assert problem.code == ("E501" if name == "manifest.json" else "E502")
+    with pytest.raises(ArtefactError):
+        load(saved, allow_modified=True)
 
 
 def test_missing_parents_are_made(tmp_path: Path) -> None:

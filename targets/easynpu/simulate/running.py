@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from npuc.budget import expect_room
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
@@ -81,6 +83,8 @@ class Runner:
         if entry is None or entry.tensor is None or entry.shape is None:
             return
         if entry.tensor not in seen:
+            size = len(values) * prod(entry.shape) * np.dtype(np.int16).itemsize
+            expect_room(size + sum(each.nbytes for each in seen.values()), "what is shown", tensor=entry.tensor)
             seen[entry.tensor] = np.full((len(values), *entry.shape), UNCOMPUTED, np.int16)
         whole = seen[entry.tensor].reshape(len(values), *(*entry.shape[1:], 1, 1)[:3])
         first, row, column = entry.start
