@@ -131,6 +131,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Min": ("maxpool, relu", "Two operands, of which at least one is computed at run time."),
     "Resize": ("maxpool, conv", "Repeated pixels are copies, other interpolation is two products."),
     "MatMul": ("conv", "One factor is a constant."),
+    "Pow": ("mul, act", "The exponent is 1, 2, 3, 4 or 0.5."),
     "ReduceMean": ("avgpool, conv", "Any axes."),
     "ReduceSum": ("dwconv, conv", "Any axes."),
     "ReduceMax": ("maxpool", "Any axes."),

@@ -16,6 +16,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.expand_powers import expand_powers
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
@@ -66,6 +67,7 @@ def _averages(machine: Machine) -> tuple[Pass, ...]:
 
 
 _FORMS: tuple[Pass, ...] = (
+    expand_powers,
     volumes_to_images,
     split_batch,
     resize_to_copies,

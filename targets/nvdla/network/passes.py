@@ -14,6 +14,7 @@ from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
+from npuc.passes.expansion.expand_powers import expand_powers
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
@@ -49,6 +50,7 @@ AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
+    expand_powers,
     reductions_to_pools,
     pads_to_convs,
     products_to_convs,

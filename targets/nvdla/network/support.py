@@ -209,6 +209,7 @@ ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 chann
 REWRITTEN: Mapping[str, tuple[str, str]] = {
     "Gemm": ("CONV + SDP", "One factor is a constant: a kernel as large as the map."),
     "MatMul": ("CONV + SDP", "One factor is a constant."),
+    "Pow": ("SDP", "The exponent is 1, 2, 3 or 4, or 0.5 where a table gives the square root."),
     "ConvTranspose": (
         "CONV + SDP",
         "The weights are constants, and the image grows at most 256 times; SDP interleaves the columns.",
