@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from npuc.errors import NpucError
 from npuc.export_onnx import Emitter, to_onnx
 from npuc.frontend import import_model
 from npuc.interpreter import run
@@ -96,6 +97,12 @@ def test_a_last_window_of_a_pool_needs_no_more_padding_than_onnx_allows(onnxrunt
     expected = onnxruntime_values(to_onnx(graph), {"x": x})["y"]
     again = onnxruntime_values(to_onnx(import_model(to_onnx(graph))), {"x": x})["y"]
     np.testing.assert_array_equal(again, expected)
+
+
+def test_a_zero_point_beyond_its_type_is_refused_before_it_is_written() -> None:
+    fake = Node("FakeQuantize", ("x",), ("y",), {"scale": 0.1, "zero_point": -129, "dtype": "int8"}, "n")
+    with pytest.raises(NpucError, match="The zero point is an integer of the type"):
+        graph_of(fake)
 
 
 def test_new_tensors_never_take_a_name_of_the_graph() -> None:

@@ -70,6 +70,13 @@ def _rescale_onnx(node: Node, emit: Emitter) -> None:
 X, Y = Parameter("x", shape="*X"), Parameter("y", shape="*X")
 STEP = Parameter("scale", low=0)
 
+
+def _zero_of_the_type(node: Node, _types: Sequence[TensorType]) -> bool:
+    """The zero point is an integer of the type."""
+    limits = np.iinfo(DTYPE(node))
+    return bool(limits.min <= ZERO_POINT(node) <= limits.max)
+
+
 OPERATORS = (
     Op(
         "FakeQuantize",
@@ -78,6 +85,7 @@ OPERATORS = (
         (Y,),
         _fake,
         (SCALE, ZERO_POINT, DTYPE),
+        (_zero_of_the_type,),
         to_onnx=_fake_onnx,
         origin="passes",
     ),

@@ -38,6 +38,8 @@ LEAST_DB = {"int8": 3.0, "int16": 30.0, "fp16": 30.0, "fp32": 70.0}
 """Signal to noise of an output against onnxruntime below which more than rounding is wrong."""
 NEGLIGIBLE = {"int8": 2e-2, "int16": 1e-4, "fp16": 1e-3, "fp32": 1e-6}
 """Errors, of the largest value before, that are rounding whatever the size of the output, where sums cancel."""
+WINOGRAD = 3.0
+"""How many times as much it is where 8-bit weights are transformed before they are rounded."""
 NO_ORACLE = "onnxruntime refuses"
 HOSTED = "ok, partly on the host"
 FOREIGN = {"Tanh": "Sin", "Softsign": "Atan", "Elu": "Celu", "Neg": "Sign", "Exp": "Cos", "Abs": "Selu"}
@@ -137,14 +139,15 @@ def check_compile(graph: Graph, values: Sequence[Mapping[str, Array]], case: Cas
 def rooms(graph: Graph, values: Sequence[Mapping[str, Array]], case: Case) -> dict[str, float]:
     """Errors of every tensor that are rounding: of the largest value before it, or a step of the model's."""
     found: dict[str, float] = {}
+    share = NEGLIGIBLE[case.precision] * (WINOGRAD if case.weights == "winograd" else 1.0)
     for name in graph.inputs:
         sizes = (float(np.abs(each[name]).max(initial=0)) for each in values)
-        found[name] = NEGLIGIBLE[case.precision] * max(1.0, *sizes)
+        found[name] = share * max(1.0, *sizes)
     for node in graph.nodes:
         before = max((found.get(name, 0.0) for name in node.inputs), default=0.0)
         for name in node.outputs:
             sizes = (float(np.abs(each.get(name, np.zeros(1))).max(initial=0)) for each in values)
-            found[name] = max(before, NEGLIGIBLE[case.precision] * max(sizes), _step(graph, node))
+            found[name] = max(before, share * max(sizes), _step(graph, node))
     return found
 
 
