@@ -324,7 +324,7 @@ def test_a_sound_form_that_npuc_lacks_is_refused_with_a_remedy(node: str, reason
 @pytest.mark.parametrize(("ratio", "identity"), [(0.0, True), (0.25, False)])
 def test_dropout_in_training_is_the_identity_only_where_it_drops_nothing(ratio: float, identity: bool) -> None:
     model = model_of("g (float[1,3] x) => (float[1,3] y) { d = Dropout(x, r, t)\n y = Relu(d) }")
-    model.graph.initializer.append(numpy_helper.from_array(np.float32(ratio), "r"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(ratio, np.float32), "r"))
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "t"))
     if identity:
         assert [node.op for node in import_model(model).nodes] == ["Relu"]
