@@ -31,10 +31,14 @@ FINDINGS = [
     ("artefacts", 20045),
     ("artefacts", 30098),
     ("artefacts", 30160),
+    ("artefacts", 60033),
+    ("artefacts", 60053),
+    ("artefacts", 60235),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),
     ("regions", 40020),
+    ("regions", 60040),
 ]
 """Cases that once ended in a traceback, or in all memory."""
 

@@ -94,6 +94,8 @@ def _type(found: onnx.TypeProto | None) -> str:
     """Element type and shape, as a comment has them."""
     if found is None or not found.HasField("tensor_type"):
         return "a value that is no tensor:"
+    if found.tensor_type.elem_type not in TensorProto.DataType.values():
+        return "a value of a type that ONNX lacks:"
     dims = found.tensor_type.shape.dim
     shape = ", ".join(str(each.dim_value) if each.HasField("dim_value") else "?" for each in dims)
     return f"{TensorProto.DataType.Name(found.tensor_type.elem_type).lower()} [{shape}]"

@@ -47,6 +47,8 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        if not feeds:
+            raise ArtefactError("E502", "manifest.json is damaged: the program has no inputs")
         tensors = dict(feeds)
         waiting = self._converted(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.targets.easynpu.machine import isa
@@ -95,13 +96,21 @@ class _Run:
         size = self.contents.machine.word_bytes
         return Buffer(memory, label, address * size, words * size, start, self.cycle)
 
+    def _expect_inside(self, where: Map) -> None:
+        """Raises ArtefactError (E503) for words that the memory lacks."""
+        first, last = where.span
+        if not 0 <= first <= last < self.contents.machine.capacity_words(where.place.memory):
+            raise ArtefactError("E503", f"words {first} to {last} of {where.place.memory} are beyond the memory")
+
     def _write(self, where: Map, tensor: str, start: int) -> None:
+        self._expect_inside(where)
         first, last = where.span
         self._holders(where)[where.grid] = len(self.buffers)
         self.buffers.append(self._buffer(where.place.memory, tensor, first, last - first + 1, start))
 
     def _read(self, where: Map) -> None:
         """What lies there is in use until now."""
+        self._expect_inside(where)
         holders = self._holders(where)[where.grid]
         for at in np.unique(holders[holders != NOBODY]).tolist():
             self.buffers[at] = replace(self.buffers[at], end=self.cycle)

@@ -73,6 +73,8 @@ def placed(uses: Sequence[Use], layout: Layout) -> Places:
 
     Raises ArtefactError (E506) where an input or output shares its place in a way that needs a copy.
     """
+    if layout.map_bytes < 0:
+        raise ArtefactError("E502", "manifest.json is damaged: the images end beyond the memory")
     until = {bound.tensor: _first_write(uses, bound) for bound in layout.inputs}
     since = {bound.tensor: _last_stranger(uses, bound) for bound in layout.outputs}
     owners = np.full(layout.map_bytes, MAPS, np.uint8)
