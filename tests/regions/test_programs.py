@@ -276,7 +276,7 @@ def test_a_part_is_an_artefact_of_its_own(tmp_path: Path) -> None:
 def test_samples_that_onnxruntime_cannot_run_are_named(tmp_path: Path) -> None:
     body = f"e = Gather(table, x)\n t = Transpose<perm = [0, 3, 1, 2]>(e)\n y = Conv<{SAME}>(t, w)"
     model = model_of(f"g (int64[1,6,6] x) => (float[1,8,6,6] y) {{ {body} }}", table=(1, 8), w=C8["w"])
-    with pytest.raises(DataError, match="sample 0: onnxruntime cannot run it|cannot run sample 0"):
+    with pytest.raises(DataError, match="sample 0: onnxruntime cannot run it"):
         program_of(model, tmp_path)
 
 
