@@ -55,6 +55,7 @@ def parts(graph: Graph) -> Parts:
             behind.update(node.outputs)
         elif behind.intersection(node.inputs):
             after.append(node)
+            behind.update(node.outputs)
     before = [node for node in graph.nodes if node not in chip and node not in after]
     made = {name for node in chip for name in node.outputs}
     read = {name for node in chip for name in node.inputs if name and name not in graph.constants}
