@@ -169,6 +169,9 @@ def test_windows_one_under_another_may_be_higher_than_a_stride(tmp_path: Path, c
     across = network(
         [node("Conv", "x w", "y", strides=[9, 9])], (1, channels, 27, 4), {"w": weights(6, channels, 9, 4)}
     )
+    if channels == 8:  # as many as fold into rows
+        expect_exact(verified(across, tmp_path, "nvdla-full", samples=1))
+        return
     with pytest.raises(NpucError, match="E202"):
         compiled(across, tmp_path, "nvdla-full")
 
