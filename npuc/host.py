@@ -72,6 +72,8 @@ class HostStep:
                 return (inputs[0].reshape(len(inputs[0]), *self.attrs["shape"]),)
             case op if op in ROUNDED:
                 return self._by_onnxruntime(inputs)
+            case op if op not in OPS:
+                raise ValueError(f"npuc knows no operator {op!r}")
             case _:
                 node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)
                 self._expect_room(node, inputs)

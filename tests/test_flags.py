@@ -16,7 +16,7 @@ from npuc.target import Options, target
 MODEL = Path(__file__).resolve().parents[1] / "models" / "digits.onnx"
 OF_THE_COMMAND = {
     *("model", "target", "output", "calibration", "shapes", "cache", "dump_after", "memory_limit", "force"),
-    *("verbose", "quiet", "as_json"),
+    *("verbose", "quiet", "as_json", "time_limit", "custom"),
 }
 """What files, printing and processes are to the command line: Python has arguments of its own, or none."""
 

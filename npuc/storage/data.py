@@ -202,7 +202,7 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
-    large = {name: found for name in (*inputs, "x") if (found := member(path, name)) is not None}
+    large = {name: each for name in (*inputs, "x") if (each := member(path, name)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
     held = _arrays(path, {*inputs, "x", "y"} - large.keys(), several)
     arrays = {**held, **large, **_structured(path, held, inputs)}

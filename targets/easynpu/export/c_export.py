@@ -55,7 +55,11 @@ def exported(program: Program) -> dict[str, bytes]:
 def header(program: Program, found: Plan) -> str:
     """npuc_program.h: the sizes of the buffers, the machine, the program."""
     machine = Contents.of(program.manifest).machine
-    images = {IMAGES[name]: len(data) // WORD_BYTES for name, data in sorted(program.files.items()) if data}
+    images = {
+        IMAGES[name]: len(data) // WORD_BYTES
+        for name, data in sorted(program.files.items())
+        if name in IMAGES and data
+    }
     definitions = [
         "/* What an inference needs; input and output bytes are those of all inputs and of all outputs. */",
         *(f"#define NPUC_{name} {value}" for name, value in _sizes(program, found).items()),

@@ -177,7 +177,7 @@ def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
     for number, entry in enumerate(entries):
         if entry.tensor is None:
             continue
-        shape = entry.shape or ()
+        shape = tuple(entry.shape or ())
         possible = 2 <= len(shape) <= 4 and shape[0] == 1 and min(shape) > 0 and prod(shape) <= LARGEST
         if not possible or shapes.setdefault(entry.tensor, shape) != shape:
             reason = f"manifest.json is damaged: instructions[{number}].shape is {list(shape)}"
