@@ -82,6 +82,7 @@ def source(program: Program, found: Plan) -> str:
     images = [
         array("struct npuc_word", IMAGES[name], _words(data), public=True)
         for name, data in sorted(program.files.items())
+        if name in IMAGES
     ]
     actions = [
         _segment(number, each, tensors) if isinstance(each, Segment) else _host(number, each, tensors)
