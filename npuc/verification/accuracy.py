@@ -66,6 +66,8 @@ def accuracy(
 ) -> dict[str, Any]:
     """The report of `npuc accuracy`; the first output of the model counts.
 
+    `integer` is None for floats, and for programs with host regions, which have no integer network of the whole.
+
     qdq: the network as `npuc quantize` wrote it. Raises DataError (E401) where the samples have no labels.
     """
     check_model(model, program, allow_modified)
@@ -76,7 +78,7 @@ def accuracy(
     models: dict[str, Any] = {
         "fp32": read_model(model),
         "qdq": None if qdq is None else read_model(qdq),
-        "integer": evidence["reference.onnx"] if integer else None,
+        "integer": evidence.get("reference.onnx") if integer else None,
     }
     found: dict[str, Array | None] = {
         name: None if each is None else _by_onnxruntime(each, samples, output) for name, each in models.items()

@@ -53,6 +53,15 @@ def test_run_and_verify_take_all_parts(folder: Path, tmp_path: Path) -> None:
     assert [each["name"] for part in report["parts"] for each in part["outputs"]] == ["a", "e"]
 
 
+def test_accuracy_counts_the_whole_program_without_an_integer_network_of_it(folder: Path, tmp_path: Path) -> None:
+    with np.load(folder / "x.npz") as archive:
+        np.savez(tmp_path / "xy.npz", x=archive["x"], y=np.arange(4))
+    found = npuc("accuracy", folder / "m.onnx", folder / "m.npu", "--data", tmp_path / "xy.npz", "--json").json
+    assert found["integer"] is None and found["simulator"]["top1"] == pytest.approx(
+        found["fp32"]["top1"], abs=0.26
+    )
+
+
 def test_dump_explain_and_report_name_parts_and_regions(folder: Path, tmp_path: Path) -> None:
     listing = npuc("dump", folder / "m.npu", "--json").json["instructions"]
     assert {entry["part"] for entry in listing} == {"npu/part_0", "npu/part_1"}
