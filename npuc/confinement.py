@@ -25,6 +25,8 @@ AVAILABLE = sys.platform == "linux"
 """Where the system counts what a process has, and copies one without cost. Elsewhere onnxruntime has no limits."""
 IDLE = 1.0
 """Seconds after which a process without work looks whether anyone is left to give it some."""
+STILL = 60.0
+"""Seconds without any use of the processor after which a process counts as stuck: it holds a lock for ever."""
 EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
 """What onnxruntime and numpy say where the system gives them no more memory."""
 
@@ -79,7 +81,13 @@ class Confined:
         return self._answer()
 
     def _answer(self) -> Any:
+        used = None
         try:
+            while not self.pipe.poll(STILL):
+                before, used = used, processor_time(self.process)
+                if used == before:
+                    self.end()
+                    raise _refused(f"it has stood still for {STILL:g} seconds")
             found = self.pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None
@@ -113,6 +121,14 @@ class Unconfined:
 def foreign_session(opened: Callable[[], Any]) -> Confined | Unconfined:
     """The session of a model that others made, confined where the system can."""
     return (Confined if AVAILABLE else Unconfined)(opened)
+
+
+def processor_time(process: int) -> tuple[str, ...]:
+    """What a process has used of the processor, in the system's ticks: by itself, and in the system for it."""
+    try:
+        return tuple(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
+    except OSError:  # it has ended
+        return ()
 
 
 def _end(process: int, pipe: Connection, owner: int) -> int:

@@ -7,6 +7,7 @@ it stands; what that leaves behind is removed by the next run (npuc.storage.file
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -163,8 +164,9 @@ def fork(work: Callable[[], None]) -> int:
 
 def _work(work: Callable[[], None]) -> None:
     try:
+        gc.freeze()  # what the copy inherits may not be torn down here: its threads are not there
         os.setsid()
-        for each in SIGNALS:
+        for each in (*SIGNALS, signal.SIGXCPU):
             signal.signal(each, signal.SIG_DFL)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):

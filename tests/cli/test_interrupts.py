@@ -129,7 +129,7 @@ def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> No
         time.sleep(0.05)
     time.sleep(1)
     child.kill()
-    child.communicate()
+    child.communicate(timeout=60)
     expect_none(mark)
 
 
@@ -138,7 +138,9 @@ PROGRAM = "interrupts.run(['sh', '-c', 'sleep 600 & sleep 600'])"
 
 def test_programs_that_were_started_end_with_their_children(tmp_path: Path) -> None:
     child, mark = started(f"{HEARING}{STARTED}interrupts.guarded(lambda: {PROGRAM})", tmp_path)
-    while len(list(alive(mark))) < 3:
+    for _ in range(500):
+        if len(list(alive(mark))) >= 3:
+            break
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=20)

@@ -6,13 +6,14 @@ import gc
 import os
 import sys
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, parser
 
-from npuc import budget
+from npuc import budget, confinement
 from npuc.confinement import Confined
 from npuc.errors import ArtefactError, ModelError
 from npuc.program import GIVEN_BY, Program, save
@@ -136,6 +137,16 @@ def test_no_process_is_left_behind() -> None:
     assert children() == before
     with pytest.raises(ModelError):
         session(b"no model", confined=True)
+    assert children() == before
+
+
+@linux
+def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "STILL", 0.2)
+    gc.collect()
+    before = children()
+    with pytest.raises(ModelError, match="stood still"):
+        Confined(Event().wait)
     assert children() == before
 
 
