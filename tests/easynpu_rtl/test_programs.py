@@ -1,10 +1,14 @@
 """Random programs: tests of the fast simulator with the RTL in its place.
 
 There the results of every word and both memories, which hold noise before, are compared with a slow interpreter of
-the document's loop nest. Here every chain must also take the cycles that the stepping simulator counts.
+the document's loop nest. Here every chain must also take the cycles that the stepping simulator counts. The core
+has three rows of PEs, which take turns at the positions of a word; one with a single row runs such programs in
+test_mutants, and networks in test_networks.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -14,38 +18,40 @@ from tests.easynpu import test_simulator as programs
 from tests.easynpu_reshape import test_programs as reshapes
 from tests.easynpu_rtl.rig import Rtl, needed
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the test machine")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of three rows")]
 """One process builds this core and runs all that needs it."""
 
 
 @pytest.fixture(autouse=True)
 def _rtl(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed(programs.MACHINE)
+    machine = replace(programs.MACHINE, pe_rows=3, psum_write_first=True)
+    needed(machine)
+    monkeypatch.setattr(programs, "MACHINE", machine)
     monkeypatch.setattr(programs, "Simulator", Rtl)
 
 
-@pytest.mark.parametrize("seed", range(17))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("op", programs.HEADS)
 def test_a_single_word_computes_what_the_loop_nest_computes(op: int, seed: int) -> None:
     programs.test_a_single_word_computes_what_the_loop_nest_computes(op, seed)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None:
     programs.test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_explicit_operands_lie_where_their_pitches_say(seed: int) -> None:
     programs.test_explicit_operands_lie_where_their_pitches_say(seed)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed: int) -> None:
     programs.test_kept_psums_accumulate_over_words_that_read_maps_of_their_own(seed)
 
 
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", range(10))
 def test_psums_stay_in_the_pads_from_chain_to_chain(seed: int) -> None:
     programs.test_psums_stay_in_the_pads_from_chain_to_chain(seed)
 
@@ -59,7 +65,7 @@ def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
     programs.test_a_second_operand_may_be_replaced_where_it_lies()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(12))
 def test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed: int) -> None:
     reshapes.test_reshapes_alone_and_behind_other_words_agree_with_the_interpreter(seed)
 

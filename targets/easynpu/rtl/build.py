@@ -27,9 +27,9 @@ VERILATE = (
     "--cc", "--top-module", TOP, "--prefix", f"V{TOP}", "-O3", "--x-assign", "fast", "--x-initial", "fast",
     "--noassert", "-Wno-fatal", "-Wno-lint", "--output-split", "200000",
 )  # fmt: skip
-COMPILE = ("-O2", "-fPIC", "-std=c++17")
+COMPILE = ("-O1", "-fPIC", "-std=c++17")
 SLOW = ("-O0", *COMPILE[1:])
-"""For the files that Verilator calls slow: what they hold runs once, and optimised they take half of a build."""
+"""For files that Verilator calls slow, and its runtime: they hardly run, and optimised they take half a build."""
 COMPILERS = ("g++", "clang++", "c++")
 RUNTIME = ("verilated", "verilated_threads")
 
@@ -102,7 +102,7 @@ def _build(source: str, verilator: str, compiler: str, kept: Path) -> None:
 
         def compiled(file: Path) -> str:
             made = f"{file.stem}.o"
-            flags = SLOW if file.stem.endswith("__Slow") else COMPILE
+            flags = SLOW if file.stem.endswith("__Slow") or file.stem in RUNTIME else COMPILE
             _run([compiler, *flags, *include, "-c", str(file), "-o", made], folder)
             return made
 

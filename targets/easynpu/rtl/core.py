@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from functools import lru_cache
 from typing import Any
 
 from amaranth.hdl import Module, Mux, Signal, Value
@@ -332,6 +334,7 @@ class Core(wiring.Component):
                 m.d.sync += register.eq(controller.cycles)
 
 
+@lru_cache(maxsize=2)
 def verilog(machine: Machine, *, observed: bool = False) -> str:
     """The core as SystemVerilog, its top module `easynpu`.
 
@@ -340,5 +343,11 @@ def verilog(machine: Machine, *, observed: bool = False) -> str:
     """
     from amaranth.back.verilog import convert
 
-    text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+    collecting = gc.isenabled()
+    gc.disable()  # Amaranth makes millions of objects and keeps nearly all: looking through them takes a third
+    try:
+        text = convert(Core(machine, observed=observed), name="easynpu", strip_internal_attrs=True, emit_src=False)
+    finally:
+        if collecting:
+            gc.enable()
     return text.replace("always @*", "always_comb")
