@@ -21,7 +21,7 @@ from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.pipeline import Pass
-from npuc.reference import session
+from npuc.reference import has_integer_products, session
 from npuc.target import TARGETS, Options, target
 
 Feeds = Mapping[str, Array]
@@ -73,7 +73,9 @@ def difference(expected: Array, found: Array) -> str:
 
 def onnxruntime_values(graph: Graph, feeds: Sequence[Feeds]) -> list[dict[str, Array]]:
     """The graph's outputs as onnxruntime computes them."""
-    model = session(to_onnx(graph))
+    written = to_onnx(graph)
+    # its optimisations give another value for a tensor that is an output and is quantised behind a Transpose
+    model = session(written, few_runs=not has_integer_products(written))
     named = {each.name for each in model.get_inputs()}
     return [
         dict(

@@ -43,12 +43,15 @@ def test_other_averages_stay(graph: Graph) -> None:
     assert AveragesIntoConvs()(graph) is graph
 
 
-def test_the_kernel_that_a_convolution_names_grows_with_its_weights() -> None:
+@pytest.mark.parametrize("steps", [{}, {"dilations": (2, 2), "strides": (3, 1)}, {"strides": (1, 2)}])
+def test_the_kernel_that_a_convolution_names_grows_with_its_weights(steps: dict[str, tuple[int, int]]) -> None:
     graph = classifier((8, 8), 10)
-    named = replace(graph, nodes=(graph.nodes[0], graph.nodes[1].with_attrs(kernel_shape=(1, 1))))
+    named = replace(graph, nodes=(graph.nodes[0], graph.nodes[1].with_attrs(kernel_shape=(1, 1), **steps)))
     after = AveragesIntoConvs()(named)
     after.check()
     assert after.nodes[1].integers("kernel_shape") == (4, 1)
+    x = np.random.default_rng(1).standard_normal(graph.shape("x")).astype(np.float32) + 1
+    np.testing.assert_allclose(run(after, {"x": x})["y0"], run(graph, {"x": x})["y0"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_convolution_with_padding_stays() -> None:

@@ -55,7 +55,8 @@ def _divided(limits: AveragesIntoConvs, rewriter: Rewriter, node: Node) -> bool:
     w = rewriter.constant(np.ascontiguousarray(taps), f"{node.output}/over_blocks")
     pool = Node("AveragePool", average.inputs, (y,), {"kernel_shape": block, "strides": block}, y, average.sources)
     conv = replace(node, inputs=(y, w, *node.inputs[2:]), sources=rewriter.sources(average, node))
-    rewriter.replace(node, pool, conv.with_attrs(kernel_shape=kernel))
+    # steps within a map of one pixel meant nothing; within the blocks they would
+    rewriter.replace(node, pool, conv.with_attrs(kernel_shape=kernel, strides=(1, 1), dilations=(1, 1)))
     return True
 
 
