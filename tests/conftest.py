@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -61,3 +62,9 @@ def onnxruntime_values() -> Reference:
         return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
 
     return values
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
