@@ -94,6 +94,7 @@ CASES = (
     Case("nvdla-full", "int16"),
     Case("nvdla-full", "fp16"),
     Case("bm1684", "fp32"),
+    Case("bm1684", "int8"),
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,8 @@ from npuc.quantize.scales.constraints import (
     floors,
     tensors_of,
 )
-from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps
+from npuc.quantize.scales.model_scales import NOTHING_GIVEN, Steps, steps_of
+from npuc.quantize.scales.spans import ANYTHING, Span, limits_of, spans
 
 
 def quantise(
@@ -146,7 +148,7 @@ class Builder(GraphBuilder):
         for node in self.float.nodes:
             if node not in self.integer:
                 self.keep(node)
-            elif node.op in CONVERSIONS and self.same_steps(node):
+            elif node.op in CONVERSIONS and self.same_steps(node) and not self.clips(node):
                 self.share(node.output, self.as_int8(node.inputs[0]))
             else:
                 self.convert(node)
@@ -171,6 +173,23 @@ class Builder(GraphBuilder):
     def same_steps(self, node: Node) -> bool:
         """Whether a node's input and result have the same scale and zero point."""
         return self.steps(node.inputs[0]) == self.steps(node.output)
+
+    def clips(self, node: Node) -> bool:
+        """Whether a FakeQuantize limits values that its input has, and that the steps of its result hold.
+
+        They do where a machine gives the result other steps than the node says. A step beyond is as good.
+        """
+        if steps_of(self.float, node) is None:
+            return False
+        (low, high), (least, most) = limits_of(self.float, node), self.spans.get(node.inputs[0], ANYTHING)
+        scale, zero = self.scales[node.output], self.zeros[node.output]
+        below = max(least, (-128 - zero) * scale) < low - 1.5 * scale
+        return below or min(most, (127 - zero) * scale) > high + 1.5 * scale
+
+    @cached_property
+    def spans(self) -> Mapping[str, Span]:
+        """What is known of the values of the float graph's tensors."""
+        return spans(self.float)
 
     def limits(self, node: Node) -> tuple[int, int] | None:
         """The limits of a fused activation that neither saturation nor a ReLU at 0 gives, if there are any."""
@@ -238,6 +257,9 @@ class Builder(GraphBuilder):
         """A table, or two slopes per channel."""
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
         function = node if is_relu(node) else as_unary(self.float, node)
+        if node.op == "FakeQuantize":
+            low, high = limits_of(self.float, node)
+            function = Node("Clip", node.inputs, node.outputs, {"min": low, "max": high})
         if function is not None and self.tabulate is not None:
             values = wanted_values(function, x.scale, y.scale, x.zero, y.zero)
             return "IntTable", *self._table(int8_name(node.output), values)

@@ -106,6 +106,9 @@ def constraints_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] =
         x, y = node.inputs[0], node.output
         if y not in given and ((node.op == "Clip" and is_relu(node)) or ACTIVATION(node) == "Clip"):
             ceilings[y] = min(ceilings.get(y, np.inf), MAX(node) / 127)
+        steps = steps_of(graph, node) if node.op == "FakeQuantize" and y not in given else None
+        if steps is not None:
+            ceilings[y] = min(ceilings.get(y, np.inf), steps.reach / 127)
         if any(name in given for name in (*data_inputs(node), y)):
             continue
         if node.op in ("Neg", "FakeQuantize") or selects(graph, node):

@@ -30,6 +30,11 @@ class Steps:
         """The largest magnitude that an int8 integer stands for."""
         return self.scale * max(128 + self.zero, 127 - self.zero)
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest value that an int8 integer stands for."""
+        return self.scale * (-128 - self.zero), self.scale * (127 - self.zero)
+
 
 def steps_of(graph: Graph, node: Node) -> Steps | None:
     """What a FakeQuantize node, or a conversion to or from 8 bits, says of its tensor; None for other nodes.

@@ -56,7 +56,7 @@ def network(
     found = {name: found[name] for name in tensors if name in found}
     given = {name: given[name] for name in tensors if name in given}
     free_scales = not given
-    if documented:  # the document adds and pools at equal scales: of what is given the range remains
+    if documented:  # the document adds and pools at equal scales: of what is given the range and the limits remain
         found |= {name: uniform(steps.reach) for name, steps in given.items()}
         found, given = {name: found[name] for name in tensors}, {}
     kept = samples.synthetic and not free_scales

@@ -1,0 +1,41 @@
+"""Between which limits the values of tensors lie, as far as what made them says so."""
+
+from __future__ import annotations
+
+from math import inf
+
+from npuc.ir import Graph, Node
+from npuc.ops.attributes import ACTIVATION, MAX, MIN
+from npuc.quantize.scales.constraints import ONNX_MOVEMENT, SELECTION
+from npuc.quantize.scales.model_scales import steps_of
+
+Span = tuple[float, float]
+ANYTHING: Span = -inf, inf
+
+
+def spans(graph: Graph) -> dict[str, Span]:
+    """The least and the largest value that each tensor can have, of those of which anything is known.
+
+    Movement and selection hand on what is known of all their inputs; a maximum takes none of its padding.
+    """
+    found: dict[str, Span] = {}
+    for node in graph.nodes:
+        if node.op in (*ONNX_MOVEMENT, *SELECTION):
+            each = [found.get(name, ANYTHING) for name in node.inputs]
+            span = min(low for low, _ in each), max(high for _, high in each)
+        else:
+            span = limits_of(graph, node)
+        if span != ANYTHING:
+            found |= dict.fromkeys(node.outputs, span)
+    return found
+
+
+def limits_of(graph: Graph, node: Node) -> Span:
+    """What a node limits its result to: by its activation, or by the integers that it rounds to or reads."""
+    kind = ACTIVATION(node) or node.op
+    if kind == "Relu":
+        return 0.0, inf
+    if kind == "Clip":
+        return MIN(node), MAX(node)
+    steps = steps_of(graph, node) if kind in ("FakeQuantize", "DequantizeLinear") else None
+    return ANYTHING if steps is None else steps.limits
