@@ -24,7 +24,7 @@ from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
 from npuc.storage.structured import objects, row
-from npuc.target import Options, Quantising, Runner, Stepper, Target, usual_options
+from npuc.target import Foreseeing, Options, Quantising, Runner, Stepper, Target, usual_options
 
 BATCH = 32
 """Samples simulated side by side, at most."""
@@ -127,8 +127,10 @@ def compilation(
     if found:
         raise NpucError.of(found)
     types = input_types(graph)
-    samples = load_samples(calibration, types) if calibration else synthetic(types)
     try:
+        if isinstance(target, Foreseeing):
+            target.foresee(graph, options)
+        samples = load_samples(calibration, types) if calibration else synthetic(types)
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None

@@ -144,6 +144,15 @@ class Quantising(Protocol):
 
 
 @runtime_checkable
+class Foreseeing(Protocol):
+    """A target that tells by shapes alone what does not fit its memories."""
+
+    def foresee(self, graph: Graph, options: Options) -> None:
+        """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` takes."""
+        ...
+
+
+@runtime_checkable
 class Describing(Protocol):
     """A target whose machines are written as hardware."""
 

@@ -43,6 +43,7 @@ from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.network.construction import Quantised
 
 
 FIRMWARE_HEADER = "okk_fix8b.h"
@@ -79,6 +80,24 @@ class Bm1684:
             return _fixed_problems(graph, strict=options.strict)
         found = (emptiness(graph, node) or support.refusal(graph, node) for node in graph.nodes)
         return [problem for problem in found if problem is not None]
+
+    def foresee(self, graph: Graph, options: Options) -> None:
+        """Raises DoesNotFit (E302) where a layer of 8 bits does not fit local memory; fp32 needs no samples."""
+        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.targets.bm1684.lowering import fixed
+        from npuc.targets.bm1684.network import quantising
+
+        if options.precision != "int8":
+            return
+        machine = machines.load(options.machine)
+
+        def draft() -> Quantised:
+            return quantising.network(graph, one_sample(graph), drafted(options))[0].quantised
+
+        def planned(made: Quantised) -> Kernel:
+            return planner.plan(fixed.lower(fixed.parts(made.graph).words, made, machine), machine)
+
+        expect_foreseen(draft, lambda _made: True, planned)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Lowers, plans and emits; for 8 bits also calibrates and quantises."""

@@ -22,6 +22,7 @@ from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.network.construction import Quantised
     from npuc.targets.easynpu.simulate.running import SteppingRunner
 
 
@@ -74,6 +75,25 @@ class EasyNpu:
             support.HOST,
             lambda node: support.refusal(graph, node, machine),
             strict=options.strict,
+        )
+
+    def foresee(self, graph: Graph, options: Options) -> None:
+        """Raises DoesNotFit (E302, E303) where a layer has no tile, whatever its scales."""
+        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.targets.easynpu.layers.borders import with_borders
+        from npuc.targets.easynpu.network import quantising
+        from npuc.targets.easynpu.program import foresight, lowering
+
+        machine, documented = machines.load(options.machine, options.scales), options.isa == "documented"
+
+        def draft() -> Quantised:
+            network, _ = quantising.network(graph, one_sample(graph), machine, drafted(options))
+            return replace(network.quantised, graph=with_borders(network.quantised.graph))
+
+        expect_foreseen(
+            draft,
+            lambda made: foresight.doubtful(made.graph, machine, documented=documented),
+            lambda made: lowering.lower(made, machine, documented=documented, objective=options.objective),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

@@ -24,6 +24,7 @@ from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.network.construction import Quantised
     from npuc.targets.nvdla.program.running import Runner
 
 
@@ -73,6 +74,25 @@ class Nvdla:
             support.host(machine, options.precision),
             lambda node: support.refusal(graph, node, machine, options.precision),
             strict=options.strict,
+        )
+
+    def foresee(self, graph: Graph, options: Options) -> None:
+        """Raises DoesNotFit (E302) where no kernel of a layer fits the convolution buffer, whatever its scales."""
+        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.targets.nvdla.network import quantising
+        from npuc.targets.nvdla.program import lowering
+
+        machine, samples = self._machine(options), one_sample(graph)
+
+        def draft() -> Quantised:
+            if options.precision in FLOATING:
+                return quantising.in_fp16(graph, quantising.on_device(graph, machine, "fp16"))
+            return quantising.network(graph, samples, machine, drafted(options))[0].quantised
+
+        expect_foreseen(
+            draft,
+            lambda made: lowering.doubtful(made.graph, machine),
+            lambda made: lowering.lower(made, machine, {}, options.weights or "auto"),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

@@ -10,13 +10,22 @@ from npuc.allocation import allocate, lower_bound, peak
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
+from npuc.ops.attributes import DILATIONS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine.parameters import Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.scoreboard import Admission
-from npuc.targets.nvdla.operations.surfaces import ComputedLanes, Surfaces, View, is_view, lanes_of, place
+from npuc.targets.nvdla.operations.surfaces import (
+    ComputedLanes,
+    Surfaces,
+    View,
+    is_view,
+    lanes_of,
+    place,
+    tensor_precision,
+)
 from npuc.targets.nvdla.operations.weight_form import DIRECT
 from npuc.targets.nvdla.program.artefact import Dram, Image, Place, Produced, Segment, Step, TensorMove, encode
 from npuc.targets.nvdla.selection import (
@@ -66,6 +75,27 @@ class Lowered:
     constants: bytes
     activations: tuple[int, int]
     """Bytes of memory for feature maps: as allocated, and the lower bound."""
+
+
+def doubtful(graph: Graph, machine: Machine) -> bool:
+    """Whether a kernel group and the lines of a row may exceed the CBUF; False only where all plainly fit."""
+    return any(
+        len(graph.shape(name)) == 4 and 4 * _group_bytes(graph, node, name, machine) > 3 * machine.cbuf_bytes
+        for node in graph.nodes
+        for name in node.inputs[1:2]
+        if name in graph.constants
+    )
+
+
+def _group_bytes(graph: Graph, node: Node, weights: str, machine: Machine) -> int:
+    """Bytes of a kernel group over all channels, and of the lines under one row, in whole atoms."""
+    precision = tensor_precision(graph, node.output)
+    x, (height, width) = graph.shape(node.inputs[0]), graph.shape(weights)[2:]
+    atoms = aligned(x[1] * BYTES[precision], machine.atom_bytes)
+    dilation = DILATIONS(node)[0] if "dilations" in node.attrs else 1
+    lines = min((height - 1) * dilation + 1, x[2] if len(x) == 4 else 1)
+    columns = x[3] if len(x) == 4 else 1
+    return atoms * (height * width * machine.kernel_group(precision) + lines * columns)
 
 
 def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], weights: str = "auto") -> Lowered:

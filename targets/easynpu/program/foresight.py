@@ -1,0 +1,52 @@
+"""A quick look whether a network fits the machine: one tile of every layer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from npuc.errors import DoesNotFit
+from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.windows import whole
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.ordering import best_order
+from npuc.targets.easynpu.plan.ranges import Range
+from npuc.targets.easynpu.plan.regions import outputs_of, regions_of, run_of
+from npuc.targets.easynpu.plan.strips import units
+from npuc.targets.easynpu.program.emission import emit_job
+from npuc.targets.easynpu.program.lowering import placed
+
+
+def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
+    """Whether a layer of an integer graph may have no tile. False: each has one, placed and written as words."""
+    try:
+        return not all(_fits(graph, region.array, machine, documented) for region in regions_of(graph, machine))
+    except DoesNotFit:
+        return True
+
+
+def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: bool) -> bool:
+    """Whether every unit of a region has a first tile. Raises DoesNotFit where a tile shows that it does not."""
+    if not array:
+        return True
+    nodes = best_order(graph, array, machine)
+    shares = shares_of(
+        run_of(
+            graph,
+            nodes,
+            machine,
+            {name: whole(graph, name) for name in outputs_of(graph, nodes)},
+            documented=documented,
+        ).jobs
+    )
+    points = units(graph, nodes, machine)
+    for start, end in pairwise(points):
+        unit = nodes[start:end]
+        strip = Range(graph, unit, machine, shares).best(1)
+        tiles = tiles_of(graph, unit, strip.grid) if strip is not None else []
+        if not tiles:
+            return False
+        for each in placed(run_of(graph, unit, machine, tiles[0], documented=documented), machine, documented):
+            emit_job(each.jobs[0], machine)
+    return True
