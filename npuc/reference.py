@@ -27,8 +27,13 @@ LARGE = 1 << 27
 NO_WEIGHTS: Mapping[str, Array] = {}
 
 
-FAULTY_OPTIMIZERS = ("ConvAddActivationFusion",)
-"""Removes tensors that the model gives as outputs."""
+FAULTY_OPTIMIZERS = (
+    "ConvAddActivationFusion",
+    "TransposeOptimizer",
+    "TransposeOptimizer_CPUExecutionProvider",
+)
+"""The first removes tensors that the model gives as outputs. The others quantise what a Transpose before a
+QuantizeLinear moves, and give an output the values behind it."""
 PRECISE = "session.x64quantprecision"
 """Products of uint8 and int8 without saturation inside."""
 

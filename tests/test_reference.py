@@ -85,3 +85,19 @@ def test_two_roundings_behind_each_other_are_both_done() -> None:
     )
     (found,) = session(to_onnx(graph)).run(["y"], {"x": np.array([0.37, 0.2], np.float32)})
     np.testing.assert_array_equal(found, np.array([0.5, 0], np.float32))
+
+
+def test_an_output_behind_which_a_moved_tensor_is_rounded_is_not_rounded() -> None:
+    nodes = [
+        node("MatMul", "x w", "t"),
+        node("Transpose", "t", "m", perm=(1, 0)),
+        node("QuantizeLinear", "m fine zero", "q"),
+        node("DequantizeLinear", "q fine zero", "a"),
+        node("QuantizeLinear", "a coarse zero", "r"),
+        node("DequantizeLinear", "r coarse zero", "y"),
+    ]
+    w = np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)
+    graph = network((4, 3), "t y", *nodes, w=w, fine=0.03, coarse=0.5, zero=np.int8(5))
+    x = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32) + 9
+    (found,) = session(to_onnx(graph)).run(["t"], {"x": x})
+    np.testing.assert_allclose(found, x @ w, rtol=1e-6)

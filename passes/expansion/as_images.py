@@ -71,10 +71,10 @@ def _function(rewriter: Rewriter, node: Node) -> bool:
     x = node.inputs[0]
     shape = rewriter.shape(node.output)
     slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
-    uniform = slope is not None and bool((slope == slope.reshape(-1)[0]).all())
+    uniform = slope is not None and slope.size > 0 and bool((slope == slope.flat[0]).all())
     if not (node.op in FUNCTIONS or uniform) or is_image(shape) or not _is_elementwise(rewriter, node, x):
         return False
-    inputs = (x,) if slope is None else (x, _constant(rewriter, node, "slope", slope.reshape(-1)[0]))
+    inputs = (x,) if slope is None else (x, _constant(rewriter, node, "slope", slope.flat[0]))
     inner = replace(node, inputs=inputs)
     return _on_images(rewriter, node, inner, {x: _nearest_image(rewriter, node)}, tuple(range(len(shape))))
 

@@ -116,6 +116,11 @@ def test_prelu_has_a_slope_per_channel_or_one(slope: Any) -> None:
     assert_same_meaning(graph, found)
 
 
+def test_prelu_of_nothing_stays() -> None:
+    graph = network((0, 4, 2), "y", node("PRelu", "x c", "y"), c=(0, 1, 1))
+    assert as_images(graph) is graph
+
+
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 def test_two_tensors_of_one_shape_are_two_images(op: str) -> None:
     graph = network(CUBE, "y", node("Tanh", "x", "a"), node(op, "x a", "y"))
