@@ -11,12 +11,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import settings
 
 from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
 
 os.environ.setdefault(CHECK, "full")
 """Every graph is verified anew in tests, whatever was verified of its nodes before."""
+
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
+"""Every run draws the same examples; `pytest --hypothesis-profile default` draws others."""
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
