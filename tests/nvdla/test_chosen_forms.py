@@ -315,7 +315,7 @@ def test_winograd_surrounds_a_map_with_the_zero_point_that_its_model_gives(tmp_p
     assert _forms(report) == ["winograd"]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None:
     def number(low: int, high: int) -> int:
@@ -337,7 +337,7 @@ def test_a_small_convolution_is_exact_in_every_form(draw: st.DataObject) -> None
     assert report["bit_exact"] is True
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_a_small_convolution_is_exact_by_winograd(draw: st.DataObject) -> None:
     def number(low: int, high: int) -> int:
