@@ -86,6 +86,8 @@ class Network:
     protos: Mapping[str, TypeProto]
     opsets: tuple[onnx.OperatorSetIdProto, ...]
     ir_version: int
+    written: frozenset[str] = frozenset()
+    """Operators and names of all nodes in the file, also of those that were folded or left out."""
 
     @cached_property
     def producers(self) -> Mapping[str, Unit]:
@@ -109,6 +111,7 @@ def survey(
 
     Raises ModelError where the model is not well formed, or an input stays dynamic.
     """
+    written = _written(model)
     model = upgraded(model)
     opset = _opset(model)
     expect_small(model)
@@ -121,8 +124,20 @@ def survey(
         found.bind(bound or {})
         wanted = found.run(shapes)
         if wanted <= avoided:
-            return found.network()
+            return replace(found.network(), written=written)
         avoided |= wanted
+
+
+def _written(model: onnx.ModelProto) -> frozenset[str]:
+    """The operators and the names of nodes, those of branches and bodies included."""
+    found: set[str] = set()
+    graphs = [model.graph]
+    while graphs:
+        for node in graphs.pop().node:
+            found |= {node.op_type, node.name}
+            for each in node.attribute:
+                graphs += [each.g, *each.graphs]
+    return frozenset(found - {""})
 
 
 def _opset(model: onnx.ModelProto) -> int | NpucError:

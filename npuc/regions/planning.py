@@ -53,12 +53,13 @@ def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]
 def refused(network: Network, target: Target, options: Options) -> dict[str, Problem]:
     """The units that cannot go to the target or shall not, and why.
 
-    Raises ModelError (E109) for a --deny that names nothing.
+    A --deny of what is folded away is heeded already: nothing is left that could run. Raises ModelError (E109) for
+    one that names nothing.
     """
     found = {unit.name: unit.problem.on(target.name) for unit in network.units if unit.problem is not None}
     for asked in options.deny:
         named = [unit for unit in network.units if asked in (unit.name, unit.op)]
-        if not named:
+        if not named and asked not in network.written:
             known = sorted({each for unit in network.units for each in (unit.name, unit.op)})
             reason = f"--deny {asked}: the model has no such operator or node.{closest(asked, known)}"
             raise ModelError("E109", reason, remedy="name an ONNX operator, or a node of the model")

@@ -1,8 +1,9 @@
 """A compile proves itself: before a program is given out it runs on its target's own chip model, on samples.
 
-Two comparisons. The simulator with the integer network under onnxruntime, bit for bit, as `npuc verify` makes it
-(of a floating-point program every layer with onnxruntime, within what rounding explains); and the graph after the
-passes with the model, both under onnxruntime. What fails here is a defect of npuc, and nothing is written.
+Three comparisons. The simulator with the integer network under onnxruntime, bit for bit, as `npuc verify` makes it
+(of a floating-point program every layer with onnxruntime, within what rounding explains); the graph after the
+passes with the model, both under onnxruntime; and the outputs of a quantised model with those of its program. What
+fails here is a defect of npuc, and nothing is written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from npuc.target import FLOATING, Options, Runner, Target, quickest
 from npuc.verification.bits import Bits
 from npuc.verification.equivalence import Equivalence
 from npuc.verification.floating import Layers
+from npuc.verification.nearness import Nearness
 
 REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
@@ -78,7 +80,9 @@ class _Prover:
     def __init__(self, found: Compilation, model: Path, target: Target, *, few_runs: bool) -> None:
         self.program, self.graph, self.one = _as_read(found.program), found.graph, few_runs
         self.target = target
+        self.calibration = found.samples
         self.samples = varied(input_types(found.graph)) if found.samples.synthetic else found.samples
+        self.near = Nearness(found.graph, found.program.precision)
         try:
             self.model: Equivalence | None = Equivalence(model, found.graph)
         except ModelError:
@@ -88,33 +92,37 @@ class _Prover:
         """What holds on the samples of calibration, or on one of each kind where there are none."""
         floating, count = self.program.precision in FLOATING, 0
         for batch in self.samples.batches(1 if self.one else batch_of(self.program)):
-            sound = self._sound(batch)
+            sound, wanted = self._sound(batch)
             if sound is not None:
-                if not self._runs(sound):
+                if not self._runs(sound, wanted):
                     return Proof(model=None if self.model is None else True)
                 count += len(sound)
                 if self.one:
                     break
         return Proof(count, None if floating or not count else True, True if self.model and count else None)
 
-    def _sound(self, batch: Samples) -> Samples | None:
-        """The samples of a batch on which the model's outputs are numbers; the graph was compared with it on them.
+    def _sound(self, batch: Samples) -> tuple[Samples | None, Sequence[Feed]]:
+        """The samples of a batch on which the model's outputs are numbers, and these, if onnxruntime runs it.
 
-        Raises Mismatch (E603) where the two differ.
+        The graph was compared with the model on them. Raises Mismatch (E603) where the two differ.
         """
         if self.model is None:
-            return batch
+            return batch, ()
         kept: list[int] = []
+        outputs: list[Feed] = []
         for index, feed in enumerate(batch.feeds()):
             try:
                 wanted = self.model.expected(feed)
             except ModelError:
                 self.model = None
-                return batch
+                return batch, ()
             if all(np.isfinite(each).all() for each in wanted.values() if each.dtype.kind == "f"):
                 kept.append(index)
+                outputs.append(wanted)
                 self._expect_same(self.model.differing(feed, wanted))
-        return replace(batch, inputs={name: each[kept] for name, each in batch.inputs.items()}) if kept else None
+        if not kept:
+            return None, ()
+        return replace(batch, inputs={name: each[kept] for name, each in batch.inputs.items()}), outputs
 
     def _expect_same(self, differing: str | None) -> None:
         if differing is None:
@@ -125,8 +133,11 @@ class _Prover:
             "the graph after the passes computes other values than the model", names[0], node.op, differing
         )
 
-    def _runs(self, samples: Samples) -> bool:
-        """Whether the chip model can run here; the program was compared. Raises Mismatch (E603)."""
+    def _runs(self, samples: Samples, wanted: Sequence[Feed]) -> bool:
+        """Whether the chip model can run here; the program was compared. Raises Mismatch (E603).
+
+        wanted: the model's outputs on the samples, if onnxruntime runs it.
+        """
         try:
             shown: dict[str, Array] = {}
             outputs = self._runner(samples.inputs, shown.__setitem__)
@@ -139,7 +150,28 @@ class _Prover:
                 {name: each[index, ...] for name, each in values.items()} for values in (shown, outputs)
             )
             self._expect(feed, seen, given)
+            if wanted:
+                self._expect_near(feed, wanted[index], given)
         return True
+
+    def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
+        """Raises Mismatch (E603) for an output of a quantised model that its program does not give.
+
+        Made-up values of other kinds than those that scales were chosen on may saturate: then both must be far.
+        """
+        far = self.near.far(feed, wanted, outputs)
+        if far is not None and self.samples.synthetic:
+            far = self._far_where_calibrated()
+        if far is not None:
+            node = self.graph.producers[far]
+            names = node.sources or (node.name,)
+            raise _defect("the program's values are not the quantised model's", names[0], node.op, far)
+
+    def _far_where_calibrated(self) -> str | None:
+        batch = next(iter(self.calibration.batches(1)))
+        (feed,), outputs = batch.feeds(), self._runner(batch.inputs)
+        assert self.model is not None
+        return self.near.far(feed, self.model.expected(feed), {name: each[0] for name, each in outputs.items()})
 
     @cached_property
     def _runner(self) -> Runner:

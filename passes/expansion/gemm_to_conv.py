@@ -50,7 +50,7 @@ class GemmToConv:
     def _covers(self, shape: tuple[int, ...], row: tuple[int, ...]) -> bool:
         """Whether a kernel may be as large as a map, whose images are the rows."""
         limit = self.most_extent or max(shape, default=0)
-        images = len(shape) == 4 and (shape[0] == 1 or (self.batches and row[:1] == shape[:1]))
+        images = len(shape) == 4 and row[:1] == shape[:1] and (shape[0] == 1 or self.batches)
         return images and max(shape[2:]) <= limit
 
     def _as_conv(

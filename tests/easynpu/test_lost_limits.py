@@ -30,10 +30,11 @@ def _rounded(x: str, y: str, scale: float, zero: int = 0, dtype: str = "int8") -
     return node("FakeQuantize", x, y, scale=scale, zero_point=zero, dtype=dtype)
 
 
+POOL = node("AveragePool", "b", "y", kernel_shape=(2, 2), strides=(1, 1))
 CHAINS: Mapping[str, tuple[Node, ...]] = {
-    "unsigned, then signed": (_rounded("x", "a", 0.1, 0, "uint8"), _rounded("a", "y", 0.1)),
-    "an odd zero point": (_rounded("x", "y", 0.1, -100),),
-    "all values above zero": (_rounded("x", "y", 0.02, 127),),
+    "unsigned, then signed": (_rounded("x", "a", 0.1, 0, "uint8"), _rounded("a", "b", 0.1), POOL),
+    "an odd zero point": (_rounded("x", "b", 0.1, -100), POOL),
+    "all values below zero": (_rounded("x", "b", 0.02, 127), POOL),
     "two roundings of one tensor": (
         _rounded("x", "a", 0.1, 20),
         _rounded("x", "b", 0.02, -128),

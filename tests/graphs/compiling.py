@@ -110,7 +110,10 @@ def check_compile(graph: Graph, values: Sequence[Mapping[str, Array]], case: Cas
     folder: where the model is written.
     """
     feeds = [{name: each[name] for name in graph.inputs} for each in values]
-    proto = to_onnx(graph)
+    try:
+        proto = to_onnx(graph)
+    except Exception as error:
+        return _traceback(error, case, "writing the model")
     if case.foreign:
         _make_foreign(proto)
     model = folder / "model.onnx"
@@ -240,12 +243,7 @@ def _compiled(
     calibration = folder / "samples.npz"
     data.save(calibration, stacked)
     options = replace(case.options, deny=deny)
-    try:
-        return compile_model(model, target(case.target), options, {}, [calibration])[0]
-    except NpucError as error:
-        if not deny or error.problems[0].code != "E109":
-            raise
-        return _compiled(model, stacked, case, folder)  # what was denied was folded away
+    return compile_model(model, target(case.target), options, {}, [calibration])[0]
 
 
 def verified(graph: Graph, case: Case, folder: Path, samples: int = 6) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from npuc.passes.expansion.gemm_to_conv import GemmToConv, gemm_to_conv
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
@@ -20,4 +22,14 @@ def test_a_map_larger_than_a_kernel_may_be_is_folded() -> None:
     after = GemmToConv(32)(before)
     assert operators(after) == ["Reshape", "Reshape", "Conv", "Reshape"]
     assert max(after.shape(after.nodes[2].inputs[1])[2:]) <= 32
+    assert_same_meaning(before, after)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3, 4), (3, 2, 2, 2)])
+def test_rows_that_are_no_images_are_folded_by_themselves(shape: tuple[int, ...]) -> None:
+    """Three rows of eight are no kernel over one image of 24 elements; over three images they are."""
+    before = network(shape, "y", node("Reshape", "x", "a", shape=(3, 8)), node("Gemm", "a w", "y"), w=(5, 8))
+    after = GemmToConv(batches=True)(before)
+    conv = next(each for each in after.nodes if each.op == "Conv")
+    assert after.shape(conv.inputs[1]) == (5, *(shape[1:] if shape[0] == 3 else (8, 1, 1)))
     assert_same_meaning(before, after)

@@ -214,6 +214,15 @@ def test_what_is_denied_must_be_there(tmp_path: Path) -> None:
     assert refused.value.problems[0].code == "E109"
 
 
+@pytest.mark.parametrize("asked", ["Neg", "Identity", "twice"])
+def test_what_is_denied_may_be_folded_away(asked: str, tmp_path: Path) -> None:
+    body = f"[twice] d = Neg(c)\n e = Identity(x)\n m = Mul(e, d)\n y = Conv<{SAME}>(m, w)"
+    text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <float c = {{1.5}}> {{ {body} }}"
+    program = program_of(model_of(text, w=C8["w"]), tmp_path, options={"deny": (asked,)})
+    assert [place for place, _ in places(program)] == ["npu"]
+    assert checked(program, tmp_path)["bit_exact"]
+
+
 def test_no_more_partitions_than_asked_for_and_the_largest_stays(tmp_path: Path) -> None:
     body = f"a = Conv(x, small)\n d = CumSum(a, k)\n y = Conv<{SAME}>(d, w)"
     text = f"g (float[1,8,6,6] x) => (float[1,8,6,6] y) <int32 k = {{1}}> {{ {body} }}"

@@ -15,14 +15,18 @@ from onnx import parser
 from npuc import driver
 from npuc.api import compile
 from npuc.errors import ArtefactError, Mismatch
-from npuc.ir import Graph, TensorType
+from npuc.ir import Graph, Node, TensorType
 from npuc.models.digits import FOLDER
 from npuc.program import Program
+from npuc.quantize.network.build import Builder
+from npuc.reference import graph_session
 from npuc.storage.data import KINDS, varied
 from npuc.target import Options, Target, target
 from npuc.verification import proof
 from npuc.verification.equivalence import Equivalence
+from npuc.verification.nearness import Nearness
 from tests.cli.process import npuc
+from tests.passes.networks import network, node
 
 MODEL, CALIBRATION = FOLDER / "digits.onnx", FOLDER / "digits_calibration.npz"
 FAST = Options(level="0")
@@ -261,3 +265,58 @@ def test_made_up_samples_are_of_every_kind_and_always_the_same() -> None:
 def test_one_sample_of_a_model_without_data_has_a_mean_that_is_not_zero() -> None:
     first = varied({"x": TensorType((1, 1, 4, 4), "float32")}).first(1)
     assert first.inputs["x"].shape == (1, 1, 1, 4, 4) and first.inputs["x"].mean() > 0.3
+
+
+def _quantised(folder: Path) -> tuple[Path, Path]:
+    """A model whose uint8 steps limit at 0 and whose int8 steps do not, and samples above 0 too."""
+    text = """
+        g (float[1,4,3,3] x) => (float[1,4,2,2] y)
+        <float s = {0.1}, uint8 u = {255}, int8 z = {0}, float more = {1.5}>
+        { w = Add(x, more)  a = QuantizeLinear(w, s, u)  b = DequantizeLinear(a, s, u)
+          c = Transpose<perm = [0, 1, 3, 2]>(b)  d = QuantizeLinear(c, s, z)  e = DequantizeLinear(d, s, z)
+          y = AveragePool<kernel_shape = [2, 2]>(e) }
+    """
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    onnx.save(model, folder / "q.onnx")
+    np.savez(folder / "x.npz", x=np.linspace(-3, 9, 36, dtype=np.float32).reshape(1, 1, 4, 3, 3))
+    return folder / "q.onnx", folder / "x.npz"
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_a_quantised_model_that_loses_its_limits_is_refused(
+    calibrated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, samples = _quantised(tmp_path)
+    options = Options(isa="documented", level="0")
+    given = [samples] if calibrated else ()
+    program, _ = proof.compile_model(model, target("easynpu"), options, {}, given)
+    assert program.manifest["report"]["proof"] == {"samples": 1, "bit_exact": True, "model": True}
+
+    def never(_self: Builder, _node: Node) -> bool:
+        return False
+
+    monkeypatch.setattr(Builder, "clips", never)
+    with pytest.raises(Mismatch) as caught:
+        proof.compile_model(model, target("easynpu"), options, {}, given)
+    (problem,) = caught.value.problems
+    assert problem.code == "E603" and problem.tensor == "y" and "quantised model" in problem.reason
+
+
+STEPPED = {"scale": 0.5, "zero_point": 0, "dtype": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "far"),
+    [
+        ((node("FakeQuantize", "x", "a", **STEPPED), node("Sub", "x a", "y")), None),
+        ((node("Neg", "x", "a"), node("FakeQuantize", "a", "y", **STEPPED)), "y"),
+        ((node("Neg", "x", "a"), node("Relu", "a", "y")), None),
+    ],
+    ids=["of like and like steps are left", "quantised", "not quantised"],
+)
+def test_an_output_is_far_where_ideal_rounding_would_leave_more_of_it(nodes: tuple[Node, ...], far: str) -> None:
+    near = Nearness(network((1, 4, 3, 3), "y", *nodes), "int8")
+    x = np.linspace(-30, 30, 36, dtype=np.float32).reshape(1, 4, 3, 3)
+    (wanted,) = graph_session(near.graph, ["y"]).run(["y"], {"x": x})
+    assert near.far({"x": x}, {"y": wanted}, {"y": wanted + 0.9}) is None
+    assert near.far({"x": x}, {"y": wanted}, {"y": wanted + 40}) == far
