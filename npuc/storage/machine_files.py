@@ -13,7 +13,7 @@ from npuc.escaping import toml_key, toml_string
 from npuc.text import closest
 
 M = TypeVar("M")
-TYPES = {"int": int, "bool": bool, "str": str}
+TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 MOST = 1 << 24
 """The largest number of a machine: addresses have 24 bits at most."""
 
@@ -39,7 +39,7 @@ def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:
 
 
 def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) -> M:
-    """The machine with these values, each of the type that its field has, numbers within 1..2^24.
+    """The machine with these values, each of the type that its field has, integers within 1..2^24, floats above 0.
 
     Raises DoesNotFit (E305) for a parameter that the machine does not have, and for a wrong value.
     """
@@ -48,10 +48,12 @@ def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) 
         if key not in known:
             reason = f"unknown parameter '{key}'.{closest(key, known)}"
             raise bad_machine(origin, reason, f"one of {', '.join(known)}", page)
-        if type(value) is not TYPES[known[key]]:
+        if type(value) not in TYPES[known[key]]:
             raise bad_machine(origin, f"{key} = {value!r}", f"a value of type {known[key]}", page)
         if type(value) is int and not 1 <= value <= MOST:
             raise bad_machine(origin, f"{key} = {value}", f"1..{MOST} (24-bit addresses)", page)
+        if type(value) is float and not 0 < value <= MOST:
+            raise bad_machine(origin, f"{key} = {value}", f"above 0, at most {MOST}", page)
     return kind(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from npuc.ir import Array
 from tests.nvdla.networks import compiled, network, node, weights
 
-LIMITS = {  # the best schedules by hand on the nv_small RTL, and what may be above them
-    "resnet8": (227174, 235000 / 227174),
-    "resnet8 without adds": (210987, 1.03),
-    "lenet5": (27338, 1.03),
-    "lenet caffe": (121426, 1.03),
-    "three convolutions": (112998, 1.03),
+LIMITS = {  # clocks at 8 bytes a clock on the nv_small RTL, of an earlier program or one by hand; what is allowed
+    "resnet8": (228569, 227500),
+    "resnet8 without adds": (210987, 211000),
+    "lenet5": (22802, 23300),
+    "lenet caffe": (112207, 114500),
+    "three convolutions": (112998, 112000),
 }
+HALF = {"resnet8": (231989, 229000), "lenet5": (30478, 30900), "lenet caffe": (157085, 159000)}
+"""The same where memory takes a request every other clock."""
 
 
 class _Chain:
@@ -118,10 +121,21 @@ MACS = {"resnet8": 195338, "resnet8 without adds": 191242, "lenet5": 6508, "lene
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_network_takes_hardly_more_than_the_best_schedule_by_hand(name: str, tmp_path: Path) -> None:
-    _, _, loaded = compiled(MODELS[name](), tmp_path)
-    report = loaded.manifest["report"]
-    clocks, above = LIMITS[name]
+def test_a_network_takes_about_what_the_best_schedule_took_on_the_rtl(name: str, tmp_path: Path) -> None:
+    report = _report(name, tmp_path)
     macs = MACS.get(name, 110592)
     assert macs <= report["macs"] // 64 < 1.001 * macs  # the last convolution is one over blocks of the average
-    assert 0.9 * clocks < report["cycles"] <= above * clocks  # less than that the RTL would not believe
+    clocks, most = LIMITS[name]
+    assert 0.95 * clocks < report["cycles"] <= most  # less than that the RTL would not believe
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_memory_that_a_machine_file_states_slower_takes_what_it_took_on_the_rtl(name: str, tmp_path: Path) -> None:
+    machine = tmp_path / "tree.toml"
+    machine.write_text("bytes_per_clock = 4\n")
+    clocks, most = HALF[name]
+    assert 0.95 * clocks < _report(name, tmp_path, str(machine))["cycles"] <= most
+
+
+def _report(name: str, folder: Path, machine: str | None = None) -> dict[str, Any]:
+    return compiled(MODELS[name](), folder, machine=machine)[2].manifest["report"]

@@ -51,6 +51,9 @@ def test_a_machine_survives_its_record_in_the_manifest() -> None:
         ("cbuf_entry_bytes = 4", "cbuf_entry_bytes = 4"),
         ("int16 = true\natomic_k = 1", "atomic_k = 1"),
         ("clock_mhz", "cannot be read"),
+        ("bytes_per_clock = 0.0", "above 0"),
+        ("bytes_per_clock = nan", "above 0"),
+        ('bytes_per_clock = "8"', "float"),
     ],
 )
 def test_what_no_nvdla_can_be_is_refused(tmp_path: Path, line: str, said: str) -> None:
@@ -65,3 +68,12 @@ def test_what_no_nvdla_can_be_is_refused(tmp_path: Path, line: str, said: str) -
 def test_a_file_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(DoesNotFit, match=r"nowhere\.toml"):
         load("nvdla-full", "nowhere.toml")
+
+
+def test_memory_is_stated_in_bytes_a_clock_and_bounded_by_its_bandwidth(tmp_path: Path) -> None:
+    file = tmp_path / "tree.toml"
+    for lines, expected in (("bytes_per_clock = 4", 4.0), ("bytes_per_clock = 2.5", 2.5), ("", 8.0)):
+        file.write_text(lines)
+        assert load("nvdla-small", str(file)).dram_bytes_per_cycle == expected
+    file.write_text("dram_mb_per_second = 1000")
+    assert load("nvdla-small", str(file)).dram_bytes_per_cycle == 1.0

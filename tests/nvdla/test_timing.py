@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import rtl_clocks
 from npuc.targets.nvdla.arithmetic.integer import IDLE
-from npuc.targets.nvdla.machine.parameters import FULL, SMALL
+from npuc.targets.nvdla.machine.parameters import FULL, SMALL, Machine
 from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import (
     Banks,
@@ -27,7 +30,7 @@ from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.weight_form import WeightForm
 
-MEASURED = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
+MEASURED: dict[tuple[int, ...], int] = {  # C, H, W, K, kernel, stride: clocks on the nv_small RTL (facts on NVDLA)
     (16, 16, 16, 16, 3, 1): 10678, (32, 16, 16, 32, 3, 1): 40812, (64, 8, 8, 64, 3, 1): 38912,
     (64, 8, 8, 64, 1, 1): 7676, (128, 8, 8, 128, 1, 1): 20368, (16, 32, 32, 16, 3, 1): 41382,
     (16, 32, 32, 32, 3, 2): 23522, (32, 16, 16, 64, 3, 2): 22382, (8, 32, 32, 16, 5, 1): 53884,
@@ -45,46 +48,73 @@ def _convolution(C: int, H: int, W: int, K: int, R: int, stride: int) -> Convolu
     )
 
 
+TREE = replace(SMALL, bytes_per_clock=4.0)
+"""Memory of NVDLA's own harness, as at the measurements: 8 bytes every other clock."""
+
+
 @pytest.mark.parametrize(("layer", "clocks"), MEASURED.items())
-def test_a_convolution_is_within_a_tenth_of_the_rtl(layer: tuple[int, ...], clocks: int) -> None:
-    assert abs(timing.cycles(_convolution(*layer), SMALL) - clocks) < clocks / 10
+def test_a_convolution_is_within_a_twentieth_of_the_rtl(layer: tuple[int, ...], clocks: int) -> None:
+    assert timing.cycles(_convolution(*layer), TREE) == pytest.approx(clocks, rel=0.05)
 
 
-NUMBERS = ("DRAIN", "PER_FETCHED_BYTE", "PER_GROUP", "START")
-
-
-def _fitted(measured: dict[tuple[int, ...], int]) -> tuple[float, ...]:
-    """The fitted numbers with the least relative error: drain of a stripe, fetched byte, group, start."""
-    best: tuple[float, tuple[float, ...]] | None = None
-    for drain in np.arange(16, 60, 2.0):
-        rows, rest = [], []
+def _fitted(measured: dict[tuple[int, ...], int]) -> float:
+    """The clocks of a stripe's drain with the least relative error, beside a constant."""
+    best: tuple[float, float] | None = None
+    for drain in np.arange(16, 60, 0.5):
+        rest: list[float] = []
         for (C, H, W, K, R, stride), clocks in measured.items():
             pixels, groups, blocks = -(-H // stride) * -(-W // stride), -(-K // 8), -(-C // 8)
-            stripes = pixels // 16  # all of these maps are whole stripes
-            rows.append(np.array([blocks * 8 * H * W, groups, 1]) / clocks)
-            products = groups * stripes * max(16 * blocks * R * R, 9 * 16 + drain)
-            rest.append((clocks - products) / clocks)
-        found, *_ = np.linalg.lstsq(np.array(rows), np.array(rest), rcond=None)
-        error = float(np.abs(np.array(rows) @ found - rest).max())
-        if best is None or error < best[0]:
-            best = error, (float(drain), *(float(each) for each in found))
+            products = groups * pixels // 16 * max(16 * blocks * R * R, 9 * 16 + drain)  # all are whole stripes
+            data = blocks * 8 * H * W
+            rest.append(clocks - products - (data + min(data, K * C * R * R)) / 4)
+        errors = np.abs(np.array(rest) - np.median(rest)) / list(measured.values())
+        if best is None or errors.max() < best[0]:
+            best = float(errors.max()), float(drain)
     assert best is not None
     return best[1]
 
 
-def test_the_numbers_are_those_of_the_fit() -> None:
-    for name, fitted in zip(NUMBERS, _fitted(MEASURED), strict=True):
-        assert getattr(timing, name) == pytest.approx(fitted, rel=0.01)
+def test_the_drain_is_that_of_the_fit() -> None:
+    assert pytest.approx(_fitted(MEASURED), abs=1) == timing.DRAIN
 
 
 @pytest.mark.parametrize("layer", MEASURED)
-def test_a_measurement_left_out_of_the_fit_is_within_a_tenth(
+def test_a_measurement_left_out_of_the_fit_is_within_a_twentieth(
     layer: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = _fitted({key: value for key, value in MEASURED.items() if key != layer})
-    for name, value in zip(NUMBERS, numbers, strict=True):
-        monkeypatch.setattr(timing, name, value)
-    assert abs(timing.cycles(_convolution(*layer), SMALL) / MEASURED[layer] - 1) < 0.05
+    drain = _fitted({key: value for key, value in MEASURED.items() if key != layer})
+    monkeypatch.setattr(timing, "DRAIN", drain)
+    assert timing.cycles(_convolution(*layer), TREE) == pytest.approx(MEASURED[layer], rel=0.05)
+
+
+AUTOENCODER = [(160, 2, 128), *[(128, 1, 128)] * 3, (128, 1, 8), (8, 1, 128), *[(128, 1, 128)] * 3, (128, 1, 640)]
+"""Channels, side and kernels of tiny_ad_ae's layers, each over its whole input."""
+
+
+@pytest.mark.parametrize(("memory", "clocks"), [(TREE, 71685), (SMALL, 37618)])
+def test_where_weights_dominate_the_stated_memory_decides(memory: Machine, clocks: int) -> None:
+    """tiny_ad_ae on the RTL with both memories (facts on NVDLA)."""
+    layers: list[tuple[Operation, Admission]] = []
+    for number, (channels, side, count) in enumerate(AUTOENCODER):
+        size = channels * side * side
+        kernels = Kernels(0, count * size, count, side, side, channels, size)
+        source, result = Surface(0, side, side, channels, 0, 0), Surface(0, 1, 1, count, 0, 0)
+        layer = Convolution(source, kernels, Window(1, 1, 1, 1, 0, 0, 0, 0), Banks(16, 16, 16), SDP, result)
+        layers.append((layer, Admission(max(number - 1, 0), number, number)))
+    assert ends(layers, memory)[-1] == pytest.approx(clocks, rel=0.05)
+
+
+RTL = Path(__file__).resolve().parents[3] / "shared/nvdla/rtl"
+
+
+@pytest.mark.skipif(not RTL.is_dir(), reason="the programs that ran on the RTL are not beside the checkout")
+@pytest.mark.parametrize("memory", ["default", "fast"])
+def test_small_programs_are_within_a_tenth_of_the_rtl(memory: str) -> None:
+    """Registers decide here: a program of 100 writes is shorter than they are without the driver's time."""
+    folders = [each.parent for each in sorted(RTL.glob("nv_small/*/clocks"))]
+    for folder in folders:
+        measured = dict(rtl_clocks.measured_clocks(folder))[memory]
+        assert rtl_clocks.clocks(folder, memory) == pytest.approx(measured, rel=0.1), folder.name
 
 
 def test_sdp_and_pdp_alone_take_about_a_clock_an_element_on_nv_small() -> None:
@@ -99,6 +129,7 @@ def test_a_fully_connected_layer_takes_at_least_its_weights_time() -> None:
     layer = _convolution(1024, 1, 1, 1000, 1, 1)
     assert timing.cycles(layer, SMALL) >= 1024 * 1000 / 8
     assert timing.cycles(layer, FULL) >= 1024 * 1000 / 20
+    assert timing.cycles(layer, TREE) >= 1024 * 1000 / 4
 
 
 def test_nv_full_multiplies_32_times_as_much_in_a_clock() -> None:
@@ -117,6 +148,8 @@ def test_stripes_are_cut_as_the_hardware_cuts_them() -> None:
         assert sorted(found) == sorted(expected)
 
 
+FREE = replace(SMALL, clocks_per_write=0.0)
+"""Software takes no time."""
 NOW, AFTER = Admission(0, 0, 0), Admission(0, 1, 1)
 
 
@@ -127,16 +160,17 @@ def _halves(layer: Convolution, entries: int = 32, data: int = 16) -> Convolutio
 def test_the_input_of_a_pass_is_fetched_while_the_one_before_computes() -> None:
     layer = _halves(_convolution(16, 16, 16, 16, 3, 1))
     alone = timing.cycles(layer, SMALL)
-    apart = ends([(layer, NOW), (layer, AFTER)], SMALL)
-    together = ends([(layer, NOW), (layer, NOW)], SMALL)
+    apart = ends([(layer, NOW), (layer, AFTER)], FREE)
+    together = ends([(layer, NOW), (layer, NOW)], FREE)
     assert apart[1] == pytest.approx(2 * alone, rel=0.001)
-    hidden = timing.fetch_cycles(layer.source, SMALL) + timing.START
+    exposed = timing.fetch_cycles(layer.source, layer.kernels, SMALL)
+    hidden = exposed + timing.START + SMALL.latency
     assert together[1] == pytest.approx(2 * alone - hidden, rel=0.001)
 
 
 def test_an_input_for_which_the_ring_has_no_room_is_fetched_afterwards() -> None:
     layer = _halves(_convolution(16, 16, 16, 16, 3, 1), entries=512)  # 16 lines fill 16 banks of 512
-    found = ends([(layer, NOW), (layer, NOW)], SMALL)
+    found = ends([(layer, NOW), (layer, NOW)], FREE)
     assert found[1] == pytest.approx(2 * timing.cycles(layer, SMALL), rel=0.001)
 
 
@@ -173,8 +207,8 @@ def test_compressed_weights_that_are_waited_for_take_the_time_of_their_three_sur
     sparse = _of(layer, WeightForm(compressed=True), 1024, 1, 1, mask)
     sparse = replace(sparse, kernels=replace(sparse.kernels, bytes=200 * 1024))
     slow = replace(FULL, dram_mb_per_second=10000)
-    computed = timing.compute_cycles(sparse.kernels, sparse.destination, slow)
-    assert computed == (200 * 1024 + 128 * 1024 + 128) / 10
+    moved = 200 * 1024 + 128 * 1024 + 128 + 1024
+    assert timing.cycles(sparse, slow) == ceil(timing.START + slow.latency + moved / 10)
 
 
 def test_an_image_is_fetched_as_its_lines_are_long() -> None:
@@ -186,21 +220,21 @@ def test_an_image_is_fetched_as_its_lines_are_long() -> None:
 
 def test_where_banks_are_divided_otherwise_the_input_waits_for_the_array() -> None:
     layer = _halves(_convolution(16, 16, 16, 16, 3, 1))
-    found = ends([(layer, NOW), (_halves(layer, data=8), NOW)], SMALL)
+    found = ends([(layer, NOW), (_halves(layer, data=8), NOW)], FREE)
     assert found[1] == pytest.approx(2 * timing.cycles(layer, SMALL), rel=0.001)
 
 
 def test_the_array_waits_for_sdp_where_an_operand_is_not_there_yet() -> None:
     layer = _halves(_convolution(16, 16, 16, 16, 3, 1))
-    found = ends([(layer, NOW), (layer, Admission(0, 0, 1))], SMALL)
-    assert found[1] < ends([(layer, NOW), (layer, AFTER)], SMALL)[1]
+    found = ends([(layer, NOW), (layer, Admission(0, 0, 1))], FREE)
+    assert found[1] < ends([(layer, NOW), (layer, AFTER)], FREE)[1]
 
 
-def test_memory_that_moves_a_byte_in_eight_clocks_bounds_a_program() -> None:
+def test_memory_that_hands_over_a_byte_in_eight_clocks_bounds_a_program() -> None:
     slow = replace(SMALL, dram_mb_per_second=125)
     layer = _halves(_convolution(16, 16, 16, 16, 3, 1))
-    moved = 16 * 16 * 16 * 2 + 16 * 16 * 9
-    assert ends([(layer, NOW)] * 4, slow)[-1] >= 4 * 8 * moved
+    read = 16 * 16 * 16 + 16 * 16 * 9
+    assert ends([(layer, NOW)] * 4, slow)[-1] >= 4 * 8 * read
 
 
 def _lone(operations: list[Operation]) -> int:

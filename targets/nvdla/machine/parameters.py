@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.errors import DoesNotFit
-from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_values
+from npuc.storage.machine_files import DEMANDS, MOST, bad_machine, described, read_values
 
 MACHINES = Path(__file__).parents[1] / "machines"
 MOST_BANKS = {"nv_small": 32, "nv_full": 16}
@@ -68,9 +68,19 @@ class Machine:
     rubik_bytes: int = 32
     """Bytes that RUBIK takes in a clock: an atom of nv_full, as nobody has measured it."""
     dma_bytes: int = 8
-    """Bytes that the memory interface moves in a clock."""
+    """Bytes that the memory interface is wide."""
+    bytes_per_clock: float = 8.0
+    """Bytes that memory hands over in a clock; what is written has a channel of its own, as wide.
+
+    Where memory takes a request of dma_bytes every other clock, as in NVDLA's own harness, it is half of those.
+    """
+    latency: int = 32
+    """Clocks from a request to memory's first answer."""
+    clocks_per_write: float = 2.4
+    """Clocks that a register write takes on its bus, as the driver of NVDLA's own harness has it."""
     clock_mhz: int = 1000
-    dram_mb_per_second: int = 8000
+    dram_mb_per_second: int = MOST
+    """The bandwidth of memory, where that is what is known of it: it bounds bytes_per_clock."""
     scales: str = "free"
     """What activations may have: one of machine_files.DEMANDS."""
 
@@ -95,8 +105,8 @@ class Machine:
 
     @property
     def dram_bytes_per_cycle(self) -> float:
-        """Bytes that memory and its interface move in a clock."""
-        return min(float(self.dma_bytes), self.dram_mb_per_second / self.clock_mhz)
+        """Bytes that memory and its interface hand over in a clock."""
+        return min(float(self.dma_bytes), self.bytes_per_clock, self.dram_mb_per_second / self.clock_mhz)
 
     def atom_elements(self, precision: str) -> int:
         """Channels of an atom of a feature cube."""
@@ -163,7 +173,7 @@ LARGE = Machine(
     name="nvdla-large",
     atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=512, cbuf_entry_bytes=64,
     elementwise=True, sdp_lut=True, bdma=True,
-    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=32, dram_mb_per_second=20000,
+    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=32, bytes_per_clock=20.0,
 )  # fmt: skip
 FULL = Machine(
     name="nvdla-full",
@@ -171,7 +181,7 @@ FULL = Machine(
     atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=256, cbuf_entry_bytes=128,
     int16=True, fp16=True, winograd=True, compression=True, max_batches=32,
     elementwise=True, sdp_lut=True, rubik=True, bdma=True,
-    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=64, dram_mb_per_second=20000,
+    sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=64, bytes_per_clock=20.0, clocks_per_write=2.7,
 )  # fmt: skip
 CONFIGURATIONS: Mapping[str, Machine] = {each.name: each for each in (SMALL, LARGE, FULL)}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import ceil
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from npuc.targets.nvdla.operations.operation import (
     Normalisation,
     Operation,
     Pooling,
+    written,
 )
 from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
@@ -38,39 +40,52 @@ class Work:
     """An operation and the clocks that each engine takes for it, whatever runs beside it."""
 
     operation: Operation
+    programming: float
+    """Of the driver."""
     moving: float
-    """Of memory for everything."""
+    """Of memory for everything: what is read, or what is written if that is more."""
     streaming: float
     """Of SDP, PDP or CDP on a map in memory."""
     pooling: float
     """Of PDP behind SDP."""
-    fetching: float
-    """Of CDMA for the input; the rest is of convolutions, too."""
-    computing: float
-    loading: float
-    """Of memory for all weights."""
-    beginning: float
-    """Of memory for the weights without which nothing begins."""
-    entries: int
+    fetching: float = 0
+    """Of CDMA for the input, in turns with weights; the rest is of convolutions, too."""
+    computing: float = 0
+    group: float = 0
+    """Of the MAC array for a kernel group."""
+    loading: float = 0
+    """Of memory for the input and all weights."""
+    beginning: float = 0
+    """Of memory for the weights without which nothing begins, in turns with the input."""
+    entries: int = 0
     """CBUF entries of the input."""
 
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
         """What the model of single operations says."""
         speed = machine.dram_bytes_per_cycle
-        moving = timing.moved_bytes(operation, machine) / speed
+        read, result = timing.read_bytes(operation, machine), timing.cube_bytes(written(operation), machine)
+        moving, programming = max(read, result) / speed, timing.programming_cycles(operation, machine)
         behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
-            return cls(operation, moving, timing.stream_cycles(operation, machine), pooling, 0, 0, 0, 0, 0)
+            return cls(operation, programming, moving, timing.stream_cycles(operation, machine), pooling)
         kernels, source, banks = operation.kernels, operation.source, operation.banks
-        group = machine.kernel_group(source.precision) * kernels.kernel_bytes
-        first = min(kernels.bytes, banks.weights * machine.bank_bytes, group)
-        fetching = timing.fetch_cycles(source, machine)
+        together, size = machine.kernel_group(source.precision), timing.cube_bytes(source, machine)
+        first = min(kernels.bytes, banks.weights * machine.bank_bytes, together * kernels.kernel_bytes)
         computing = timing.compute_cycles(kernels, operation.destination, machine)
-        entries = banks.entries_per_slice * source.height
         return cls(
-            operation, moving, 0, pooling, fetching, computing, kernels.bytes / speed, first / speed, entries
+            operation,
+            programming,
+            moving,
+            0,
+            pooling,
+            timing.fetch_cycles(source, kernels, machine),
+            computing,
+            computing / ceil(kernels.count / together),
+            (size + kernels.moved_bytes) / speed,
+            (first + min(first, size)) / speed,
+            banks.entries_per_slice * source.height,
         )
 
 
@@ -119,35 +134,40 @@ class Progress:
         """When everything so far has ended."""
         return self.ends.max(axis=1)
 
-    def after(self, work: Work, fetch: Array | int, write: Array | int, machine: Machine) -> Progress:
+    def after(
+        self, work: Work, program: Array | int, fetch: Array | int, write: Array | int, machine: Machine
+    ) -> Progress:
         """With one more operation.
 
-        fetch, write: how many operations of each beginning must have ended until it fetches, and writes.
+        program, fetch, write: how many operations of each beginning must have ended until it is programmed,
+        fetches and writes.
         """
-        seen = np.maximum.accumulate(self.ends, axis=1)
-        enabled = self._passed(seen, fetch)
-        allowed = np.maximum(enabled, self._passed(seen, write))
+        seen_program, seen_fetch, seen_write = self._passed(np.array([program, fetch, write]).reshape(3, -1))
+        enabled = np.maximum(seen_program + work.programming, seen_fetch)
+        allowed = np.maximum(enabled, seen_write)
+        start = timing.START + machine.latency
         new = dict[str, Array]()
         match work.operation:
             case Convolution() as operation:
                 new, end = self._convolved(work, operation, enabled, allowed, machine)
             case Elementwise():
-                begin = np.maximum(allowed, self.written) + timing.START
+                begin = np.maximum(allowed, self.written) + start
                 written = begin + work.streaming
                 pooled = self._pooled(work, begin)
                 end = np.maximum(written, pooled)
                 new = {"written": written, "pooled": end if work.pooling else self.pooled}
             case Pooling():
-                end = np.maximum(allowed, self.pooled) + timing.START + work.streaming
+                end = np.maximum(allowed, self.pooled) + start + work.streaming
                 new = {"pooled": end}
             case Normalisation() | Contraction():
-                end = allowed + timing.START + work.streaming
+                end = allowed + start + work.streaming
         moved = np.maximum(self.moved, enabled) + work.moving
         ends = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
         return replace(self, ends=ends, count=self.count + 1, programmed=allowed, moved=moved, **new)
 
-    def _passed(self, seen: Array, ended: Array | int) -> Array:
-        """When the driver has seen the end of so many operations; seen: the latest end up to each of them."""
+    def _passed(self, ended: Array) -> Array:
+        """When the driver has seen the end of so many operations; ended has a column for each beginning."""
+        seen = np.maximum.accumulate(self.ends, axis=1)  # the latest end up to each operation
         which = np.minimum(ended - self.count + REMEMBERED, REMEMBERED)
         passed = np.maximum(self.programmed, seen[np.arange(len(seen)), np.maximum(which, 1) - 1])
         return np.where(which > 0, passed, self.programmed)
@@ -164,13 +184,14 @@ class Progress:
         crowded = np.where(alike, np.minimum(beyond / work.entries, 1.0), 0.0)
         waits = np.maximum(here, self.computed + work.fetching * crowded)
         here = np.where(crowded > 0, waits, here)
-        start = np.maximum(np.maximum(here + timing.START, begin + work.beginning), allowed)
+        delay = timing.START + machine.latency
+        start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
         start = np.maximum(np.maximum(start, self.computed), self.written)
-        computed = start + work.computing
         loaded = begin + work.loading
         size, room = operation.kernels.bytes, banks.weights * machine.bank_bytes
         if size > room:
             loaded = np.maximum(loaded, start + work.computing * (1 - room / size))
+        computed = np.maximum(start + work.computing, loaded + delay + work.group)
         end = np.maximum(computed, self._pooled(work, start))
         ready = {
             "fetched": np.maximum(here, loaded),
@@ -190,7 +211,7 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
     """When each operation of a program and all before it have ended, in clocks from its start."""
     progress, found = Progress.start(), list[float]()
     for operation, admission in operations:
-        progress = progress.after(Work.of(operation, machine), admission.fetch, admission.write, machine)
+        progress = progress.after(Work.of(operation, machine), *admission.counts, machine)
         found.append(float(progress.ends[0, -1]))
     return list(accumulate(found, max))
 
@@ -200,5 +221,5 @@ def alone(operations: Iterable[Operation], machine: Machine) -> float:
     scoreboard, progress = Scoreboard(machine.atom_bytes), Progress.start()
     for operation in operations:
         admission, scoreboard = scoreboard.admit(operation)
-        progress = progress.after(Work.of(operation, machine), admission.fetch, admission.write, machine)
+        progress = progress.after(Work.of(operation, machine), *admission.counts, machine)
     return float(progress.end[0])

@@ -51,6 +51,14 @@ class Touched:
     operands: tuple[Pattern, ...]
     result: Pattern
 
+    def moved(self, source: int, result: int) -> Touched:
+        """The same with input and result so many bytes further."""
+        return replace(
+            self,
+            source=replace(self.source, address=self.source.address + source),
+            result=replace(self.result, address=self.result.address + result),
+        )
+
 
 @dataclass(frozen=True)
 class Flight:
@@ -91,6 +99,11 @@ class Admission:
     program: int
     fetch: int
     write: int
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """All three."""
+        return self.program, self.fetch, self.write
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 A convolution waits for its whole input, then computes kernel group by kernel group, stripe by stripe of output
 pixels: as many clocks as there are blocks of channels times taps, but no fewer than the accumulator takes to hand
-over a stripe's results, which it does before the next stripe may end. Four numbers are fitted to cycles measured
-on the nv_small RTL (tests/nvdla/test_timing.py fits them again, each measurement left out of its own fit); those
-of other configurations scale with their widths.
+over a stripe's results, which it does before the next stripe may end. Input and weights come from memory in turns,
+so that the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks of the
+nv_small RTL (tests/nvdla/test_timing.py fits DRAIN again, each measurement left out of its own fit): the fifth is
+clocks_per_write of the machine. Those of other configurations scale with their widths. What memory does is the
+machine's: bytes_per_clock and latency. benchmarks/rtl_clocks.py has modelled and measured clocks side by side.
 Source: the cycles measured on nv_small ("CACC needs 9 clocks per 8 outputs; stripes of 16 atoms drain").
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -27,15 +30,14 @@ from npuc.targets.nvdla.operations.operation import (
 
 PER_RESULTS = 9
 """Clocks that the accumulator takes for the 8 results of a pixel, SDP taking one at a time."""
-DRAIN = 28
+DRAIN = 37.5
 """Clocks until the first results of a stripe are out. Fitted."""
-PER_FETCHED_BYTE = 0.298
-"""Clocks that a byte of input delays the first product, at 8 bytes a clock: the path into the CBUF. Fitted."""
-PER_GROUP = 97.0
-"""Clocks from one kernel group to the next. Fitted."""
-START = 167
-"""Clocks from enabling to the first atom, and from the last one to the interrupt. Fitted."""
-FITTED_DMA_BYTES = 8
+START = 100
+"""Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
+WRITES: Mapping[type, int] = {Convolution: 106, Elementwise: 42, Pooling: 48, Normalisation: 365, Contraction: 20}
+"""Registers that are written for an operation, about; for PDP behind SDP half of its own."""
+TABLES = 331
+"""Registers that are written for the tables of EW."""
 ELEMENTWISE_RATE = 0.99
 """Share of its elements per clock that SDP alone reaches."""
 POOLING_RATE = 0.86
@@ -44,10 +46,22 @@ POOLING_RATE = 0.86
 
 def cycles(operation: Operation, machine: Machine) -> int:
     """Clocks from enabling to interrupt, nothing else running."""
+    begin = START + machine.latency
     if not isinstance(operation, Convolution):
-        return ceil(START + stream_cycles(operation, machine))
-    exposed = fetch_cycles(operation.source, machine)
-    return ceil(START + exposed + compute_cycles(operation.kernels, operation.destination, machine))
+        streamed = stream_cycles(operation, machine)
+        return ceil(begin + max(streamed, read_bytes(operation, machine) / machine.dram_bytes_per_cycle))
+    kernels = operation.kernels
+    exposed = fetch_cycles(operation.source, kernels, machine)
+    rest = (kernels.moved_bytes + cube_bytes(operation.source, machine)) / machine.dram_bytes_per_cycle - exposed
+    return ceil(begin + exposed + max(compute_cycles(kernels, operation.destination, machine), rest))
+
+
+def programming_cycles(operation: Operation, machine: Machine) -> float:
+    """Clocks until all registers of an operation are written, tables among them."""
+    tables = operation.sdp.table if isinstance(operation, Convolution | Elementwise) else None
+    flying = isinstance(operation, Convolution | Elementwise) and operation.pooling is not None
+    writes = WRITES[type(operation)] + (WRITES[Pooling] // 2 if flying else 0) + (TABLES if tables else 0)
+    return machine.clocks_per_write * writes
 
 
 def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction, machine: Machine) -> float:
@@ -69,17 +83,20 @@ def pooling_cycles(operation: Pooling, machine: Machine) -> float:
 
 
 def compute_cycles(kernels: Kernels, out: Surface, machine: Machine) -> float:
-    """Clocks of the MAC array, at least those of the accumulator and of the weights' way into the CBUF."""
+    """Clocks of the MAC array, at least those of the accumulator.
+
+    Weights go to the array an entry of the CBUF a clock, while those before them are used.
+    """
     together = machine.kernel_group(out.precision)
     products = products_per_pixel(kernels, machine)
     per_pixel = results_per_pixel(machine, out.precision)
     image = kernels.form.kind == "image"
     lengths = line_stripes(out, together) if image else stripe_lengths(out.width * out.height, together)
+    loaded = together * machine.atomic_c * BYTES[out.precision] / machine.cbuf_entry_bytes
     stripes = sum(
-        count * max(products * max(length, together), per_pixel * length + DRAIN) for length, count in lengths
+        count * max(products * max(length, loaded), per_pixel * length + DRAIN) for length, count in lengths
     )
-    work = ceil(kernels.count / together) * (stripes + PER_GROUP)
-    return max(work, kernels.moved_bytes / machine.dram_bytes_per_cycle)
+    return ceil(kernels.count / together) * stripes
 
 
 def stripe_lengths(pixels: int, together: int) -> list[tuple[int, int]]:
@@ -126,9 +143,10 @@ def least_per_pixel(machine: Machine, precision: str) -> float:
     return results_per_pixel(machine, precision) + DRAIN / (2 * machine.kernel_group(precision))
 
 
-def fetch_cycles(source: Surface, machine: Machine) -> float:
-    """Clocks to bring a whole input into the CBUF."""
-    return cube_bytes(source, machine) * PER_FETCHED_BYTE * FITTED_DMA_BYTES / machine.dram_bytes_per_cycle
+def fetch_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
+    """Clocks to bring a whole input into the CBUF, in turns with as much of the weights."""
+    size = cube_bytes(source, machine)
+    return (size + min(size, kernels.moved_bytes)) / machine.dram_bytes_per_cycle
 
 
 def ideal_cycles(operation: Operation, machine: Machine) -> float:
@@ -142,7 +160,12 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:
     """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
-    moved = cube_bytes(operation.source, machine) + cube_bytes(written(operation), machine)
+    return read_bytes(operation, machine) + cube_bytes(written(operation), machine)
+
+
+def read_bytes(operation: Operation, machine: Machine) -> int:
+    """Bytes that NVDLA reads: input, weights, maps as operands."""
+    moved = cube_bytes(operation.source, machine)
     if isinstance(operation, Convolution):
         moved += operation.kernels.moved_bytes
     if isinstance(operation, Convolution | Elementwise):
@@ -163,7 +186,7 @@ def bound(operation: Operation, machine: Machine) -> str:
         "MACs": pixels * products_per_pixel(kernels, machine),
         "results": pixels * least_per_pixel(machine, out.precision),
         "weights": kernels.moved_bytes / machine.dram_bytes_per_cycle,
-        "input": fetch_cycles(operation.source, machine),
+        "input": fetch_cycles(operation.source, kernels, machine),
     }
     return max(spent, key=lambda name: spent[name])
 

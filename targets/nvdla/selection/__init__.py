@@ -14,7 +14,13 @@ from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Op
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
 from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
-from npuc.targets.nvdla.selection.convolution import largest_tile, needed_lines, passes, select_convolutions
+from npuc.targets.nvdla.selection.convolution import (
+    largest_tile,
+    likeness,
+    needed_lines,
+    passes,
+    select_convolutions,
+)
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
 from npuc.targets.nvdla.selection.parts import Part, computed_lanes
@@ -96,6 +102,7 @@ __all__ = [
     "computed_lanes",
     "fly",
     "largest_tile",
+    "likeness",
     "needed_lines",
     "passes",
     "select",

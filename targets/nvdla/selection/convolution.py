@@ -43,6 +43,9 @@ from npuc.targets.nvdla.selection.pixels import misplaced
 from npuc.targets.nvdla.selection.pooling import most_pooled, pooled_rows, pooling_behind
 from npuc.targets.nvdla.selection.sdp import select_sdp
 
+PHASE = 256
+"""Places that differ by a multiple of this many bytes are aligned alike."""
+
 
 def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = ()) -> Iterator[Convolution]:
     """The passes of a convolution.
@@ -132,6 +135,29 @@ def _most_rows(context: Context, node: Node, shape: Geometry) -> int:
     return most_rows(context.machine, shape, expect_kernels(context.machine, shape, node.name, node.op))
 
 
+def likeness(context: Context, layer: Layer) -> tuple[object, int, int]:
+    """What decides a layer's costs and which parts of its maps it reads and writes, and the maps' addresses.
+
+    Equal for layers that differ in nothing but values and addresses; None where maps are operands, for pooling
+    behind SDP, and for compressed weights, whose sizes depend on values.
+    """
+    node = layer.node
+    if node.op != "NvConv" or layer.pool or layer.form.compressed:
+        return None, 0, 0
+    x, y = context.placed[node.inputs[0]], context.placed[node.output]
+    parts = tuple(passes(context, node))
+    sdp = select_sdp(context, node, y, parts[0].first, parts[0].count)
+    if any(unit.fetch and (unit.fetch.computed or unit.fetch.per_element) for unit in (sdp.x1, sdp.x2)):
+        return None, 0, 0
+    shapes = tuple(_shape(context, node, part, x, layer.form) for part in parts)
+    whole = x.surface(), y.surface()
+    cubes = tuple(replace(each, address=each.address % PHASE) for each in whole)
+    windows = tile_window(
+        context.graph, node, shapes[0], RowTile(0, y.view.height, *shapes[0].lines(0, y.view.height))
+    )
+    return (layer.form, parts, shapes, cubes, windows, bool(sdp.table)), whole[0].address, whole[1].address
+
+
 def needed_lines(context: Context, layer: Layer, rows: int) -> int:
     """The lines of the input that the first rows of the result need."""
     x = context.placed[layer.node.inputs[0]]
@@ -211,7 +237,7 @@ def _part_cycles(context: Context, node: Node, part: Part, x: Placed, y: Placed)
     count = -(-shape.out_height // _most_rows(context, node, shape))
     tiles = list(row_tiles(shape, equal_edges(shape.out_height, count)))
     computed = sum(timing.compute_cycles(kernels, part.result(y, tile), context.machine) for tile in tiles)
-    return computed + sum(timing.fetch_cycles(part.source(x, tile), context.machine) for tile in tiles)
+    return computed + sum(timing.fetch_cycles(part.source(x, tile), kernels, context.machine) for tile in tiles)
 
 
 def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:

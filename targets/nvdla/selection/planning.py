@@ -17,7 +17,7 @@ from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
 from npuc.targets.nvdla.operations.tiling import equal_edges
-from npuc.targets.nvdla.selection import Context, Layer, largest_tile, needed_lines, passes, select
+from npuc.targets.nvdla.selection import Context, Layer, largest_tile, likeness, needed_lines, passes, select
 
 KEPT = 3
 """Beginnings of the program that are kept for every tiling of its last layer."""
@@ -89,18 +89,20 @@ class _Admissions:
     def __init__(self) -> None:
         self._places: dict[Touched, Touched] = {}
         self._flights: dict[tuple[object, ...], Scoreboard] = {}
-        self._known: dict[tuple[int, int], tuple[int, int, Scoreboard]] = {}
+        self._known: dict[tuple[int, int], tuple[int, int, int, Scoreboard]] = {}
 
-    def admit(self, scoreboard: Scoreboard, operation: Operation, place: Touched) -> tuple[int, int, Scoreboard]:
-        """How many operations may still run when it fetches and when it writes, and what runs from then on.
+    def admit(
+        self, scoreboard: Scoreboard, operation: Operation, place: Touched
+    ) -> tuple[int, int, int, Scoreboard]:
+        """How many operations may still run when it is programmed, fetches and writes, and what runs from then on.
 
         scoreboard and place are objects that live as long as this one.
         """
         key = id(scoreboard), id(place)
         if key not in self._known:
             admission, after = scoreboard.admit(operation, place)
-            still = scoreboard.count - admission.fetch, scoreboard.count - admission.write
-            self._known[key] = *still, self.shared(after)
+            program, fetch, write = (scoreboard.count - each for each in admission.counts)
+            self._known[key] = program, fetch, write, self.shared(after)
         return self._known[key]
 
     def place(self, place: Touched) -> Touched:
@@ -124,6 +126,12 @@ class _Search:
     known: dict[tuple[str, Edges], list[tuple[Work, Touched]]] = field(
         default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
+    alike: dict[tuple[object, Edges], list[tuple[Work, Touched]]] = field(
+        default_factory=dict[tuple[object, Edges], "list[tuple[Work, Touched]]"]
+    )
+    """The same by what layers have in common, in maps at address 0."""
+    likes: dict[str, tuple[object, int, int]] = field(default_factory=dict[str, tuple[object, int, int]])
+    """The likeness of every layer."""
     admissions: _Admissions = field(default_factory=_Admissions)
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
@@ -144,7 +152,7 @@ class _Search:
         groups: dict[Edges, list[int]] = {}
         tried: dict[Edges, list[Edges]] = {}
         for number, tiling in enumerate(begun.tilings):
-            before = self._tiles_read(begun, tiling, layer)
+            before = self._tiles_read(begun, tiling, layer)[-2:-1]
             if before not in tried:
                 tried[before] = list(self._edges(before, layer))
             for edges in tried[before]:
@@ -177,18 +185,31 @@ class _Search:
         """Some beginnings with one more layer, in these tiles."""
         machine = self.context.machine
         if (layer.name, edges) not in self.known:
-            operations = select(self.context, layer, edges)
-            self.known[layer.name, edges] = [
-                (Work.of(each, machine), self.admissions.place(touched(each, machine.atom_bytes)))
-                for each in operations
-            ]
+            self.known[layer.name, edges] = self._operations(layer, edges)
         progress, scoreboard = begun.progress.take(numbers), [begun.scoreboard[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
             admitted = [self.admissions.admit(each, work.operation, place) for each in scoreboard]
-            fetch, write = (progress.count - [each[which] for each in admitted] for which in (0, 1))
-            scoreboard = [each[2] for each in admitted]
-            progress = progress.after(work, fetch, write, machine)
+            program, fetch, write = progress.count - np.array([each[:3] for each in admitted]).T
+            scoreboard = [each[3] for each in admitted]
+            progress = progress.after(work, program, fetch, write, machine)
         return progress, scoreboard
+
+    def _operations(self, layer: Layer, edges: Edges) -> list[tuple[Work, Touched]]:
+        """Work and places of a layer in these tiles: those of an equal layer elsewhere, if one was selected."""
+        machine = self.context.machine
+        if layer.name not in self.likes:
+            self.likes[layer.name] = likeness(self.context, layer)
+        like, source, result = self.likes[layer.name]
+        found = self.alike.get((like, edges)) if like else None
+        if found is None:
+            operations = select(self.context, layer, edges)
+            found = [(Work.of(each, machine), touched(each, machine.atom_bytes)) for each in operations]
+            if like:
+                moved = [(work, place.moved(-source, -result)) for work, place in found]
+                self.alike[like, edges] = moved
+        else:
+            found = [(work, place.moved(source, result)) for work, place in found]
+        return [(work, self.admissions.place(place)) for work, place in found]
 
     def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
         """The tiles of the layer before where they write what this one reads; else none."""
@@ -196,7 +217,7 @@ class _Search:
         return tiling.edges if tiling is not None and read == begun.written else ()
 
     def _edges(self, before: Edges, layer: Layer) -> Iterator[Edges]:
-        """The tilings that are tried behind these tiles of what the layer reads."""
+        """The tilings that are tried; before: where the last tile of what the layer reads begins, if known."""
         if layer.node.op != "NvConv":
             yield ()
             return
@@ -214,10 +235,10 @@ class _Search:
     def _early_rows(self, before: Edges, layer: Layer, most: int) -> int:
         """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
 
-        before: the tiles of that layer.
+        before: where that tile begins.
         """
         if not before:
             return most
         return next(
-            (rows for rows in range(most, 0, -1) if needed_lines(self.context, layer, rows) <= before[-2]), 0
+            (rows for rows in range(most, 0, -1) if needed_lines(self.context, layer, rows) <= before[0]), 0
         )
