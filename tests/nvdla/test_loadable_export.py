@@ -17,12 +17,15 @@ from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable import emulation, schema
 from npuc.targets.nvdla.loadable import task as tasks
+from npuc.targets.nvdla.loadable.accesses import Accesses
 from npuc.targets.nvdla.loadable.averages import expressed
 from npuc.targets.nvdla.loadable.capture import captured
+from npuc.targets.nvdla.loadable.dependencies import graph
 from npuc.targets.nvdla.loadable.execution import run
 from npuc.targets.nvdla.loadable.listing import machine_of
 from npuc.targets.nvdla.loadable.rules import RULES, broken
 from npuc.targets.nvdla.machine import parameters as machines
+from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.selection import Constants
 from tests.nvdla.networks import compiled, network, node, weights
@@ -209,9 +212,33 @@ def test_normalisation_is_exported_with_its_tables(name: str, tmp_path: Path) ->
     constants = {"w": weights(8, 3, 1, 1), "v": weights(4, 8, 1, 1)}
     _, loadable = of_model(network(nodes, (1, 3, 8, 8), constants), tmp_path, name)
     (entry,) = tasks.engine_tasks(loadable)
-    task = tasks.read(loadable, entry)
-    assert [each.engine for each in task.common] == [of.CONV, of.SDP, of.CDP, of.CONV, of.SDP]
+    engines = [each.engine for each in tasks.read(loadable, entry).common]
+    tiles = engines.index(of.CDP)
+    assert engines[:tiles] == [of.CONV, of.SDP] * (tiles // 2)
+    assert engines[tiles + 1 :] == [of.CONV, of.SDP] * ((len(engines) - tiles) // 2)
     assert list(broken(loadable, machines.load(name))) == []
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_normalisation_beside_an_independent_convolution_is_exported(name: str, tmp_path: Path) -> None:
+    nodes = [
+        node("Conv", "x w", "a"),
+        node("LRN", "a", "n", size=5, alpha=1.0),
+        node("Conv", "x v", "b"),
+        node("Add", "n b", "y"),
+    ]
+    constants = {"w": weights(8, 3, 1, 1), "v": weights(8, 3, 1, 1)}
+    _, loadable = of_model(network(nodes, (1, 3, 16, 16), constants), tmp_path, name)
+    assert list(broken(loadable, machines.load(name))) == []
+
+
+def test_an_operation_is_enabled_behind_the_one_before_it_on_its_engine() -> None:
+    """Else the firmware, which believes that the group enabled last ends last, takes them in the wrong order."""
+    convolution = Accesses(of.CONV, (Pattern(0, 64, 1, 64, 1, 64),), (), behind=False)
+    results = [Accesses(of.SDP, (), (Pattern(at, 64, 1, 64, 1, 64),), behind=True) for at in (4096, 8192, 12288)]
+    common = graph([each for result in results for each in (convolution, result)])
+    events = [common[at].consumers[common[at].engine].event for at in range(4)]
+    assert events == [of.ENABLED] * 4
 
 
 def test_fp16_is_exported_with_averages_of_the_firmware(tmp_path: Path) -> None:

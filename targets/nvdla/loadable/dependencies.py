@@ -69,14 +69,14 @@ class _Edges:
                 self.consumers[first][engine] = (second, self._event(first, second))
 
     def _event(self, first: int, second: int) -> int:
-        """What the second of two neighbours waits for: the end of the first where they share memory; its start
-        where an operation that the second needs has no consumer left for it but the first."""
+        """What the second of two neighbours waits for: the first's end where they share memory, else its start.
+
+        That the first is programmed is not enough: the second could be enabled before it, by the taker of its
+        result, and the firmware, which believes that the group enabled last ends last, would take the groups
+        in another order than the hardware.
+        """
         engine = self.operations[second].engine
-        if self.waits[second].get(engine) == first:
-            return COMPLETED
-        others = (other for known, other in self.waits[second].items() if known != engine)
-        direct = all(self.consumers[other].get(engine) == (second, COMPLETED) for other in others)
-        return PROGRAMMED if direct else ENABLED
+        return COMPLETED if self.waits[second].get(engine) == first else ENABLED
 
     def result(self) -> list[Common]:
         """The descriptors, each with the number of edges that come in."""
