@@ -30,6 +30,7 @@ from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
 from npuc.timeline import Timeline
+from npuc.variants import undecided, variants_of
 
 if TYPE_CHECKING:
     import onnx
@@ -116,8 +117,13 @@ def compile(
 
 
 def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Compiled:
-    """The program of an artefact. Raises ArtefactError (E501, E502) where it is damaged or foreign."""
+    """The program of an artefact. Raises ArtefactError (E501, E502) where it is damaged or foreign.
+
+    A variant is loaded from its folder, OUT/variants/0; OUT itself is refused (E508).
+    """
     found = programs.load(Path(directory), allow_modified=allow_modified)
+    if variants := variants_of(found.manifest):
+        raise undecided(Path(directory), variants)
     evidence = programs.load_evidence(Path(directory), found, allow_modified=allow_modified)
     return Compiled(programs.Program(found.manifest, found.files, evidence))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import stat
 import warnings
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ MANIFEST = "manifest.json"
 EVIDENCE = ("reference.onnx", "graph.json")
 GIVEN_BY = "given_by"
 """The entry of a manifest that only programs of several parts have (npuc.regions.artefact)."""
+VARIANTS, SHARED = "variants", "files"
+"""The entry, and the folder, of programs for other input shapes, and the folder of their files (npuc.variants)."""
 
 
 class ModifiedArtefact(UserWarning):
@@ -331,6 +334,13 @@ def load(directory: Path, *, allow_modified: bool = False) -> Program:
     return Program(manifest, {name: _file(directory, manifest, name, allow_modified) for name in names})
 
 
+def manifest_of(directory: Path, *, allow_modified: bool = False) -> Mapping[str, Any]:
+    """The manifest alone, checked against its seal. Raises ArtefactError (E501, E502)."""
+    with suppress(OSError, ValueError):  # as above
+        recover(directory)
+    return _manifest(directory, allow_modified)
+
+
 def load_evidence(directory: Path, program: Program, *, allow_modified: bool = False) -> Mapping[str, bytes]:
     """reference.onnx and graph.json, of the program or of its parts. Raises ArtefactError (E502)."""
     files = program.manifest["files"]
@@ -421,10 +431,11 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
         raise ArtefactError("E502", f"{name!r} is not listed in {MANIFEST} as a file of its directory")
     expected = manifest["files"][name]
     try:
-        if not allow_modified and (directory / name).stat().st_size != expected["bytes"]:  # a device, too
-            size = (directory / name).stat().st_size
+        path = _place(directory, name, expected["sha256"])
+        if not allow_modified and path.stat().st_size != expected["bytes"]:  # a device, too
+            size = path.stat().st_size
             _modified(name, f"it has {size} bytes, {expected['bytes']} were written", allow_modified)
-        data = _content(directory / name)
+        data = _content(path)
     except (FileNotFoundError, ValueError):  # ValueError: a name that no file can have
         raise ArtefactError("E502", f"{name!r} is missing", remedy="compile the model again") from None
     except OSError as error:
@@ -434,6 +445,14 @@ def _file(directory: Path, manifest: Mapping[str, Any], name: str, allow_modifie
     elif sha256(data) != expected["sha256"]:
         _modified(name, "it does not match its sha256", allow_modified)
     return data
+
+
+def _place(directory: Path, name: str, digest: str) -> Path:
+    """Where a file lies: in the directory, or of a variant in the folder that it shares with the others."""
+    own, above = directory / name, directory.absolute().parent
+    if own.exists() or above.name != VARIANTS or not re.fullmatch("[0-9a-f]{64}", digest):
+        return own
+    return above.parent / SHARED / digest / own.name
 
 
 def _modified(name: str, reason: str, allow_modified: bool) -> None:

@@ -28,6 +28,7 @@ from npuc.cli.options import (
     precision_option,
     scales_option,
     shape_option,
+    shapes_option,
     strict_option,
     target_option,
     tell_cache,
@@ -38,7 +39,10 @@ from npuc.escaping import shown
 from npuc.text import closest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from npuc.ir import Graph
+    from npuc.program import Program
     from npuc.quantize.improvement.search import Step
     from npuc.target import Options, Target
 
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PATH, help="The artefact [default: ./STEM.npu].")
 @calibration_option
 @machine_option
-@shape_option
+@shapes_option
 @precision_option
 @isa_option
 @strict_option
@@ -107,7 +111,7 @@ def compile_command(
     output: Path | None,
     calibration: tuple[Path, ...],
     machine: str | None,
-    shapes: dict[str, tuple[int, ...]],
+    shapes: tuple[dict[str, tuple[int, ...]], ...],
     precision: str | None,
     isa: str,
     strict: bool,
@@ -139,17 +143,19 @@ def compile_command(
       npuc compile resnet8.onnx --target easynpu --calibration samples.npz
       npuc compile resnet8.onnx --target easynpu --machine large -O2 -v
       npuc compile net.onnx --target nvdla-small --input-shape x=1,3,96,96
+      npuc compile net.onnx --target bm1684 --input-shape x=1,3,320,320 --input-shape x=1,3,640,640
       npuc compile net.onnx --target bm1684 -o net.npu --json --quiet
     """
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
     from npuc.quantize.calibration.cache import remembering
-    from npuc.regions.compiling import compile_model
+    from npuc.regions.compiling import compile_variants
     from npuc.reports import summaries
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
     from npuc.text import stages
+    from npuc.variants import together
 
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
@@ -180,11 +186,15 @@ def compile_command(
         stages("compiling", quiet=quiet) as stage,
         remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
     ):
-        compiled, samples = compile_model(model, machine_kind, remembered, shapes, calibration, hook)
+        variants, samples = compile_variants(model, machine_kind, remembered, shapes, calibration, hook)
+        compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz")
     program.save(compiled, directory, force=force)
+    if len(variants) > 1:
+        _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)
+        return
     report: dict[str, Any] = {"status": "ok", "warnings": [], **compiled.manifest["report"]}
     if not quiet:
         tell_warnings(report["warnings"])
@@ -196,6 +206,32 @@ def compile_command(
         print_json(report)
     elif not quiet:
         say(summaries.compiled(shown(report), directory, verbose=verbose > 0))
+
+
+def _tell_variants(
+    compiled: Program, variants: Sequence[Program], directory: Path, *, quiet: bool, as_json: bool
+) -> None:
+    """What a compile of several input shapes says of each, and what they share."""
+    from npuc.reports import summaries
+    from npuc.variants import variants_of
+
+    told = variants_of(compiled.manifest)
+    reports = [{"warnings": [], **each.manifest["report"]} for each in variants]
+    held = sum(map(len, compiled.files.values()))
+    alone = sum(len(data) for each in variants for data in (*each.files.values(), *each.evidence.values()))
+    if as_json:
+        described = [{**asdict(variant), "report": report} for variant, report in zip(told, reports, strict=True)]
+        target = compiled.manifest["target"]
+        print_json({"status": "ok", "target": target, "bytes": held, "variants": described})
+    if quiet:
+        return
+    for variant, report in zip(told, reports, strict=True):
+        tell_warnings(report["warnings"])
+        if not as_json:
+            say(str(variant))
+            say(summaries.compiled(shown({"status": "ok", **report}), directory / variant.path, verbose=False))
+    if not as_json:
+        say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
 
 def _expect_host(options: Options) -> None:

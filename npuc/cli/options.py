@@ -50,6 +50,23 @@ def _shapes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return dict(_shape(ctx, param, value) for value in values)
 
 
+def _several(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """The shapes of every variant: the n-th of each input, or the only one."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for value in values:
+        name, shape = _shape(ctx, param, value)
+        if shape not in found.setdefault(name, []):
+            found[name].append(shape)
+    count = max(map(len, found.values()), default=1)
+    for name, shapes in found.items():
+        if len(shapes) not in (1, count):
+            reason = f"'{name}' has {len(shapes)} shapes and another input {count}: give one, or as many of each"
+            raise click.BadParameter(reason, ctx, param)
+    return tuple({name: shapes[at % len(shapes)] for name, shapes in found.items()} for at in range(count))
+
+
 def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, tuple[int, ...]]:
     """Name and extents of NAME=1,3,224,224, split at the last `=`; NAME= is a scalar."""
     name, equals, extents = value.rpartition("=")
@@ -86,6 +103,14 @@ shape_option = click.option(
     multiple=True,
     callback=_shapes,
     help="Binds dynamic dimensions.",
+)
+shapes_option = click.option(
+    "--input-shape",
+    "shapes",
+    metavar="NAME=1,3,224,224",
+    multiple=True,
+    callback=_several,
+    help="Binds dynamic dimensions; several shapes of an input give a variant of the program for each.",
 )
 bind_option = click.option(
     "--bind",

@@ -69,15 +69,21 @@ def with_seconds(report: Mapping[str, Any], tried: Sequence[Step]) -> dict[str, 
 
 
 def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]:
-    """The program of an artefact and its target; files that were changed are named on stderr."""
+    """The program of an artefact and its target; files that were changed are named on stderr.
+
+    Raises ArtefactError (E508) for one that holds several.
+    """
     import warnings
 
     from npuc import program
     from npuc.regions.composite import target_of
+    from npuc.variants import undecided, variants_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loaded = program.load(artefact, allow_modified=allow_modified)
     for each in caught:
         say(f"warning: {each.message}", err=True)
+    if found := variants_of(loaded.manifest):
+        raise undecided(artefact, found)
     return loaded, target_of(loaded)

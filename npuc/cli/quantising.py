@@ -133,10 +133,12 @@ def accuracy(
     from npuc.reports import summaries
     from npuc.storage import data as samples_of
     from npuc.text import progress
+    from npuc.variants import chosen
     from npuc.verification import accuracy as counting
 
     if not data:
         raise click.UsageError("Missing option '--data'.")
+    artefact = chosen(artefact, data, allow_modified=allow_modified)
     program, target = load_program(artefact, allow_modified)
     samples = samples_of.load(data, program_inputs(program))
     with progress("simulating", len(samples)) as advance:

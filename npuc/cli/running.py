@@ -58,7 +58,9 @@ def run(
     from npuc.reports import summaries
     from npuc.storage import data as samples_of
     from npuc.text import progress
+    from npuc.variants import chosen
 
+    artefact = chosen(artefact, data, allow_modified=allow_modified)
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     if chip_model != "own" and (stepping or trace is not None):
@@ -125,9 +127,11 @@ def verify(
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
     from npuc.text import progress
+    from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
 
+    artefact = chosen(artefact, data, allow_modified=allow_modified)
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     if bisect and is_composite(program):

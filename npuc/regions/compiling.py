@@ -16,7 +16,9 @@ from tempfile import TemporaryDirectory
 from npuc import driver
 from npuc.budget import budget
 from npuc.errors import NpucError, Problem
-from npuc.ir import Graph
+from npuc.frontend.binding import input_types
+from npuc.frontend.reading import read_model
+from npuc.ir import Graph, TensorType
 from npuc.pipeline import Hook
 from npuc.program import Program, file_sha256
 from npuc.regions import partition
@@ -42,6 +44,7 @@ from npuc.regions.planning import (
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.target import Options, Target
+from npuc.variants import with_samples
 from npuc.verification import proof
 
 
@@ -85,6 +88,34 @@ def compile_model(
         program, samples = _composite(plan, calibration)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     return replace(program, manifest={**program.manifest, "model": origin}), samples
+
+
+def compile_variants(
+    model: Path,
+    target: Target,
+    options: Options,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]],
+    calibration: Sequence[Path] = (),
+    hook: Hook | None = None,
+) -> tuple[list[Program], Samples]:
+    """A program for every set of input shapes, and the samples that the first was calibrated on.
+
+    Each is calibrated on the files whose samples have its shapes. Raises as compile_model does, and DataError
+    (E402) where no file has them.
+    """
+    found: list[Program] = []
+    samples: list[Samples] = []
+    for each in shapes:
+        taken = with_samples(calibration, _types(model, each)) if len(shapes) > 1 else calibration
+        program, own = compile_model(model, target, options, each, taken, hook)
+        found.append(program)
+        samples.append(own)
+    return found, samples[0]
+
+
+def _types(model: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, TensorType]:
+    graph = read_model(model).graph
+    return input_types(graph, {each.name for each in graph.initializer}, shapes)
 
 
 def may_fall_back(error: NpucError) -> bool:
