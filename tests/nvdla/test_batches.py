@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -227,3 +228,20 @@ def test_a_test_program_of_a_batch_has_all_results(tmp_path: Path) -> None:
     assert "NVDLA_CDMA.D_BATCH_STRIDE" in next(
         data.decode() for name, data in found.items() if name.endswith(".cfg")
     )
+
+
+@pytest.mark.parametrize("name", ["nvdla-small", "nvdla-large"])
+@pytest.mark.parametrize("case", ["Neg", "BatchNormalization"])
+def test_a_batch_whose_channels_are_treated_apart_is_one_image(case: str, name: str, tmp_path: Path) -> None:
+    """NVDLA has one image; the samples of Neg and of batch normalisation lie beside each other as channels."""
+    values = {key: np.linspace(low, 2, 3, dtype=np.float32) for key, low in
+              {"s": 0.5, "b": -1.0, "m": 0.25, "v": 0.75}.items()}  # fmt: skip
+    shape = (3, 4, 5) if case == "Neg" else (2, 3, 4, 5)
+    nodes = [node(case, "x" if case == "Neg" else "x s b m v", "y")]
+    report = verified(network(nodes, shape, {} if case == "Neg" else values), tmp_path, name)
+    expect_exact(report, 30.0)
+    assert not [step for step in report["compiled"]["host_steps"] if step["op"] not in MOVED]
+
+
+MOVED = ("QuantizeLinear", "DequantizeLinear", "Reshape")
+"""What the host does with inputs and outputs."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from npuc.passes.expansion.as_images import as_images
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
+from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
 from npuc.passes.expansion.copies_to_concats import copies_to_concats
 from npuc.passes.expansion.expand_powers import expand_powers
@@ -69,6 +70,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_again,
     separate_clips,
     upper_limits_to_minima,
+    batch_to_channels,
     as_images,
     FoldExtents(MOST_EXTENT),
     copies_to_concats,
