@@ -237,7 +237,7 @@ class Bm1684:
 
 def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
     """Every node without a layer of 8 bits."""
-    from npuc.host_nodes import emptiness
+    from npuc.host_nodes import conversion_refusal, emptiness
     from npuc.targets.bm1684.network import fixed, quantising
 
     integer = set(quantising.integer(graph))
@@ -245,7 +245,7 @@ def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
     for node in graph.nodes:
         if fixed.left_to_host(graph, node) and not strict:
             continue
-        problem = emptiness(graph, node) or fixed.refusal(graph, node)
+        problem = emptiness(graph, node) or conversion_refusal(graph, node) or fixed.refusal(graph, node)
         if problem is None and node not in integer and node.op not in ("QuantizeLinear", "DequantizeLinear"):
             where = {"node": node.sources[0] if node.sources else node.name, "op": node.op}
             problem = Problem("E202", "no layer of 8 bits is beside it", remedy=fixed.REMEDY, **where)

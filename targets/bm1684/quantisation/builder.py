@@ -21,6 +21,7 @@ from npuc.quantize.network.build import Builder, expect_weights, free_steps
 from npuc.quantize.network.construction import Quantised, int8_name
 from npuc.quantize.scales.constraints import average_kernel, data_inputs
 from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.spans import limits_of
 from npuc.targets.bm1684.quantisation.operators import FACTORS, OPERATORS, SHIFTS, SUM, UNSIGNED, ZEROS
 from npuc.targets.bm1684.quantisation.steps import constraints, natural, shared, without_negatives
 
@@ -57,6 +58,12 @@ class _Builder(Builder):
         if is_relu(node) and self.same_steps(node) and self.zeros[node.output] == UNSIGNED:
             self.limits(node)
             return "Identity", {}, ()
+        if node.op in CONVERSIONS and self.clips(node):
+            low, high = limits_of(self.float, node)
+            reason = f"the model's zero point limits values to {low:.6g}..{high:.6g}, and the chip has none"
+            raise UnsupportedOperator(
+                "E205", reason, node=node.name, op=node.op, limit="from 0 on, or the same each way"
+            )
         if node.op in CONVERSIONS or (is_relu(node) and not self.same_steps(node)):
             self.limits(node)
             x, y = self.steps(data_inputs(node)[0]), self.steps(node.output)
