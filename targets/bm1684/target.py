@@ -135,6 +135,12 @@ class Bm1684:
         kernel = planner.plan(lowered, machine)
 
         def dtype(name: str) -> str:
+            producer = quantised.graph.producers.get(name)
+            while (
+                producer is not None and producer.op == "Identity"
+            ):  # the same bytes, also as a network's integers
+                name = producer.inputs[0]
+                producer = quantised.graph.producers.get(name)
             return "uint8" if quantised.zeros.get(name) == fixed.UNSIGNED else "int8"
 
         ports = {name: dtype(name) for name in (*parts.words.inputs, *parts.words.outputs)}

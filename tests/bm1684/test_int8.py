@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 from npuc import program as programs
-from npuc.ir import Array
+from npuc.interpreter import run
+from npuc.ir import Array, Node
 from npuc.models.builder import NetworkBuilder
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START, Machine
 from npuc.targets.bm1684.program.artefact import Contents, of_words, to_words
@@ -17,6 +18,9 @@ from npuc.targets.bm1684.simulate import simulator, vendor
 from tests.bm1684 import fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
+from tests.graphs.compiling import HOSTED, Case, check_compile
+from tests.passes import networks
+from tests.passes.networks import node
 
 
 def carried_out(case: fix8b.Case, folder: Path) -> tuple[Array, int]:
@@ -190,3 +194,46 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     cost = simulator.carry_out(program.files["calls.txt"], arguments, image, Machine())
     assert found.cost == cost
     assert (found.memory == np.fromfile(image, np.uint8)).all()
+
+
+def _rounded(x: str, y: str, zero: int, dtype: str = "int8") -> Node:
+    return node("FakeQuantize", x, y, scale=0.25, zero_point=zero, dtype=dtype)
+
+
+CONV = node("Conv", "x w", "a")
+GIVEN: dict[str, tuple[tuple[Node, ...], str]] = {
+    "steps from 0 on": ((CONV, _rounded("a", "y", 0, "uint8")), "ok"),
+    "steps as far each way": ((CONV, _rounded("a", "y", 0)), "ok"),
+    "a zero point that no integer of the chip is": ((CONV, _rounded("a", "y", -127)), HOSTED),
+    "a zero point of which nothing is lost": (
+        (node("Conv", "x w", "r", activation="Relu"), _rounded("r", "y", -128)),
+        "ok",
+    ),
+    "integers from -128 on that are an output": ((CONV, node("QuantizeLinear", "a s low", "y")), "ok"),
+    "scales of the channels of an activation": (
+        (
+            CONV,
+            node("QuantizeLinear", "a three zeros", "q", axis=1),
+            node("DequantizeLinear", "q three zeros", "y", axis=1),
+        ),
+        HOSTED,
+    ),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str, tmp_path: Path) -> None:
+    need_compiler()
+    nodes, outcome = GIVEN[given]
+    constants = {
+        "w": np.array([[1, -1], [0.5, -2], [-3, 1]], np.float32).reshape(3, 2, 1, 1),
+        "s": np.float32(0.05), "low": np.int8(-128),
+        "three": np.array([0.1, 0.2, 0.3], np.float32), "zeros": np.zeros(3, np.int8),
+    }  # fmt: skip
+    used = {name for each in nodes for name in each.inputs}
+    graph = networks.network(
+        (1, 2, 4, 4), "y", *nodes, **{name: constants[name] for name in constants if name in used}
+    )
+    samples = np.linspace(-9, 5, 64, dtype=np.float32).reshape(2, 1, 2, 4, 4)
+    values = [{"x": each, **run(graph, {"x": each})} for each in samples]
+    assert check_compile(graph, values, Case("bm1684", "int8"), tmp_path) == outcome
