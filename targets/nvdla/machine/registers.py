@@ -68,12 +68,21 @@ class Register:
         """Where each field lies."""
         return places(self.word)
 
+    @cached_property
+    def _encoded(self) -> dict[tuple[tuple[str, int | str], ...], int]:
+        """Values that were encoded before: layers have most fields in common."""
+        return {}
+
     def value(self, **values: int | str) -> int:
         """The register with these fields, by number or name; the others as after reset.
 
         Raises EncodingError (E301) for an unknown field or name, and for a number that its field cannot hold.
         """
-        return encode(self.word(**{name: self._number(name, each) for name, each in values.items()}))
+        key = tuple(values.items())
+        if key not in self._encoded:
+            word = self.word(**{name: self._number(name, each) for name, each in values.items()})
+            self._encoded[key] = encode(word)
+        return self._encoded[key]
 
     def decoded(self, value: int) -> Any:
         """The word that a value is; encode gives the value back."""

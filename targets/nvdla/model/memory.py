@@ -118,6 +118,13 @@ class Pattern:
         """The address behind the last byte."""
         return self.address + self.size
 
+    def moved(self, by: int) -> Pattern:
+        """The same pattern so many bytes further."""
+        if not by:
+            return self
+        rest = self.lines, self.line_stride, self.surfaces, self.surface_stride
+        return Pattern(self.address + by, self.line_bytes, *rest)
+
     def spans(self) -> Array:
         """The bytes as intervals (n, 2) from start to end, sorted."""
         surfaces = np.arange(self.surfaces, dtype=np.int64) * self.surface_stride

@@ -11,7 +11,7 @@ the pass is in CBUF"; banks in halves, so that "the next fetch hides behind the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
 
@@ -162,8 +162,9 @@ class Progress:
             case Normalisation() | Contraction():
                 end = allowed + start + work.streaming
         moved = np.maximum(self.moved, enabled) + work.moving
-        ends = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
-        return replace(self, ends=ends, count=self.count + 1, programmed=allowed, moved=moved, **new)
+        new["ends"] = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
+        new |= {"count": self.count + 1, "programmed": allowed, "moved": moved}
+        return Progress(**{**vars(self), **new})
 
     def _passed(self, ended: Array) -> Array:
         """When the driver has seen the end of so many operations; ended has a column for each beginning."""
@@ -200,7 +201,7 @@ class Progress:
             "pooled": end if operation.pooling else self.pooled,
         }
         now = {"entries": work.entries, "data": banks.data, "weights": banks.weights}
-        return {**ready, **{name: np.full_like(self.count, value) for name, value in now.items()}}, end
+        return {**ready, **{name: np.full(len(self.count), value) for name, value in now.items()}}, end
 
     def _pooled(self, work: Work, start: Array) -> Array:
         """When PDP behind SDP is through, if there is one."""

@@ -53,11 +53,7 @@ class Touched:
 
     def moved(self, source: int, result: int) -> Touched:
         """The same with input and result so many bytes further."""
-        return replace(
-            self,
-            source=replace(self.source, address=self.source.address + source),
-            result=replace(self.result, address=self.result.address + result),
-        )
+        return Touched(self.source.moved(source), self.operands, self.result.moved(result))
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,11 @@ class _Admissions:
     def __init__(self) -> None:
         self._places: dict[Touched, Touched] = {}
         self._flights: dict[tuple[object, ...], Scoreboard] = {}
-        self._known: dict[tuple[int, int], tuple[int, int, int, Scoreboard]] = {}
+        self._known: dict[tuple[int, int], tuple[tuple[int, int, int], Scoreboard]] = {}
 
     def admit(
         self, scoreboard: Scoreboard, operation: Operation, place: Touched
-    ) -> tuple[int, int, int, Scoreboard]:
+    ) -> tuple[tuple[int, int, int], Scoreboard]:
         """How many operations may still run when it is programmed, fetches and writes, and what runs from then on.
 
         scoreboard and place are objects that live as long as this one.
@@ -102,7 +102,7 @@ class _Admissions:
         if key not in self._known:
             admission, after = scoreboard.admit(operation, place)
             program, fetch, write = (scoreboard.count - each for each in admission.counts)
-            self._known[key] = program, fetch, write, self.shared(after)
+            self._known[key] = (program, fetch, write), self.shared(after)
         return self._known[key]
 
     def place(self, place: Touched) -> Touched:
@@ -132,6 +132,10 @@ class _Search:
     """The same by what layers have in common, in maps at address 0."""
     likes: dict[str, tuple[object, int, int]] = field(default_factory=dict[str, tuple[object, int, int]])
     """The likeness of every layer."""
+    tilings: dict[tuple[Edges, object], list[Edges]] = field(
+        default_factory=dict[tuple[Edges, object], "list[Edges]"]
+    )
+    """What is tried, by where the last tile of what is read begins and by likeness or name."""
     admissions: _Admissions = field(default_factory=_Admissions)
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
@@ -154,7 +158,7 @@ class _Search:
         for number, tiling in enumerate(begun.tilings):
             before = self._tiles_read(begun, tiling, layer)[-2:-1]
             if before not in tried:
-                tried[before] = list(self._edges(before, layer))
+                tried[before] = self._tilings(before, layer)
             for edges in tried[before]:
                 groups.setdefault(edges, []).append(number)
         parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
@@ -188,18 +192,18 @@ class _Search:
             self.known[layer.name, edges] = self._operations(layer, edges)
         progress, scoreboard = begun.progress.take(numbers), [begun.scoreboard[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
-            admitted = [self.admissions.admit(each, work.operation, place) for each in scoreboard]
-            program, fetch, write = progress.count - np.array([each[:3] for each in admitted]).T
-            scoreboard = [each[3] for each in admitted]
+            different = {id(each): each for each in scoreboard}
+            known = {key: self.admissions.admit(each, work.operation, place) for key, each in different.items()}
+            admitted = [known[id(each)] for each in scoreboard]
+            program, fetch, write = progress.count - np.array([counts for counts, _ in admitted]).T
+            scoreboard = [each for _, each in admitted]
             progress = progress.after(work, program, fetch, write, machine)
         return progress, scoreboard
 
     def _operations(self, layer: Layer, edges: Edges) -> list[tuple[Work, Touched]]:
         """Work and places of a layer in these tiles: those of an equal layer elsewhere, if one was selected."""
         machine = self.context.machine
-        if layer.name not in self.likes:
-            self.likes[layer.name] = likeness(self.context, layer)
-        like, source, result = self.likes[layer.name]
+        like, source, result = self._likeness(layer)
         found = self.alike.get((like, edges)) if like else None
         if found is None:
             operations = select(self.context, layer, edges)
@@ -210,6 +214,19 @@ class _Search:
         else:
             found = [(work, place.moved(source, result)) for work, place in found]
         return [(work, self.admissions.place(place)) for work, place in found]
+
+    def _likeness(self, layer: Layer) -> tuple[object, int, int]:
+        """What a layer has in common with others, and the places of its maps."""
+        if layer.name not in self.likes:
+            self.likes[layer.name] = likeness(self.context, layer)
+        return self.likes[layer.name]
+
+    def _tilings(self, before: Edges, layer: Layer) -> list[Edges]:
+        """The tilings that are tried: those of an equal layer elsewhere, if they are known."""
+        key = before, self._likeness(layer)[0] or layer.name
+        if key not in self.tilings:
+            self.tilings[key] = list(self._edges(before, layer))
+        return self.tilings[key]
 
     def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
         """The tiles of the layer before where they write what this one reads; else none."""
