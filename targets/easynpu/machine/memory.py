@@ -100,6 +100,19 @@ class Map:
     @property
     def distinct(self) -> bool:
         """Whether no two words share an address."""
+        at = self.place
+        pitches = sorted(
+            (abs(pitch), count)
+            for pitch, count in ((at.row, self.height), (at.pixel, self.width), (at.group, self.groups))
+            if count > 1
+        )
+        reach = 0
+        for pitch, count in pitches:
+            if pitch <= reach:
+                break
+            reach += pitch * (count - 1)
+        else:  # each pitch steps over all that the smaller ones reach
+            return True
         return len(self.addresses) == self.height * self.width * self.groups
 
     def meets(self, other: Map) -> bool:

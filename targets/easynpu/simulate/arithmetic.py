@@ -151,7 +151,7 @@ class Convolution:
             self.w = unpack_channel_weights(block[split:], layer.Co, *unpack)
         operation = layer.operation
         self.relu = operation is not None and operation.mnemonic.endswith("_relu")
-        taps = 128 * np.abs(self.w.astype(np.int64)).reshape(layer.Co, -1).sum(axis=1)
+        taps = 128 * np.abs(self.w, dtype=np.int16).reshape(layer.Co, -1).sum(axis=1, dtype=np.int64)
         self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
         if self.bound >= ACCUMULATOR:
             raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
@@ -215,7 +215,7 @@ class Convolution:
 
     def _parts(self, few_runs: bool) -> list[Any]:
         """Float32 convolutions over so few taps each that every sum is exact."""
-        bound = 128 * np.abs(self.w.astype(np.int64)).reshape(len(self.w), -1)
+        bound = 128 * np.abs(self.w, dtype=np.int32).reshape(len(self.w), -1)
         taps = np.arange(bound.shape[1])
         parts = int(bound.sum(axis=1).max() // EXACT_FLOAT32) + 1
         while max((bound[:, part::parts]).sum(axis=1).max() for part in range(parts)) >= EXACT_FLOAT32:
