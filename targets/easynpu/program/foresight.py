@@ -48,5 +48,6 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
         if not tiles:
             return False
         for each in placed(run_of(graph, unit, machine, tiles[0], documented=documented), machine, documented):
-            emit_job(each.jobs[0], machine)
+            for job in each.jobs[:1]:  # movement that needs no word has none
+                emit_job(job, machine)
     return True
