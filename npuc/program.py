@@ -166,8 +166,11 @@ class Program:
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """The network's outputs."""
-        return _ports(self.manifest, "outputs")
+        """The network's outputs, one at least."""
+        found = _ports(self.manifest, "outputs")
+        if not found:
+            raise _damaged("outputs is empty")
+        return found
 
     @property
     def report(self) -> Mapping[str, Any]:

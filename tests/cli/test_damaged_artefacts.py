@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npuc.program import canonical_json, sealed
 from tests.cli.process import Digits, compiled, npuc
 
 NEEDED = ("manifest.json", "itcm.bin", "weight.bin")
@@ -117,6 +118,18 @@ def test_whatever_stands_in_a_modified_manifest_there_is_no_traceback(
             outcome = npuc(*command, "--allow-modified")
             assert outcome.code == 0 or "error[E" in outcome.err or "MISMATCH" in outcome.out, (at, value, outcome)
         shutil.rmtree(tmp_path / "ex", ignore_errors=True)
+
+
+@pytest.mark.parametrize("key", ["outputs", "instructions"])
+def test_what_a_manifest_lacks_is_named(digits: Digits, copy: Path, key: str) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    files = {name: (copy / name).read_bytes() for name in manifest["files"]}
+    (copy / "manifest.json").write_bytes(canonical_json(sealed({**manifest, key: []}, files)))
+    command = {
+        "outputs": ("verify", digits.model, copy, "--data", digits.few),
+        "instructions": ("dump", copy, "--image", "weight.bin"),
+    }[key]
+    assert f"manifest.json is damaged: {key}" in npuc(*command).refused("E502")
 
 
 def test_whatever_stands_in_modified_words_there_is_no_traceback(digits: Digits, copy: Path) -> None:

@@ -130,10 +130,7 @@ def _row(key: Key, words: _Words, had: tuple[Report, int] | None, contents: Cont
     kept = _kept(words, had)
     first = tilings[0]
     nodes = dict.fromkeys(
-        node
-        for chain in words.chains
-        for stage in chain.stages
-        for node in contents.instructions[stage.number].nodes
+        node for chain in words.chains for stage in chain.stages for node in contents.produced(stage.number).nodes
     )
     return {
         "name": had[0]["name"] if had else next((each for each in key if each), str(words.first)),

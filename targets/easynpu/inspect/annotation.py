@@ -52,7 +52,7 @@ def _streamed(program: Program, contents: Contents, segment: Segment, name: str)
                 continue
             if stage.control is not None and stage.control.set_weights:
                 at = stage.control.weights
-            produced = contents.instructions[stage.number]
+            produced = contents.produced(stage.number)
             for what in _block(stage, produced.start[0]):
                 if at in places:
                     text = f"word {stage.number} {listing.mnemonic(stage.word)}: {what}"

@@ -166,6 +166,13 @@ class Contents:
             machine,
         )
 
+    def produced(self, number: int) -> Produced:
+        """What a word is for. Raises ArtefactError (E502) where the manifest does not say."""
+        if number >= len(self.instructions):
+            reason = f"manifest.json is damaged: instructions[{number}] is missing"
+            raise ArtefactError("E502", reason, remedy="compile the model again")
+        return self.instructions[number]
+
 
 LARGEST = 1 << 28
 """Elements of a tensor: the field widths of a layer word allow 2^24."""
