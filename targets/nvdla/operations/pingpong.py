@@ -181,17 +181,18 @@ class Progress:
         alike = (self.data == banks.data) & (self.weights == banks.weights)  # the input before lies in the ring
         begin = np.maximum(enabled, np.where(alike, self.fetched, self.computed))
         here = begin + work.fetching
-        beyond = np.maximum(self.entries + work.entries - banks.data * machine.cbuf_entries, 0)
-        crowded = np.where(alike, np.minimum(beyond / work.entries, 1.0), 0.0)
-        waits = np.maximum(here, self.computed + work.fetching * crowded)
-        here = np.where(crowded > 0, waits, here)
+        room = banks.data * machine.cbuf_entries - work.entries
+        if self.entries.max() > room:  # both inputs do not lie in the ring
+            crowded = np.where(alike, np.clip((self.entries - room) / work.entries, 0.0, 1.0), 0.0)
+            waits = np.maximum(here, self.computed + work.fetching * crowded)
+            here = np.where(crowded > 0, waits, here)
         delay = timing.START + machine.latency
         start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
         start = np.maximum(np.maximum(start, self.computed), self.written)
         loaded = begin + work.loading
-        size, room = operation.kernels.bytes, banks.weights * machine.bank_bytes
-        if size > room:
-            loaded = np.maximum(loaded, start + work.computing * (1 - room / size))
+        size, held = operation.kernels.bytes, banks.weights * machine.bank_bytes
+        if size > held:
+            loaded = np.maximum(loaded, start + work.computing * (1 - held / size))
         computed = np.maximum(start + work.computing, loaded + delay + work.group)
         end = np.maximum(computed, self._pooled(work, start))
         ready = {
