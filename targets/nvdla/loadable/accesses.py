@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.formats.pixels import FORMATS, NAMES
 from npuc.targets.nvdla.loadable import descriptors as of
+from npuc.targets.nvdla.loadable.firmware.lines import known
 from npuc.targets.nvdla.loadable.firmware.sdp import BOTH, PER_LAYER
 from npuc.targets.nvdla.model.memory import Pattern, overlap
 
-V = TypeVar("V")
 RESULT = "result"
 ELEMENT_BYTES = (1, 2, 2)
 """Of int8, int16 and fp16, as descriptors number precisions."""
@@ -40,7 +40,7 @@ def cubes(op: of.Operation, surfaces: Any, atom_bytes: int, locate: Locate) -> I
     if isinstance(op, of.Convolution):
         cube = surfaces.source
         if op.data_format != of.FEATURE_FORMAT:
-            line = cube.width * FORMATS[_known(NAMES, op.data_format)].planes[0].pixel_bytes
+            line = cube.width * FORMATS[known(NAMES, op.data_format)].planes[0].pixel_bytes
             yield "source", Pattern(locate("source", cube), line, cube.height, cube.line_stride)
 
 
@@ -65,14 +65,14 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
     match op:
         case of.Convolution():
             if op.data_format == of.FEATURE_FORMAT:
-                yield "source", _known(ELEMENT_BYTES, op.in_precision), 1
+                yield "source", known(ELEMENT_BYTES, op.in_precision), 1
             return
         case of.Sdp():
             before, behind = op.source_precision, op.result_precision
             for name in ("x1", "x2", "y"):
                 unit: of.SdpUnit = getattr(op, name)
                 if unit.enable and unit.use and unit.mode != PER_LAYER:
-                    element = _known(ELEMENT_BYTES, before)
+                    element = known(ELEMENT_BYTES, before)
                     size = (2 if unit.precision else 1) * (2 if unit.use == BOTH else 1)
                     yield name, element, -(-size // element)
         case of.Pdp() | of.Rubik():
@@ -81,14 +81,7 @@ def _parts(op: of.Operation, surfaces: Any) -> Iterator[tuple[str, int, int]]:
             before, behind = op.in_precision, op.out_precision
     for name, precision in (("source", before), (RESULT, behind)):
         if getattr(surfaces, name).type != of.HARDWARE:
-            yield name, _known(ELEMENT_BYTES, precision), 1
-
-
-def _known(values: Sequence[V], number: int) -> V:
-    """The value of a number. Raises ArtefactError (E502) for a number without one."""
-    if number >= len(values):
-        raise ArtefactError("E502", f"a precision or format of {number}", limit=f"0..{len(values) - 1}")
-    return values[number]
+            yield name, known(ELEMENT_BYTES, precision), 1
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _outside(kind: Kind) -> bool:
 
 def _write_outside(builder: Builder, kind: Kind, value: Any) -> int:
     if not kind.vector:
-        return builder.CreateString(value)
+        return _write_element(builder, kind.of, value)
     if kind.of == "u8":
         return builder.CreateByteVector(value)
     numeric = isinstance(kind.of, str) and kind.of in NUMBERS
@@ -144,4 +144,6 @@ def _write_outside(builder: Builder, kind: Kind, value: Any) -> int:
 
 
 def _write_element(builder: Builder, of: str | type[Any], value: Any) -> int:
-    return builder.CreateString(value) if of == "string" else _write_table(builder, value)
+    return (
+        builder.CreateString(value, errors="backslashreplace") if of == "string" else _write_table(builder, value)
+    )

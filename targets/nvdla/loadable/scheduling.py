@@ -112,7 +112,14 @@ class Runner:
         return parent in self._enabled and self._ends(parent)
 
     def _submit(self, engine: int, index: int) -> None:
-        """Takes a free group and programs the operation into it."""
+        """Takes a free group and programs the operation into it.
+
+        Raises ArtefactError (E502) for an operation of another engine, or for none.
+        """
+        if not 0 <= index < len(self._task.common) or self._task.common[index].engine != engine:
+            raise ArtefactError(
+                "E502", f"operation {index} follows on engine {engine}", limit="one of that engine"
+            )
         state = self._engines[engine]
         if len(state.groups) == PAIR:
             return

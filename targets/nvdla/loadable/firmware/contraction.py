@@ -7,7 +7,7 @@ from dataclasses import replace
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.loadable.descriptors import Rubik, Surfaces
 from npuc.targets.nvdla.loadable.firmware.convolution import ram
-from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, lines
+from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, known, lines
 from npuc.targets.nvdla.loadable.structures import assembled
 
 CONTRACTION = lines("""
@@ -33,7 +33,7 @@ ELEMENT_BYTES = (1, 2, 2)
 
 
 def _between_maps(firmware: Firmware, op: Rubik, surfaces: Surfaces) -> int:
-    lanes = firmware.atom_bytes // ELEMENT_BYTES[op.precision]
+    lanes = firmware.atom_bytes // known(ELEMENT_BYTES, op.precision)
     return -(-surfaces.result.channels // lanes) * surfaces.source.surface_stride
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.loadable.descriptors import NONE, Cube
@@ -22,10 +22,20 @@ from npuc.targets.nvdla.machine.registers import RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.register_file import Group
 
+V = TypeVar("V")
 RegisterWrite = tuple[str, int]
 """A register's block and name, and its value."""
 Writes = Iterator[RegisterWrite]
 WORD = 0xFFFFFFFF
+
+
+def known(values: Sequence[V], number: int, what: str = "a precision or format") -> V:
+    """The value of a number that a descriptor has. Raises ArtefactError (E502) for a number without one."""
+    if not 0 <= number < len(values):
+        raise ArtefactError("E502", f"{what} of {number}", limit=f"0..{len(values) - 1}")
+    return values[number]
+
+
 HALF = re.compile(r"(low|high)\((.+)\)")
 PLAIN = re.compile(r"([a-z_0-9.]+?)(-1)?")
 

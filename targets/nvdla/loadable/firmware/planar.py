@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.targets.nvdla.loadable.descriptors import HARDWARE, NONE, Cdp, Lut, Pdp, Surfaces
 from npuc.targets.nvdla.loadable.firmware.convolution import ram
-from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, lines
+from npuc.targets.nvdla.loadable.firmware.lines import Derived, Firmware, ReadBack, Writes, known, lines
 from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
 from npuc.targets.nvdla.loadable.structures import assembled
 
@@ -96,7 +96,7 @@ CDP.D_FUNC_BYPASS SQSUM_BYPASS=op.bypass_sum MUL_BYPASS=op.bypass_product
 
 
 def _reciprocal(op: Pdp, size: int) -> int:
-    return RECIPROCALS[op.precision == FP16][size]
+    return known(RECIPROCALS[op.precision == FP16], size, "a kernel")
 
 
 DERIVED: Derived = {

@@ -16,7 +16,7 @@ from npuc.targets.nvdla.loadable.descriptors import (
     SdpUnit,
 )
 from npuc.targets.nvdla.loadable.firmware.convolution import flying, ram
-from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, lines
+from npuc.targets.nvdla.loadable.firmware.lines import WORD, Derived, Firmware, ReadBack, Writes, known, lines
 from npuc.targets.nvdla.loadable.firmware.look_up import FP16, look_up_tables
 from npuc.targets.nvdla.loadable.structures import assembled
 from npuc.targets.nvdla.model.arithmetic import signed
@@ -75,7 +75,8 @@ SDP.D_CVT_SHIFT *=op.out_converter.truncate
 
 
 def _processing(op: Sdp) -> int:
-    return PROCESSING[op.result_precision][op.source_precision]
+    known((0, 1, 2), op.result_precision)
+    return known(PROCESSING[op.result_precision], op.source_precision)
 
 
 DERIVED: Derived = {
