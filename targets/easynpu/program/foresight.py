@@ -47,7 +47,8 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
         tiles = tiles_of(graph, unit, strip.grid) if strip is not None else []
         if not tiles:
             return False
-        for each in placed(run_of(graph, unit, machine, tiles[0], documented=documented), machine, documented):
-            for job in each.jobs[:1]:  # movement that needs no word has none
+        run = run_of(graph, unit, machine, tiles[0], documented=documented)
+        for each in placed(run, machine, documented) if run.jobs else ():  # movement may need no word
+            for job in each.jobs[:1]:
                 emit_job(job, machine)
     return True
