@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper, parser
 
 from npuc.frontend import load
 from npuc.models.digits import FOLDER
-from npuc.program import Program
+from npuc.program import Program, as_loaded
+from npuc.regions.artefact import is_composite
+from npuc.regions.compiling import compile_model
 from npuc.storage import data
 from npuc.storage.data import Samples, varied
+from npuc.target import Options, target
 from npuc.verification.criterion import criterion, ideal, tolerance
 from npuc.verification.metrics import Difference, Tolerance
 
@@ -64,3 +70,26 @@ def test_the_limit_of_an_output_decides(noise: float, within: bool) -> None:
     exact = np.random.default_rng(0).standard_normal(10000)
     apart.add(exact, exact + noise * np.random.default_rng(1).standard_normal(10000))
     assert asked.admits("y", apart) is within
+
+
+def test_a_program_with_host_regions_is_judged_by_what_fp16_can_give(tmp_path: Path) -> None:
+    """Differences of neighbours with a mean of 300: half a step of fp16 is 0.125 there, and the signal about 1."""
+    text = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) { a = Relu(x)\n b = Conv(a, w)\n y = Conv(b, v) }"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    keep, differ = np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) - np.roll(np.eye(8), 1, 1)
+    for name, values in {"w": keep, "v": differ}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values[..., None, None].astype(np.float32), name))
+    onnx.save(model, tmp_path / "m.onnx")
+    chip, options = target("nvdla-full"), Options(precision="fp16", deny=("Relu",), proof="off")
+    program = as_loaded(compile_model(tmp_path / "m.onnx", chip, options, {})[0])
+    assert is_composite(program)
+    x = np.random.default_rng(4).normal(300, 1, (2, 1, 8, 6, 6)).astype(np.float32)
+    samples = Samples({"x": x})
+    limit = criterion(tmp_path / "m.onnx", program, samples).limits["y"]
+    exact = x[:, 0] - np.roll(x[:, 0], -1, 1)
+    rounded = x[:, 0].astype(np.float16).astype(np.float32)
+    noise = Difference()
+    noise.add(exact, rounded - np.roll(rounded, -1, 1))
+    assert noise.sqnr_db is not None
+    assert limit == pytest.approx(noise.sqnr_db - 6, abs=2)
+    assert limit < 30
