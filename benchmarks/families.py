@@ -125,6 +125,7 @@ inputs, random weights), compiled, proved and verified on every target by `pytho
 A cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit, and how many
 parts and places on the host there are. fp16 and fp32 have no integer network: every layer alone is within
 rounding, and the cell says the signal to noise of the whole against onnxruntime (60 dB or more where it says 60).
+A cell with - was not measured.
 
 LSTM and GRU are the host's, and products of two activations on EasyNPU and NVDLA. Integers of networks on
 synthetic samples are exact, which says nothing of their accuracy.
@@ -137,15 +138,18 @@ def page(found: Sequence[Row]) -> str:
     lines = [f"| network | style | {' | '.join(MACHINES)} |", f"|--|--|{'--|' * len(MACHINES)}"]
     for family in FAMILIES:
         for style in STYLES:
-            cells = [each.cell for each in found if (each.family, each.style) == (family, style)]
+            known = {each.machine: each.cell for each in found if (each.family, each.style) == (family, style)}
+            cells = [known.get(machine, "-") for machine in MACHINES]
             lines.append(f"| {family} | {style} | {' | '.join(cells)} |")
     lines += ["", "## What the host runs, and why", "", "| network | target | nodes of all styles |", "|--|--|--|"]
     for family in FAMILIES:
         for machine in MACHINES:
             told: dict[str, str] = {}
-            for each in found:
-                if (each.family, each.machine) == (family, machine):
-                    told |= {name.split(" ", 1)[1]: reason for name, reason in (each.host or {}).items()}
+            measured = [each for each in found if (each.family, each.machine) == (family, machine)]
+            if not measured:
+                continue
+            for each in measured:
+                told |= {name.split(" ", 1)[1]: reason for name, reason in (each.host or {}).items()}
             text = "; ".join(f"{name}: {reason}" for name, reason in told.items()) or "nothing"
             lines.append(f"| {family} | {machine} | {text} |")
     return HEAD + "\n".join(lines) + "\n"
