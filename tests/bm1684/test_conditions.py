@@ -192,3 +192,14 @@ def test_what_has_no_elements_is_refused(name: str) -> None:
     found = target(name).problems(graph, Options(precision=target(name).precisions[0]))
     assert {each.code for each in found} == {"E202"}
     assert all("no elements" in each.reason for each in found)
+
+
+def test_a_constant_that_is_rounded_behind_a_concat_is_no_layer(tmp_path: Path) -> None:
+    nodes = [
+        node("Concat", "x c", "t", axis=3),
+        node("QuantizeLinear", "t scale zero", "q"),
+        node("DequantizeLinear", "q scale zero", "y"),
+    ]
+    graph = network((1, 4, 3, 3), "y", *nodes, c=(1, 4, 3, 1), scale=0.0131, zero=np.uint8(0))
+    report = verified(graph, Case("bm1684", "fp32"), tmp_path, samples=2)
+    assert report["status"] == "ok"

@@ -15,6 +15,7 @@ from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
+from npuc.quantize.scales.model_scales import Steps
 from npuc.targets.easynpu.layers.tables import best_table
 
 RANDOM = np.random.default_rng(0)
@@ -140,6 +141,30 @@ def test_the_shift_of_an_average_makes_up_for_its_taps() -> None:
     taps, shift = found.graph.constants[node.inputs[1]], found.graph.constants[node.inputs[3]]
     assert (taps.astype(int).reshape(8, -1).sum(axis=1) == 1 << 12).all()  # 64 taps of 64
     assert (found.scales["y/int8"] / found.scales["a/int8"] == 2.0 ** (shift - 12.0)).all()
+
+
+def _average(power: int) -> tuple[Graph, Quantised]:
+    """The average of a map in steps of 2^-5, in steps of another power of two."""
+    graph = _graph([Node("GlobalAveragePool", ("x",), ("y",), {}, "p")])
+    given = {"x": Steps(2.0**-5, 3), "y": Steps(2.0**power, -7)}
+    return graph, quantise(graph, graph.nodes, {}, given=given)
+
+
+@pytest.mark.parametrize("power", [-40, -18])
+def test_an_average_in_steps_too_fine_for_its_taps_is_refused(power: int) -> None:
+    with pytest.raises(UnsupportedOperator, match="E205"):
+        _average(power)
+
+
+@pytest.mark.parametrize("power", [-17, -5, 12, 14, 40])
+def test_an_average_takes_any_other_steps(power: int) -> None:
+    graph, found = _average(power)
+    (node,) = (node for node in found.graph.nodes if node.integer("average"))
+    assert set(found.graph.constants[node.inputs[3]].tolist()) <= set(range(32))
+    x = np.random.default_rng(0).integers(-30, 50, graph.shape("x")).astype(np.float32) * np.float32(2.0**-5)
+    steps = 2.0**power
+    exact = np.clip(run(graph, {"x": x})["y"], steps * (7 - 128), steps * (7 + 127))
+    np.testing.assert_allclose(run(found.graph, {"x": x})["y"], exact, atol=0.51 * steps)
 
 
 def test_saturation_does_the_work_of_a_clip() -> None:

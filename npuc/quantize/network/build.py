@@ -21,6 +21,7 @@ from npuc.quantize.arithmetic.tables import CONVERSIONS, INPUTS, Table, Tabulate
 from npuc.quantize.arithmetic.weights import (
     ACCUMULATOR_LIMIT,
     LARGEST_WEIGHT,
+    MOST_EXPONENT,
     MOST_SHIFT,
     average_taps,
     quantise_weights,
@@ -300,7 +301,7 @@ class Builder(GraphBuilder):
         """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
         first, second = (self.scales[name] for name in node.inputs)
         shift = round(np.log2(self.scales[node.output] / first / second))
-        if not 0 <= shift <= MOST_SHIFT:
+        if not 0 <= shift <= MOST_EXPONENT:
             raise UnsupportedOperator(
                 "E205",
                 f"the product needs a right shift by {shift}",
@@ -326,9 +327,13 @@ class Builder(GraphBuilder):
         """Taps whose sum takes up the ratio of the scales; where that is a power of two, the shift does."""
         channels = self.float.shape(node.inputs[0])[1]
         x, y = self.steps(node.inputs[0]), self.steps(node.output)
-        power, kernel = np.log2(x.scale / y.scale), average_kernel(self.float, node)
-        taps, exponent = average_taps(kernel, 1.0 if power == round(power) else x.scale / y.scale)
-        shift = exponent - (round(power) if power == round(power) else 0)
+        kernel, ratio = average_kernel(self.float, node), x.scale / y.scale
+        expect_weights(node, np.ones(1), ratio / np.prod(kernel))
+        taps, exponent = average_taps(kernel)
+        shift = exponent - np.log2(ratio)
+        if shift != round(shift) or not 0 <= shift <= MOST_EXPONENT:
+            taps, shift = average_taps(kernel, ratio)
+        shift = int(shift)
         bias = (y.zero << shift) - x.zero * int(taps.sum())
         w = np.tile(taps, (channels, 1, 1, 1))
         return self.layer(node, w, np.full(channels, bias, np.int32), np.full(channels, shift, np.int8))

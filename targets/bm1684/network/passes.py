@@ -1,5 +1,6 @@
 """The float passes of BM1684: what the calls have no field for, or 8 bits no layer, becomes what they have."""
 
+from npuc.passes.cleanup.fold_constants import fold_constants
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
@@ -12,7 +13,8 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
-PASSES: tuple[Pass, ...] = (FoldStrides(MOST_STRIDE), FoldExtents(MOST_EXTENT - 2 * MOST_PADDING))
+PASSES: tuple[Pass, ...] = (fold_constants, FoldStrides(MOST_STRIDE), FoldExtents(MOST_EXTENT - 2 * MOST_PADDING))
+"""A rounding that moved before a Concat may have met a constant."""
 FIXED: tuple[Pass, ...] = (
     reductions_to_pools,
     pads_to_convs,
