@@ -9,6 +9,7 @@ A variant's folder is an artefact to every command.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,18 @@ from typing import Any
 
 from npuc.errors import ArtefactError, DataError, NpucError
 from npuc.ir import TensorType
-from npuc.program import MANIFEST, SHARED, VARIANTS, Port, Program, canonical_json, manifest_of, sealed, sha256
+from npuc.program import (
+    MANIFEST,
+    SHARED,
+    VARIANTS,
+    ModifiedArtefact,
+    Port,
+    Program,
+    canonical_json,
+    manifest_of,
+    sealed,
+    sha256,
+)
 from npuc.storage import data
 from npuc.storage.records import read
 
@@ -79,7 +91,9 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
     Raises ArtefactError (E501, E502) as `program.load` does, (E508) where there is no data to choose by, and
     DataError (E402) where no variant takes it.
     """
-    found = variants_of(manifest_of(directory, allow_modified=allow_modified))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModifiedArtefact)  # who loads the program says it
+        found = variants_of(manifest_of(directory, allow_modified=allow_modified))
     if not found:
         return directory
     if not files:

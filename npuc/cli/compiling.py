@@ -143,7 +143,8 @@ def compile_command(
       npuc compile resnet8.onnx --target easynpu --calibration samples.npz
       npuc compile resnet8.onnx --target easynpu --machine large -O2 -v
       npuc compile net.onnx --target nvdla-small --input-shape x=1,3,96,96
-      npuc compile net.onnx --target bm1684 --input-shape x=1,3,320,320 --input-shape x=1,3,640,640
+      npuc compile net.onnx --target bm1684 \\
+        --input-shape x=1,3,320,320 --input-shape x=1,3,640,640
       npuc compile net.onnx --target bm1684 -o net.npu --json --quiet
     """
     if quiet and verbose:
