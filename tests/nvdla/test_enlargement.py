@@ -183,8 +183,12 @@ def test_a_map_of_more_pixels_than_a_cube_has_lines_is_interleaved_in_parts(name
     nodes = [node("ConvTranspose", "x w", "y", strides=[1, 2])]
     report = verified(network(nodes, (1, 4, 110, 150), {"w": weights(4, 40, 1, 2)}), tmp_path, name, samples=1)
     expect_exact(report, 30.0)
+    last = report["compiled"]["layers"][-1]
+    if name == "nvdla-full":
+        assert last["op"] == "contraction"  # which ends earlier
+        return
     surfaces = 5 if name == "nvdla-small" else 2  # of which a cube has all 110 lines, or 54 lines of all of them
-    assert report["compiled"]["layers"][-1]["jobs"] == 2 * min(surfaces, 3)
+    assert last["jobs"] == 2 * min(surfaces, 3)
 
 
 @ALL
