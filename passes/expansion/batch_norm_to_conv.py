@@ -34,7 +34,7 @@ def _depthwise(rewriter: Rewriter, node: Node) -> bool:
     """One Conv; a row (N, C) is reshaped to a map of one pixel and back."""
     found = scale_and_shift(rewriter, node)
     shape = rewriter.shape(node.output)
-    if found is None or len(shape) not in (2, 4):
+    if found is None or len(shape) not in (2, 4) or 0 in shape:
         return False
     x, y = node.inputs[0], node.output
     if len(shape) == 4:

@@ -67,7 +67,7 @@ def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | 
 
 
 def _extents(shape: tuple[int, ...]) -> Extents:
-    channels, height, width = (*shape[1:], 1, 1)[:3]
+    channels, height, width = (*shape[1:], 1, 1, 1)[:3]
     return channels, height, width
 
 

@@ -62,7 +62,7 @@ def _limit(rewriter: Rewriter, node: Node) -> bool:
     """Max or Min with a number, and Clip to 0..inf, in their own operators."""
     if node.op == "Clip" and _limits(node) == (0.0, inf):
         return _limited(rewriter, node, node.inputs[0], 0.0, inf)
-    if node.op not in ("Max", "Min"):
+    if node.op not in ("Max", "Min") or ACTIVATION(node):
         return False
     for x, y in (node.inputs, node.inputs[::-1]):
         number = scalar(rewriter, y)
@@ -94,7 +94,7 @@ def merge_limits(rewriter: Rewriter, node: Node) -> bool:
 
 def _leaky_relu(rewriter: Rewriter, node: Node) -> bool:
     """max(x, a * x) with 0 < a < 1."""
-    if node.op != "Max":
+    if node.op != "Max" or ACTIVATION(node):
         return False
     for x, y in (node.inputs, node.inputs[::-1]):
         found = polynomial(rewriter, y, x)

@@ -11,12 +11,14 @@ from npuc.ir import Graph
 from npuc.passes.cleanup.eliminate_transposes import eliminate_transposes
 from npuc.passes.cleanup.merge_pads import merge_pads
 from npuc.passes.cleanup.sink_reshapes import sink_reshapes
+from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.fusion.fuse_activation import fuse_activation
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
 from npuc.pipeline import Pass
+from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.resize_to_products import resize_to_products
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from tests.conftest import Reference
@@ -149,6 +151,36 @@ def test_rows_that_are_no_samples_of_the_map_before_are_stacked_as_rows(
         v=(4, 5, 1, 1),
     )
     rewritten(SplitBatch(most_lines), graph, onnxruntime_values)
+
+
+def test_rows_of_one_number_that_become_a_vector_are_stacked(onnxruntime_values: Reference) -> None:
+    graph = network(
+        (2, 3, 4, 4),
+        "y",
+        node("Conv", "x v", "c"),
+        node("Reshape", "c", "rows", shape=(2, 64)),
+        node("Gemm", "rows w", "g"),
+        node("Reshape", "g", "y", shape=(2,)),
+        v=(4, 3, 1, 1),
+        w=(1, 64),
+    )
+    rewritten(SplitBatch(31), graph, onnxruntime_values)
+
+
+@pytest.mark.parametrize("op", ["Max", "Min"])
+@pytest.mark.parametrize("once", [maxima_to_pools, recognise_activations])
+@pytest.mark.parametrize("other", ["x", "c"])
+def test_the_larger_of_two_keeps_the_limit_that_is_part_of_it(
+    op: str, once: Pass, other: str, onnxruntime_values: Reference
+) -> None:
+    graph = network((1, 4, 5, 6), "y", node(op, f"x {other}", "y", activation="Relu"), c=np.float32(-0.5))
+    rewritten(once, graph, onnxruntime_values)
+
+
+def test_a_batch_normalisation_of_nothing_stays() -> None:
+    parameters = dict.fromkeys(("s", "b", "m", "v"), (4,))
+    graph = network((3, 4, 0, 5), "y", node("BatchNormalization", "x s b m v", "y"), **parameters)
+    assert batch_norm_to_conv(graph) is graph
 
 
 def test_padding_that_alone_lies_under_a_dilated_window_is_its_maximum(onnxruntime_values: Reference) -> None:

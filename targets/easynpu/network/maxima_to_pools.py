@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
+from npuc.ops.attributes import ACTIVATION
 from npuc.passes.expansion.images import TIDY, image_shape
 from npuc.passes.rewriting.patterns import constant_operand, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -23,7 +24,8 @@ def maxima_to_pools(graph: Graph) -> Graph:
 
 
 def _applies(rewriter: Rewriter, node: Node, op: str) -> bool:
-    return node.op == op and only_float(rewriter, *node.inputs) and rewriter.types[node.output].size > 0
+    plain = node.op == op and not ACTIVATION(node)
+    return plain and only_float(rewriter, *node.inputs) and rewriter.types[node.output].size > 0
 
 
 def _least(rewriter: Rewriter, node: Node) -> bool:
