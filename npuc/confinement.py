@@ -54,8 +54,7 @@ class Confined:
 
         self.limits = budget.limits()
         self.pipe, theirs = Pipe()
-        mine = self.pipe
-        self.process = interrupts.fork(lambda: _serve(opened, self.limits, mine, theirs))
+        self.process = interrupts.fork(lambda: _serve(opened, self.limits, theirs), theirs.fileno())
         theirs.close()
         self.end = weakref.finalize(self, _end, self.process, self.pipe, os.getpid())
         try:
@@ -137,11 +136,10 @@ def _end(process: int, pipe: Connection, owner: int) -> int:
     return interrupts.end(process) if os.getpid() == owner else 0
 
 
-def _serve(opened: Callable[[], Any], limits: budget.Limits, other: Connection, pipe: Connection) -> None:
+def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection) -> None:
     """Opens a session and runs it as often as asked."""
     import resource
 
-    other.close()
     parent = os.getppid()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _restrict(resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
+STREAMS = range(3)
+"""Descriptors of standard input, output and error."""
+DESCRIPTORS = Path("/proc/self/fd")
+
 
 class _State:
     """Of this process."""
@@ -149,28 +153,36 @@ def run(command: Sequence[str | Path], folder: Path | None = None) -> CompletedP
     return subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
-def fork(work: Callable[[], None]) -> int:
-    """Starts a copy of this process that does some work and says nothing; gives its number, for `end`."""
+def fork(work: Callable[[], None], kept: int) -> int:
+    """Starts a copy of this process that does some work and says nothing; gives its number, for `end`.
+
+    kept: the one descriptor that the copy goes on with. With any other it could hold a pipe or a lock of this
+    process, or of its parent, open for longer than they live.
+    """
     import warnings
 
     with deferred(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the copy does not need
         child = os.fork()
         if child == 0:
-            _work(work)
+            _work(work, kept)
         _State.running.add(child)
     return child
 
 
-def _work(work: Callable[[], None]) -> None:
+def _work(work: Callable[[], None], kept: int) -> None:
     try:
         gc.freeze()  # what the copy inherits may not be torn down here: its threads are not there
         os.setsid()
         for each in (*SIGNALS, signal.SIGXCPU):
             signal.signal(each, signal.SIG_DFL)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
+        for stream in STREAMS:
             os.dup2(nowhere, stream)
+        for each in [int(path.name) for path in DESCRIPTORS.iterdir()]:
+            if each not in (*STREAMS, kept):
+                with suppress(OSError):  # that of the listing itself
+                    os.close(each)
         work()
     finally:
         os._exit(0)

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from pathlib import Path
+from select import select
 from threading import Event
 
 import numpy as np
@@ -148,6 +149,18 @@ def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelError, match="stood still"):
         Confined(Event().wait)
     assert children() == before
+
+
+@linux
+def test_a_process_holds_no_pipe_of_the_one_that_started_it() -> None:
+    """Else whoever waits for the end of that one's output would wait for both."""
+    reading, writing = os.pipe()
+    opened = session(parser.parse_model(f"{HEAD} {{ y = Identity(x) }}"), confined=True)
+    os.close(writing)
+    assert select([reading], [], [], 20)[0] == [reading] and os.read(reading, 1) == b""
+    os.close(reading)
+    (value,) = opened.run(["y"], {"x": np.full((1, 4), 7, np.float32)})
+    np.testing.assert_array_equal(value, np.full((1, 4), 7))
 
 
 @linux
