@@ -158,7 +158,7 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
         raise UnsupportedOperator(
             "E204",
             refusal,
-            node=run.jobs[0].stages[0].node.name,
+            node=run.jobs[0].stages[0].node.name if run.jobs else None,
             limit="one chain, at most one tensor kept for an addition (easynpu, Storage)",
             remedy="compile with --isa extended",
         )

@@ -6,6 +6,7 @@ The model sees register writes and memory, nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 
@@ -110,6 +111,9 @@ class Runner:
         size, precision = move.bytes(self.contents.machine), move.place.precision
         if found is None or found.dtype != HOST_DTYPES[precision] or found[0].shape != move.shape:
             raise ArtefactError("E502", "manifest.json is damaged: no such tensor to load", tensor=move.tensor)
+        if found.size != prod(move.map_shape):
+            reason = f"the program loads {prod(move.map_shape)} elements of {found.size}"
+            raise ArtefactError("E502", reason, tensor=move.tensor, limit="all of the tensor")
         values = received(found.reshape(move.map_shape), precision)
         if move.place.pixels:
             pixels.store(move.image(), values, self._view(move, size, memory), move.place.line_stride)
