@@ -135,12 +135,9 @@ class Bm1684:
         kernel = planner.plan(lowered, machine)
 
         def dtype(name: str) -> str:
-            producer = quantised.graph.producers.get(name)
-            while (
-                producer is not None and producer.op == "Identity"
-            ):  # the same bytes, also as a network's integers
-                name = producer.inputs[0]
-                producer = quantised.graph.producers.get(name)
+            producers = quantised.graph.producers
+            while name in producers and producers[name].op == "Identity":  # the same bytes, also as integers
+                name = producers[name].inputs[0]
             return "uint8" if quantised.zeros.get(name) == fixed.UNSIGNED else "int8"
 
         ports = {name: dtype(name) for name in (*parts.words.inputs, *parts.words.outputs)}

@@ -301,7 +301,7 @@ class Builder(GraphBuilder):
         """The right shift of a product. Raises UnsupportedOperator (E205) where it would have to be a left one."""
         first, second = (self.scales[name] for name in node.inputs)
         shift = round(np.log2(self.scales[node.output] / first / second))
-        if not 0 <= shift <= MOST_EXPONENT:
+        if not 0 <= shift <= MOST_SHIFT:
             raise UnsupportedOperator(
                 "E205",
                 f"the product needs a right shift by {shift}",

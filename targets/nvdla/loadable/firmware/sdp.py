@@ -75,8 +75,7 @@ SDP.D_CVT_SHIFT *=op.out_converter.truncate
 
 
 def _processing(op: Sdp) -> int:
-    known((0, 1, 2), op.result_precision)
-    return known(PROCESSING[op.result_precision], op.source_precision)
+    return known(known(PROCESSING, op.result_precision), op.source_precision)
 
 
 DERIVED: Derived = {
