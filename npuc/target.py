@@ -100,6 +100,11 @@ def last_writer(listing: Sequence[Mapping[str, Any]], tensor: str) -> Origin | N
     return None
 
 
+def results_of(listing: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
+    """The tensors that the entries of a listing end, each with the ONNX nodes of the last one that does."""
+    return {each["tensor"]: frozenset(each["nodes"]) for each in listing if each["tensor"] is not None}
+
+
 class Runner(Protocol):
     """A program that simulates batch after batch."""
 
@@ -227,6 +232,10 @@ class Target(Protocol):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
+        ...
+
+    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
+        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
         ...
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:

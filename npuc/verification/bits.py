@@ -41,7 +41,7 @@ class Bits:
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
         self.dtype, self.confined = program.precision, confined
-        self.listing = partial(target.listing, program)
+        self.results = partial(target.results, program)
         with foreign():
             few_runs = few_runs and not has_integer_products(network(self.evidence))
             self.reference = session(self.evidence, few_runs=few_runs, confined=confined)
@@ -101,7 +101,7 @@ class Bits:
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:
         """The ONNX nodes of the instruction that ends each tensor."""
-        return {row["tensor"]: frozenset(row["nodes"]) for row in self.listing() if row["tensor"] is not None}
+        return self.results()
 
     @cached_property
     def _known(self) -> list[str]:

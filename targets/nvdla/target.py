@@ -173,6 +173,11 @@ class Nvdla:
             for number, command in enumerate(commands)
         ]
 
+    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
+        """The tensors that commands end, each with the ONNX nodes of its last ones."""
+        operations = Contents.of(program.manifest).operations
+        return {each.result.tensor: frozenset(each.nodes) for each in operations if each.result}
+
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The last command for the tensor."""
         del element

@@ -171,9 +171,12 @@ def quantise_weights(
 
 def _truncation(flat: Array, most: int) -> int:
     """Bits of the largest sum beyond 32, where weights are at most `most` and inputs at most one more."""
+    elements = flat.shape[1]
+    if elements * (most + 0.5) * (most + 1) <= 2.0**SUM_BITS:  # no weights of so few elements exceed them
+        return 0
     sums = [np.abs(flat[rows], dtype=np.float64).sum(axis=1) for rows in blocks_of_rows(flat)]
     largest = np.maximum(largest_magnitudes(flat), np.finfo(np.float64).tiny)
-    reach = (float((np.concatenate(sums) / largest).max()) * most + flat.shape[1] / 2) * (most + 1)
+    reach = (float((np.concatenate(sums) / largest).max()) * most + elements / 2) * (most + 1)
     return max(int(np.ceil(np.log2(max(reach, 1)))) - SUM_BITS, 0)
 
 

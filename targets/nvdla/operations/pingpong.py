@@ -33,6 +33,14 @@ from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
 REMEMBERED = 8
 """Operations that may still be waited for, at most: each block has two groups."""
+GRAIN = 1024
+"""Parts of a clock in which times are counted, so that sums are exact and equal layers take equal times."""
+PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, ENTRIES, DATA, WEIGHTS = (
+    0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 9 + REMEMBERED),
+)  # fmt: skip
+"""Rows of Progress.state."""
+CLOCKS = slice(0, ENTRIES)
+"""Those that are times."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,8 @@ class Work:
     """Of memory for the weights without which nothing begins, in turns with the input."""
     entries: int = 0
     """CBUF entries of the input."""
+    refilling: float | None = None
+    """From the first atom until all weights that lack room at once are in the CBUF, if some do."""
 
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
@@ -69,159 +79,164 @@ class Work:
         behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
-            return cls(operation, programming, moving, timing.stream_cycles(operation, machine), pooling)
+            streaming = timing.stream_cycles(operation, machine)
+            return cls(operation, *map(_counted, (programming, moving, streaming, pooling)))
         kernels, source, banks = operation.kernels, operation.source, operation.banks
         together, size = machine.kernel_group(source.precision), timing.cube_bytes(source, machine)
-        first = min(kernels.bytes, banks.weights * machine.bank_bytes, together * kernels.kernel_bytes)
+        held = banks.weights * machine.bank_bytes
+        first = min(kernels.bytes, held, together * kernels.kernel_bytes)
         computing = timing.compute_cycles(kernels, operation.destination, machine)
         return cls(
             operation,
-            programming,
-            moving,
+            _counted(programming),
+            _counted(moving),
             0,
-            pooling,
-            timing.fetch_cycles(source, kernels, machine),
-            computing,
-            computing / ceil(kernels.count / together),
-            (size + kernels.moved_bytes) / speed,
-            (first + min(first, size)) / speed,
+            _counted(pooling),
+            _counted(timing.fetch_cycles(source, kernels, machine)),
+            _counted(computing),
+            _counted(computing / ceil(kernels.count / together)),
+            _counted((size + kernels.moved_bytes) / speed),
+            _counted((first + min(first, size)) / speed),
             banks.entries_per_slice * source.height,
+            _counted(computing * (1 - held / kernels.bytes)) if kernels.bytes > held else None,
         )
+
+
+def _counted(clocks: float) -> float:
+    """The nearest time that is counted."""
+    return round(clocks * GRAIN) / GRAIN
 
 
 @dataclass(frozen=True)
 class Progress:
-    """When each engine is free, in clocks from the start: for several beginnings of a program side by side.
+    """When each engine is free, in clocks: for several beginnings of a program side by side."""
 
-    Every field is an array with an element for each beginning; `ends` has a row.
-    """
-
-    ends: Array
-    """Of the latest REMEMBERED operations, the latest last."""
-    count: Array
-    programmed: Array
-    """Since when the driver goes on."""
-    fetched: Array
-    computed: Array
-    written: Array
-    pooled: Array
-    moved: Array
-    """Until when memory is busy."""
-    entries: Array
-    """CBUF entries of the convolution before."""
-    data: Array
-    """Its banks for data; 0 where there was none."""
-    weights: Array
-    """Its banks for weights."""
+    state: Array
+    """A column for each beginning. Since when the driver goes on; the ends of the latest REMEMBERED operations,
+    the latest last; until when CDMA, the array, SDP, PDP and memory are busy; CBUF entries of the convolution
+    before, its banks for data (0 where there was none) and for weights."""
 
     @classmethod
     def start(cls) -> Progress:
         """Of one beginning, before its first operation."""
-        free, none = np.zeros(1), np.zeros(1, np.int64)
-        return cls(np.zeros((1, REMEMBERED)), none, free, free, free, free, free, free, none, none, none)
+        return cls(np.zeros((WEIGHTS + 1, 1)))
 
     @classmethod
     def joined(cls, parts: Sequence[Progress]) -> Progress:
         """The beginnings of all parts."""
-        return cls(*(np.concatenate([getattr(each, name) for each in parts]) for name in cls.__match_args__))
+        return cls(np.concatenate([each.state for each in parts], axis=1))
 
     def take(self, which: Sequence[int]) -> Progress:
         """Some of the beginnings, by number."""
-        return Progress(*(getattr(self, name)[which] for name in self.__match_args__))
+        return Progress(self.state[:, which])
+
+    def rebased(self) -> tuple[float, Progress]:
+        """A time, and the same counted from then on; what is over for every engine is as if it were just over."""
+        state = self.state.copy()
+        past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED]
+        state[past] = np.maximum(state[past], state[PROGRAMMED])
+        base = float(state[PROGRAMMED].min())
+        state[CLOCKS] -= base
+        return base, Progress(state)
 
     @property
     def end(self) -> Array:
         """When everything so far has ended."""
-        return self.ends.max(axis=1)
+        return self.state[ENDS].max(axis=0)
 
-    def after(
-        self, work: Work, program: Array | int, fetch: Array | int, write: Array | int, machine: Machine
-    ) -> Progress:
+    @property
+    def free(self) -> Array:
+        """When the array and when CDMA is free, added up."""
+        return self.state[COMPUTED] + self.state[FETCHED]
+
+    def after(self, work: Work, running: Array, machine: Machine) -> Progress:
         """With one more operation.
 
-        program, fetch, write: how many operations of each beginning must have ended until it is programmed,
-        fetches and writes.
+        running: how many of the operations before it may still run when it is programmed, fetches and writes,
+        for each beginning or for all.
         """
-        seen_program, seen_fetch, seen_write = self._passed(np.array([program, fetch, write]).reshape(3, -1))
+        before = self.state
+        seen_program, seen_fetch, seen_write = self._passed(running)
         enabled = np.maximum(seen_program + work.programming, seen_fetch)
         allowed = np.maximum(enabled, seen_write)
         start = timing.START + machine.latency
-        new = dict[str, Array]()
+        new = np.empty_like(before)
+        new[ENDS.start : ENDS.stop - 1], new[FETCHED:] = before[ENDS.start + 1 : ENDS.stop], before[FETCHED:]
         match work.operation:
             case Convolution() as operation:
-                new, end = self._convolved(work, operation, enabled, allowed, machine)
+                end = self._convolved(new, work, operation, enabled, allowed, machine)
             case Elementwise():
-                begin = np.maximum(allowed, self.written) + start
-                written = begin + work.streaming
-                pooled = self._pooled(work, begin)
-                end = np.maximum(written, pooled)
-                new = {"written": written, "pooled": end if work.pooling else self.pooled}
+                begin = np.maximum(allowed, before[WRITTEN]) + start
+                new[WRITTEN] = begin + work.streaming
+                end = np.maximum(new[WRITTEN], self._pooled(work, begin))
+                if work.pooling:
+                    new[POOLED] = end
             case Pooling():
-                end = np.maximum(allowed, self.pooled) + start + work.streaming
-                new = {"pooled": end}
+                end = np.maximum(allowed, before[POOLED]) + start + work.streaming
+                new[POOLED] = end
             case Normalisation() | Contraction():
                 end = allowed + start + work.streaming
-        moved = np.maximum(self.moved, enabled) + work.moving
-        new["ends"] = np.concatenate([self.ends[:, 1:], np.maximum(end, moved)[:, None]], axis=1)
-        new |= {"count": self.count + 1, "programmed": allowed, "moved": moved}
-        return Progress(**{**vars(self), **new})
+        new[MOVED] = np.maximum(before[MOVED], enabled) + work.moving
+        new[PROGRAMMED] = allowed
+        new[ENDS.stop - 1] = np.maximum(end, new[MOVED])
+        return Progress(new)
 
-    def _passed(self, ended: Array) -> Array:
-        """When the driver has seen the end of so many operations; ended has a column for each beginning."""
-        seen = np.maximum.accumulate(self.ends, axis=1)  # the latest end up to each operation
-        which = np.minimum(ended - self.count + REMEMBERED, REMEMBERED)
-        passed = np.maximum(self.programmed, seen[np.arange(len(seen)), np.maximum(which, 1) - 1])
-        return np.where(which > 0, passed, self.programmed)
+    def _passed(self, running: Array) -> Array:
+        """When the driver has seen the end of all but so many operations; a column for each beginning."""
+        seen = np.maximum.accumulate(self.state[: ENDS.stop], axis=0)  # the latest end up to each operation
+        return seen[np.maximum(REMEMBERED - running, 0), np.arange(seen.shape[1])]
 
     def _convolved(
-        self, work: Work, operation: Convolution, enabled: Array, allowed: Array, machine: Machine
-    ) -> tuple[dict[str, Array], Array]:
-        """What is new of the engines, and the end."""
-        banks = operation.banks
-        alike = (self.data == banks.data) & (self.weights == banks.weights)  # the input before lies in the ring
-        begin = np.maximum(enabled, np.where(alike, self.fetched, self.computed))
+        self, new: Array, work: Work, operation: Convolution, enabled: Array, allowed: Array, machine: Machine
+    ) -> Array:
+        """Sets what is new of the engines. Result: the end."""
+        before, banks = self.state, operation.banks
+        alike = (before[DATA] == banks.data) & (before[WEIGHTS] == banks.weights)  # the ring holds the last input
+        begin = np.maximum(enabled, np.where(alike, before[FETCHED], before[COMPUTED]))
         here = begin + work.fetching
         room = banks.data * machine.cbuf_entries - work.entries
-        if self.entries.max() > room:  # both inputs do not lie in the ring
-            crowded = np.where(alike, np.clip((self.entries - room) / work.entries, 0.0, 1.0), 0.0)
-            waits = np.maximum(here, self.computed + work.fetching * crowded)
-            here = np.where(crowded > 0, waits, here)
+        if before[ENTRIES].max() > room:  # both inputs do not lie in the ring
+            crowded = np.where(alike, np.clip((before[ENTRIES] - room) / work.entries, 0.0, 1.0), 0.0)
+            left = np.round(work.fetching * crowded * GRAIN) / GRAIN
+            here = np.where(crowded > 0, np.maximum(here, before[COMPUTED] + left), here)
         delay = timing.START + machine.latency
         start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
-        start = np.maximum(np.maximum(start, self.computed), self.written)
+        start = np.maximum(np.maximum(start, before[COMPUTED]), before[WRITTEN])
         loaded = begin + work.loading
-        size, held = operation.kernels.bytes, banks.weights * machine.bank_bytes
-        if size > held:
-            loaded = np.maximum(loaded, start + work.computing * (1 - held / size))
-        computed = np.maximum(start + work.computing, loaded + delay + work.group)
+        if work.refilling is not None:
+            loaded = np.maximum(loaded, start + work.refilling)
+        computed = np.maximum(start + work.computing, loaded + (delay + work.group))
         end = np.maximum(computed, self._pooled(work, start))
-        ready = {
-            "fetched": np.maximum(here, loaded),
-            "computed": computed,
-            "written": computed,
-            "pooled": end if operation.pooling else self.pooled,
-        }
-        now = {"entries": work.entries, "data": banks.data, "weights": banks.weights}
-        return {**ready, **{name: np.full(len(self.count), value) for name, value in now.items()}}, end
+        new[FETCHED] = np.maximum(here, loaded)
+        new[COMPUTED] = new[WRITTEN] = computed
+        if operation.pooling:
+            new[POOLED] = end
+        new[ENTRIES], new[DATA], new[WEIGHTS] = work.entries, banks.data, banks.weights
+        return end
 
     def _pooled(self, work: Work, start: Array) -> Array:
         """When PDP behind SDP is through, if there is one."""
-        return np.maximum(start, self.pooled) + work.pooling if work.pooling else start
+        return np.maximum(start, self.state[POOLED]) + work.pooling if work.pooling else start
 
 
 def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) -> list[float]:
     """When each operation of a program and all before it have ended, in clocks from its start."""
     progress, found = Progress.start(), list[float]()
-    for operation, admission in operations:
-        progress = progress.after(Work.of(operation, machine), *admission.counts, machine)
-        found.append(float(progress.ends[0, -1]))
+    for count, (operation, admission) in enumerate(operations):
+        progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
+        found.append(float(progress.state[ENDS.stop - 1, 0]))
     return list(accumulate(found, max))
 
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:
     """Clocks of operations with nothing before or behind them."""
     scoreboard, progress = Scoreboard(machine.atom_bytes), Progress.start()
-    for operation in operations:
+    for count, operation in enumerate(operations):
         admission, scoreboard = scoreboard.admit(operation)
-        progress = progress.after(Work.of(operation, machine), *admission.counts, machine)
+        progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
     return float(progress.end[0])
+
+
+def _running(admission: Admission, count: int) -> Array:
+    """How many of so many operations may still run, as Progress.after takes it."""
+    return np.array([[count - each] for each in admission.counts])

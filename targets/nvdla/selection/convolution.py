@@ -215,12 +215,12 @@ def _parts(context: Context, node: Node, x: Placed, y: Placed) -> list[Part]:
     if together == atom:
         wider = (width for power in range(extent.bit_length()) if (width := atom << power) < extent)
         widths = [(width, width) for width in (extent, *wider)]
-    options = [parts_of(context.graph, node, lanes, width, atom) for width in widths]
-    fitting = [
+    options = (parts_of(context.graph, node, lanes, width, atom) for width in widths)
+    fitting = (
         each for each in options if all(_fits(context, _shape(context, node, part, x, DIRECT)) for part in each)
-    ]
+    )
     if GROUP(node) == 1:
-        return fitting[0]
+        return next(fitting)
     return min(fitting, key=lambda parts: sum(_part_cycles(context, node, part, x, y) for part in parts))
 
 

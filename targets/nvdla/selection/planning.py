@@ -61,6 +61,8 @@ class _Tiling:
 class _Begun:
     """Beginnings of the program, the cheapest first."""
 
+    base: float
+    """The time from which their progress is counted."""
     progress: Progress
     scoreboard: Sequence[Scoreboard]
     tilings: Sequence[_Tiling | None]
@@ -70,13 +72,25 @@ class _Begun:
     """The buffer that the last layer writes."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What one more layer makes of beginnings: for each that is kept from which one it comes, and its tiles."""
+
+    base: float
+    progress: Progress
+    scoreboard: Sequence[Scoreboard]
+    tiled: Sequence[tuple[int, Edges]]
+    order: Sequence[int]
+
+
 def plan(context: Context, turns: Sequence[Sequence[Layer]]) -> Plan:
     """The plan of a program; turns: its layers, one sequence for each turn of NVDLA between those of the host."""
     layers = [layer for turn in turns for layer in turn]
     found: tuple[tuple[float, float, tuple[Edges, ...]], int] | None = None
+    shared = _Shared(context)
     for quarters in PROPORTIONS:
         banks = max(context.machine.cbuf_banks * quarters // 4, 1)
-        cost = _Search(replace(context, data_banks=banks)).run(turns)
+        cost = _Search(replace(context, data_banks=banks), shared).run(turns)
         if found is None or cost < found[0]:
             found = cost, banks
     assert found is not None
@@ -119,10 +133,38 @@ class _Admissions:
 
 
 @dataclass
-class _Search:
-    """Operations that were selected once are known afterwards."""
+class _Shared:
+    """What is known of layers whatever the banks."""
 
     context: Context
+    likes: dict[str, tuple[object, int, int]] = field(default_factory=dict[str, tuple[object, int, int]])
+    """The likeness of every layer, and where its maps lie."""
+    tilings: dict[tuple[Edges, object], list[Edges]] = field(
+        default_factory=dict[tuple[Edges, object], "list[Edges]"]
+    )
+    """What is tried, by where the last tile of what is read begins and by likeness or name."""
+    admissions: _Admissions = field(default_factory=_Admissions)
+
+    def likeness(self, layer: Layer) -> tuple[object, int, int]:
+        """What a layer has in common with others, and the places of its maps."""
+        if layer.name not in self.likes:
+            self.likes[layer.name] = likeness(self.context, layer)
+        return self.likes[layer.name]
+
+    def tried(self, before: Edges, layer: Layer) -> list[Edges]:
+        """The tilings that are tried: those of an equal layer elsewhere, if they are known."""
+        key = before, self.likeness(layer)[0] or layer.name
+        if key not in self.tilings:
+            self.tilings[key] = list(_edges(self.context, before, layer))
+        return self.tilings[key]
+
+
+@dataclass
+class _Search:
+    """Operations that were selected once are known afterwards, and so are steps that were taken."""
+
+    context: Context
+    shared: _Shared
     known: dict[tuple[str, Edges], list[tuple[Work, Touched]]] = field(
         default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
@@ -130,36 +172,42 @@ class _Search:
         default_factory=dict[tuple[object, Edges], "list[tuple[Work, Touched]]"]
     )
     """The same by what layers have in common, in maps at address 0."""
-    likes: dict[str, tuple[object, int, int]] = field(default_factory=dict[str, tuple[object, int, int]])
-    """The likeness of every layer."""
-    tilings: dict[tuple[Edges, object], list[Edges]] = field(
-        default_factory=dict[tuple[Edges, object], "list[Edges]"]
-    )
-    """What is tried, by where the last tile of what is read begins and by likeness or name."""
-    admissions: _Admissions = field(default_factory=_Admissions)
+    steps: dict[tuple[object, ...], _Step] = field(default_factory=dict[tuple[object, ...], _Step])
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
         """The cheapest program: its end, when the MAC array and memory are free, and its tiles."""
-        none = self.admissions.shared(Scoreboard(self.context.machine.atom_bytes))
-        begun = _Begun(Progress.start(), [none], [None], [0])
+        shared = self.shared.admissions.shared
+        none = shared(Scoreboard(self.context.machine.atom_bytes))
+        begun = _Begun(0.0, Progress.start(), [none], [None], [0])
         for turn in turns:
             for layer in turn:
                 begun = self._after(begun, layer)
-            landed = [self.admissions.shared(each.landed()) for each in begun.scoreboard]
+            landed = [shared(each.landed()) for each in begun.scoreboard]
             begun = replace(begun, scoreboard=landed, written="")
         progress, tiling = begun.progress, begun.tilings[0]
-        free = float(progress.computed[0] + progress.fetched[0])
-        return float(progress.end[0]), free, tiling.path if tiling else ()
+        ends = begun.base + float(progress.end[0]), 2 * begun.base + float(progress.free[0])
+        return *ends, tiling.path if tiling else ()
 
     def _after(self, begun: _Begun, layer: Layer) -> _Begun:
         """The cheapest beginnings with one more layer, some with every tiling of it."""
+        reads = self.context.placed[layer.node.inputs[0]].view.buffer.name == begun.written
+        before = [tiling.edges[-2:-1] if reads and tiling else () for tiling in begun.tilings]
+        like, *addresses = self.shared.likeness(layer)
+        scoreboards = tuple(map(id, begun.scoreboard))
+        state = begun.progress.state.tobytes()
+        key = (like or layer.name, *addresses, state, scoreboards, tuple(before), tuple(begun.order))
+        if key not in self.steps:
+            self.steps[key] = self._step(begun, layer, before)
+        step = self.steps[key]
+        tilings = [_Tiling(edges, begun.tilings[number]) for number, edges in step.tiled]
+        written = self.context.placed[layer.name].view.buffer.name
+        return _Begun(begun.base + step.base, step.progress, step.scoreboard, tilings, step.order, written)
+
+    def _step(self, begun: _Begun, layer: Layer, before: Sequence[Edges]) -> _Step:
+        """One more layer; before: where the last tile of what it reads begins in each beginning, if known."""
         groups: dict[Edges, list[int]] = {}
-        tried: dict[Edges, list[Edges]] = {}
-        for number, tiling in enumerate(begun.tilings):
-            before = self._tiles_read(begun, tiling, layer)[-2:-1]
-            if before not in tried:
-                tried[before] = self._tilings(before, layer)
-            for edges in tried[before]:
+        for number, edge in enumerate(before):
+            for edges in self.shared.tried(edge, layer):
                 groups.setdefault(edges, []).append(number)
         parts = [self._with(begun, layer, edges, numbers) for edges, numbers in groups.items()]
         progress = Progress.joined([part for part, _ in parts])
@@ -170,40 +218,36 @@ class _Search:
         order[ranked] = np.arange(len(steps))
         kept: list[int] = []
         ranks: dict[Edges, int] = {}
-        for at in np.lexsort((order, progress.computed + progress.fetched, progress.end)).tolist():
+        for at in np.lexsort((order, progress.free, progress.end)).tolist():
             edges = steps[at][1]
             ranks[edges] = ranks.get(edges, 0) + 1
             if ranks[edges] <= KEPT:
                 kept.append(at)
-        return _Begun(
-            progress.take(kept),
-            [scoreboard[at] for at in kept],
-            [_Tiling(steps[at][1], begun.tilings[steps[at][0]]) for at in kept],
-            order[kept].tolist(),
-            self.context.placed[layer.name].view.buffer.name,
-        )
+        base, rebased = progress.take(kept).rebased()
+        ordered = np.argsort(np.argsort(order[kept])).tolist()
+        return _Step(base, rebased, [scoreboard[at] for at in kept], [steps[at] for at in kept], ordered)
 
     def _with(
         self, begun: _Begun, layer: Layer, edges: Edges, numbers: Sequence[int]
     ) -> tuple[Progress, list[Scoreboard]]:
         """Some beginnings with one more layer, in these tiles."""
-        machine = self.context.machine
+        machine, admit = self.context.machine, self.shared.admissions.admit
         if (layer.name, edges) not in self.known:
             self.known[layer.name, edges] = self._operations(layer, edges)
         progress, scoreboard = begun.progress.take(numbers), [begun.scoreboard[number] for number in numbers]
         for work, place in self.known[layer.name, edges]:
             different = {id(each): each for each in scoreboard}
-            known = {key: self.admissions.admit(each, work.operation, place) for key, each in different.items()}
+            known = {key: admit(each, work.operation, place) for key, each in different.items()}
             admitted = [known[id(each)] for each in scoreboard]
-            program, fetch, write = progress.count - np.array([counts for counts, _ in admitted]).T
+            running = np.array([counts for counts, _ in admitted]).T
             scoreboard = [each for _, each in admitted]
-            progress = progress.after(work, program, fetch, write, machine)
+            progress = progress.after(work, running, machine)
         return progress, scoreboard
 
     def _operations(self, layer: Layer, edges: Edges) -> list[tuple[Work, Touched]]:
         """Work and places of a layer in these tiles: those of an equal layer elsewhere, if one was selected."""
         machine = self.context.machine
-        like, source, result = self._likeness(layer)
+        like, source, result = self.shared.likeness(layer)
         found = self.alike.get((like, edges)) if like else None
         if found is None:
             operations = select(self.context, layer, edges)
@@ -213,49 +257,31 @@ class _Search:
                 self.alike[like, edges] = moved
         else:
             found = [(work, place.moved(source, result)) for work, place in found]
-        return [(work, self.admissions.place(place)) for work, place in found]
+        return [(work, self.shared.admissions.place(place)) for work, place in found]
 
-    def _likeness(self, layer: Layer) -> tuple[object, int, int]:
-        """What a layer has in common with others, and the places of its maps."""
-        if layer.name not in self.likes:
-            self.likes[layer.name] = likeness(self.context, layer)
-        return self.likes[layer.name]
 
-    def _tilings(self, before: Edges, layer: Layer) -> list[Edges]:
-        """The tilings that are tried: those of an equal layer elsewhere, if they are known."""
-        key = before, self._likeness(layer)[0] or layer.name
-        if key not in self.tilings:
-            self.tilings[key] = list(self._edges(before, layer))
-        return self.tilings[key]
+def _edges(context: Context, before: Edges, layer: Layer) -> Iterator[Edges]:
+    """The tilings that are tried; before: where the last tile of what the layer reads begins, if known."""
+    if layer.node.op != "NvConv":
+        yield ()
+        return
+    height = context.placed[layer.name].view.height
+    most = largest_tile(context, layer)
+    least, passed = -(-height // most), len(passes(context, layer.node))
+    more = (each for each in MORE if least < each <= height and each * passed <= OPERATIONS)
+    for count in sorted({least, *more}):
+        edges = equal_edges(height, count, layer.form)
+        yield edges
+        early = _early_rows(context, before, layer, edges[1]) if layer.form.kind != "winograd" else 0
+        if count > 1 and 0 < early < edges[1]:
+            yield (0, early, *(edges[2:] if edges[2] - early <= most else edges[1:]))
 
-    def _tiles_read(self, begun: _Begun, tiling: _Tiling | None, layer: Layer) -> Edges:
-        """The tiles of the layer before where they write what this one reads; else none."""
-        read = self.context.placed[layer.node.inputs[0]].view.buffer.name
-        return tiling.edges if tiling is not None and read == begun.written else ()
 
-    def _edges(self, before: Edges, layer: Layer) -> Iterator[Edges]:
-        """The tilings that are tried; before: where the last tile of what the layer reads begins, if known."""
-        if layer.node.op != "NvConv":
-            yield ()
-            return
-        height = self.context.placed[layer.name].view.height
-        most = largest_tile(self.context, layer)
-        least, passed = -(-height // most), len(passes(self.context, layer.node))
-        more = (each for each in MORE if least < each <= height and each * passed <= OPERATIONS)
-        for count in sorted({least, *more}):
-            edges = equal_edges(height, count, layer.form)
-            yield edges
-            early = self._early_rows(before, layer, edges[1]) if layer.form.kind != "winograd" else 0
-            if count > 1 and 0 < early < edges[1]:
-                yield (0, early, *(edges[2:] if edges[2] - early <= most else edges[1:]))
+def _early_rows(context: Context, before: Edges, layer: Layer, most: int) -> int:
+    """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
 
-    def _early_rows(self, before: Edges, layer: Layer, most: int) -> int:
-        """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
-
-        before: where that tile begins.
-        """
-        if not before:
-            return most
-        return next(
-            (rows for rows in range(most, 0, -1) if needed_lines(self.context, layer, rows) <= before[0]), 0
-        )
+    before: where that tile begins.
+    """
+    if not before:
+        return most
+    return next((rows for rows in range(most, 0, -1) if needed_lines(context, layer, rows) <= before[0]), 0)
