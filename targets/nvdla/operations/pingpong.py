@@ -79,8 +79,8 @@ class Work:
         behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
-            streaming = timing.stream_cycles(operation, machine)
-            return cls(operation, *map(_counted, (programming, moving, streaming, pooling)))
+            streaming = _counted(timing.stream_cycles(operation, machine))
+            return cls(operation, _counted(programming), _counted(moving), streaming, _counted(pooling))
         kernels, source, banks = operation.kernels, operation.source, operation.banks
         together, size = machine.kernel_group(source.precision), timing.cube_bytes(source, machine)
         held = banks.weights * machine.bank_bytes
