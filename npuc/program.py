@@ -17,7 +17,7 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -201,6 +201,13 @@ def _ports(manifest: Mapping[str, Any], key: str) -> tuple[Port, ...]:
     if len({port.name for port in found}) < len(found):
         raise _damaged(f"two of the {key} have one name")
     return found
+
+
+def count_of(feeds: Mapping[str, Sized]) -> int:
+    """How many samples a program's inputs are. Raises ArtefactError (E502) for a program without inputs."""
+    if not feeds:
+        raise _damaged("inputs is empty")
+    return len(next(iter(feeds.values())))
 
 
 def _damaged(reason: str, limit: str | None = None) -> ArtefactError:

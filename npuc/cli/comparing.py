@@ -157,7 +157,7 @@ def compare(
     with progress("comparing", len(found)) as advance:
         report = compared(subject, found, Options(isa=isa, strict=strict), advance)
     if data and not calibration:
-        announce_synthetic("calibrated", "--calibration DATA.npz")
+        announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(figures.comparison(report, form), exact=form == "csv")
     return 0 if report["status"] == "ok" else 1
 

@@ -191,7 +191,7 @@ def compile_command(
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
     if samples.synthetic and precision not in FLOATING and not quiet:
-        announce_synthetic("calibrated", "--calibration DATA.npz")
+        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     program.save(compiled, directory, force=force)
     if len(variants) > 1:
         _tell_variants(compiled, variants, directory, quiet=quiet, as_json=as_json)

@@ -77,5 +77,6 @@ def _samples(program: Program, data: Sequence[Path]) -> Samples:
     inputs = program_inputs(program)
     if data:
         return samples_of.load(data, inputs)
-    announce_synthetic("run", "--data DATA.npz")
-    return samples_of.synthetic(inputs, 1)
+    samples = samples_of.synthetic(inputs, 1)
+    announce_synthetic("run", "--data DATA.npz", samples)
+    return samples

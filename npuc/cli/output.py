@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +33,11 @@ def print_json(value: object) -> None:
     say(as_json(value))
 
 
-def announce_synthetic(what: str, remedy: str, kind: str = "normal") -> None:
-    """Says on stderr that there was no real data. kind: what the samples look like."""
-    note = f"note: {what} on synthetic data (8 {kind} samples, fixed seed); give real data with {remedy}"
+def announce_synthetic(what: str, remedy: str, samples: Sized | None, kind: str = "normal") -> None:
+    """Says on stderr that there was no real data. samples: what there was, if known; kind: what it looks like."""
+    number = "" if samples is None else f"{len(samples)} "
+    noun = "sample" if number == "1 " else "samples"
+    note = f"note: {what} on synthetic data ({number}{kind} {noun}, fixed seed); give real data with {remedy}"
     say(note, err=True)
 
 

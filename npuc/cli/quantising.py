@@ -95,7 +95,7 @@ def quantize(
         written, samples = driver.quantise_model(model, machine_kind, remembered, shapes, calibration)
     tell_cache(said, verbose=False, quiet=False)
     if samples.synthetic:
-        announce_synthetic("calibrated", "--calibration DATA.npz")
+        announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     with replacing(output) as staging:
         staging.write_bytes(written)
     if as_json:

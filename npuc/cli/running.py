@@ -201,5 +201,6 @@ def _samples(program: Program, data: tuple[Path, ...], count: int | None) -> Sam
         samples = samples_of.load(data, inputs).first(count)
         announce_left_out(samples)
         return samples
-    announce_synthetic("verified", "--data DATA.npz", "varied")
-    return samples_of.varied(inputs).first(count)
+    samples = samples_of.varied(inputs).first(count)
+    announce_synthetic("verified", "--data DATA.npz", samples, "varied")
+    return samples

@@ -7,7 +7,13 @@ from onnx import version_converter
 
 OLDEST_OPSET = 7
 ONNX_DOMAINS = ("", "ai.onnx")
-REFUSALS = (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+REFUSALS = (
+    RuntimeError,
+    ValueError,
+    version_converter.ConvertError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+)
 """What the converter, or the check of what it made, raises."""
 
 
@@ -27,12 +33,7 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         made = version_converter.convert_version(named, OLDEST_OPSET)
         onnx.checker.check_model(made, full_check=True)
-    except (
-        RuntimeError,
-        ValueError,
-        onnx.checker.ValidationError,
-        onnx.shape_inference.InferenceError,
-    ):  # what it refuses stays an old model
+    except REFUSALS:  # what it refuses stays an old model
         return model
     return (
         made if all(_broadcast_slope(made, node) for node in made.graph.node if node.op_type == "PRelu") else model

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.budget import budget, expect_room, take_data
+from npuc.budget import budget, expect_room, limits, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
@@ -24,6 +24,8 @@ from npuc.storage.files import replacing
 from npuc.storage.streams import DAMAGED, LARGE, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
+COPIES = 8
+"""Of a synthetic sample that there is room for."""
 FEEDS = 4
 """Samples that are read from a file at once, to be fed one by one."""
 
@@ -100,11 +102,12 @@ def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mappi
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
-def synthetic(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Samples:
+def synthetic(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 0) -> Samples:
     """Standard normal values from a fixed seed: they show that a program runs, not how accurate it is.
 
-    8-bit integers are all alike; wider ones, which may be indices, are 0 and 1.
+    8-bit integers are all alike; wider ones, which may be indices, are 0 and 1. count: 8, fewer of large inputs.
     """
+    count = count or _affordable(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
 
@@ -137,10 +140,20 @@ def _words(each: TensorType, shape: Sequence[int], random: np.random.Generator) 
     return random.choice(np.array(WORDS, object), [abs(extent) for extent in shape])
 
 
+def _affordable(inputs: Mapping[str, TensorType]) -> int:
+    """How many synthetic samples there are: as many as usual, fewer of large inputs."""
+    return min(SYNTHETIC_SAMPLES, max(1, limits().memory // max(_room(inputs), 1)))
+
+
 def _expect_room(inputs: Mapping[str, TensorType], count: int) -> None:
-    """Raises ModelError (E110) for synthetic samples that are too large together."""
-    size = sum(abs(each.size) for each in inputs.values()) * count
-    expect_room(size * np.dtype(np.float64).itemsize, f"{count} synthetic samples")
+    """Raises ModelError (E110) for synthetic samples that are too large together, or each."""
+    size = sum(abs(each.size) for each in inputs.values()) * count * np.dtype(np.float64).itemsize
+    expect_room(max(size, _room(inputs)), f"{count} synthetic samples")
+
+
+def _room(inputs: Mapping[str, TensorType]) -> int:
+    """Bytes of the limit that a sample stands for: copies of it, and the maps that it gives rise to."""
+    return sum(abs(each.size) for each in inputs.values()) * COPIES * np.dtype(np.float64).itemsize
 
 
 KINDS = ("ramp", "noise", "positive", "extreme")
@@ -149,12 +162,14 @@ EXTREME = 3.0
 """Of float inputs: as far as normal values usually reach."""
 
 
-def varied(inputs: Mapping[str, TensorType], count: int = SYNTHETIC_SAMPLES, seed: int = 1) -> Samples:
+def varied(inputs: Mapping[str, TensorType], count: int | None = None, seed: int = 1) -> Samples:
     """Synthetic samples of every kind in rotation, from a fixed seed: what noise around zero alone would not show.
 
     A ramp from one corner to the other, like an image, with some noise; standard normal values; their magnitudes;
     one extreme everywhere, the highest and the lowest in turn. Integers of 8 bits have all their range.
+    count: 8, fewer of large inputs.
     """
+    count = count or _affordable(inputs)
     _expect_room(inputs, count)
     random = np.random.default_rng(seed)
     made = {name: [_made(each, number, random) for number in range(count)] for name, each in inputs.items()}

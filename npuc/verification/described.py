@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ArtefactError, ModelError
@@ -35,7 +35,7 @@ class _Tensor:
 class _Scaled(_Tensor):
     """A tensor of integers."""
 
-    scale: float = 1.0
+    scale: float = field(kw_only=True)
 
 
 @dataclass(frozen=True)

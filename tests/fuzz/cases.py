@@ -71,12 +71,71 @@ def _folder() -> str:
 
 
 def models(chance: random.Random, folder: Path) -> None:
-    """A model is checked and compiled."""
+    """A model is compiled."""
     path = folder / "model.onnx"
-    path.write_bytes(changed_model(model(), chance))
-    name = chance.choice(TARGETS)
-    made, _ = driver.compile_model(path, target(name), Options(level="0"), {})
+    path.write_bytes(changed_model(chance.choice(seeds()), chance))
+    kind = target(chance.choice(TARGETS))
+    asked = Options(level=chance.choice("001"), precision=chance.choice((None, *kind.precisions)))
+    made, _ = compile_model(path, kind, asked, {})
     save(made, folder / "model.npu")
+
+
+CONTROL = """
+<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+net (float[1,3,N,8] x, bool c) => (float[1,3,M,8] y) <int64[4] e = {1, 3, 8, 8}, int64 n = {3}, bool t = {1}> {
+    k = ConstantOfShape (e)
+    h = own.Twice (x)
+    a = If (c) <
+        then_branch = yes () => (float[1,3,8,8] p) { p = Add (h, k) },
+        else_branch = no () => (float[1,3,8,8] q) { q = Relu (h) }
+    >
+    l = Loop (n, t, a) <body = turn (int64 i, bool g, float[1,3,8,8] s) => (bool o, float[1,3,8,8] r) {
+        o = Identity (g)
+        r = own.Twice (s)
+    }>
+    v = Shape (l)
+    w = Expand (l, v)
+    y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (w)
+}
+<domain: "own", opset_import: ["" : 17]>
+Twice (v) => (w) { z = Add (v, v) w = Clip (z) }
+"""
+OLD = """
+<ir_version: 3, opset_import: ["" : 6]>
+net (float[1,3,8,8] x, float[4,3,3,3] w, float[4] b) => (float[1,4,8,8] y) {
+    c = Conv <pads = [1, 1, 1, 1], kernel_shape = [3, 3]> (x, w)
+    d = Add <axis = 1, broadcast = 1> (c, b)
+    e = Dropout <is_test = 1> (d)
+    f = BatchNormalization (e, b, b, b, b)
+    y = Clip <max = 6.0> (f)
+}
+"""
+QUANTISED = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,3,8,8] x) => (float[1,4,8,8] y) <int8[4,3,1,1] w, float s = {0.05}, int8 z = {3}, float[4] v =
+    {0.01, 0.02, 0.03, 0.04}, int8[4] o = {0, 0, 0, 0}> {
+    a = QuantizeLinear (x, s, z)
+    b = DequantizeLinear (a, s, z)
+    k = DequantizeLinear <axis = 0> (w, v, o)
+    c = Conv (b, k)
+    d = QuantizeLinear (c, s, z)
+    e = DequantizeLinear (d, s, z)
+    f = Add (e, e)
+    g = QuantizeLinear (f, s, z)
+    y = DequantizeLinear (g, s, z)
+}
+"""
+
+
+@cache
+def seeds() -> tuple[onnx.ModelProto, ...]:
+    """Networks that are changed: plain, in parts, with functions and control flow, in int8, old."""
+    quantised = parser.parse_model(QUANTISED)
+    kernel = np.random.default_rng(18).integers(-99, 127, (4, 3, 1, 1), np.int8)
+    quantised.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "w"))
+    old = parser.parse_model(OLD)
+    old.graph.initializer.extend(each for each in model().graph.initializer if each.name in "wb")
+    return model(), split_model(), parser.parse_model(CONTROL), quantised, old
 
 
 SPLIT = """
@@ -206,7 +265,7 @@ def _changed(original: Program, chance: random.Random) -> tuple[Any, dict[str, b
 def _use(manifest: Any, files: dict[str, bytes], chance: random.Random, folder: Path, of: onnx.ModelProto) -> None:
     values = np.random.default_rng(2).standard_normal((1, 3, 8, 8)).astype(np.float32)
     np.savez(folder.parent / "x.npz", x=values)
-    (folder.parent / "l.txt").write_text(listings.listing(target("easynpu").listing(program("easynpu")), "text"))
+    (folder.parent / "l.txt").write_text(_listing())
     path = folder / "a.npu"
     path.mkdir()
     for each, content in files.items():
@@ -227,6 +286,11 @@ def _use(manifest: Any, files: dict[str, bytes], chance: random.Random, folder: 
         assert all(line.isprintable() for line in told.getvalue().split("\n"))
         if ended:
             raise ended
+
+
+@cache
+def _listing() -> str:
+    return listings.listing(target("easynpu").listing(program("easynpu")), "text")
 
 
 def _call(loaded: npuc.Compiled, values: Any, chance: random.Random) -> None:
@@ -280,8 +344,7 @@ def texts(chance: random.Random, folder: Path) -> None:
     """A listing is assembled and run."""
     kind = target("easynpu")
     original = program("easynpu")
-    text = listings.listing(kind.listing(original), "text")
-    (folder / "l.txt").write_text(changed_lines(text, chance), encoding="utf-8", errors="surrogatepass")
+    (folder / "l.txt").write_text(changed_lines(_listing(), chance), encoding="utf-8", errors="surrogatepass")
     made = kind.assembled(original, folder / "l.txt")
     driver.run_program(made, kind, data.synthetic(driver.program_inputs(made), 1))
 

@@ -21,6 +21,8 @@ COUNTS = {
     "traces": 40,
 }  # fmt: skip
 FINDINGS = [
+    ("models", 56),
+    ("models", 67),
     ("samples", 4),
     ("artefacts", 49),
     ("artefacts", 73),
@@ -34,6 +36,10 @@ FINDINGS = [
     ("artefacts", 60033),
     ("artefacts", 60053),
     ("artefacts", 60235),
+    ("artefacts", 1000311),
+    ("artefacts", 1000434),
+    ("artefacts", 1000940),
+    ("artefacts", 1001009),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -11,7 +11,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
-from npuc.program import Program
+from npuc.program import Program, count_of
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -47,14 +47,10 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        if not feeds:
-            raise ArtefactError("E502", "manifest.json is damaged: the program has no inputs")
-        tensors = dict(feeds)
+        count, tensors = count_of(feeds), dict(feeds)
         waiting = self._converted(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
-        samples = [
-            {name: tensors[name][index] for name in wanted} for index in range(len(next(iter(feeds.values()))))
-        ]
+        samples = [{name: tensors[name][index] for name in wanted} for index in range(count)]
         results = [self._sample(feed, None) for feed in samples]
         if observe is not None:
             observation = self._observation()

@@ -44,8 +44,9 @@ def _streamed(program: Program, contents: Contents, segment: Segment, name: str)
         if image.memory == "itcm":
             first, words = image.start, image.data(program.files, contents.machine)
         elif image.file == name:
-            places |= {image.address + number: image.start + number for number in range(image.words)}
-    at = 0
+            held = len(image.data(program.files, contents.machine)) // isa.WORD_BYTES
+            places |= {image.address + number: image.start + number for number in range(held)}
+    at, end = 0, max(places, default=-1) + 1
     for chain in chains(isa.bytes_to_words(words)[: segment.count], first):
         for stage in chain:
             if stage.reshape is not None:
@@ -54,6 +55,8 @@ def _streamed(program: Program, contents: Contents, segment: Segment, name: str)
                 at = stage.control.weights
             produced = contents.produced(stage.number)
             for what in _block(stage, produced.start[0]):
+                if at >= end:
+                    return
                 if at in places:
                     text = f"word {stage.number} {listing.mnemonic(stage.word)}: {what}"
                     yield MemoryAnnotation(places[at] * isa.WORD_BYTES, text, produced.nodes)

@@ -13,7 +13,7 @@ import numpy as np
 from npuc.budget import expect_room
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.program import Program
+from npuc.program import Program, count_of
 from npuc.target import Observer
 from npuc.targets.easynpu.program.artefact import Contents, Segment
 from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
@@ -52,7 +52,7 @@ class Runner:
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
         tensors = dict(feeds)
-        samples = len(next(iter(feeds.values())))
+        samples = count_of(feeds)
         state = self.simulator.state(samples)
         seen: dict[str, Array] = {}
 
@@ -108,7 +108,7 @@ def one_by_one(
     def collect(name: str, values: Array) -> None:
         seen.setdefault(name, []).append(values)
 
-    for at in range(len(next(iter(feeds.values())))):
+    for at in range(count_of(feeds)):
         one = {name: values[at : at + 1] for name, values in feeds.items()}
         found.append(run(one, None if observe is None else collect))
     if observe is not None:

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 
-import numpy as np
-
 from npuc import c_text
 from npuc.c_text import array, floating, listed, named
 from npuc.escaping import c_comment, c_string, markdown_code
@@ -18,13 +16,12 @@ from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.program.artefact import (
-    RECORD,
-    RECORD_WORDS,
     WRITE,
     Contents,
     Segment,
     TensorMove,
     decode,
+    records_of,
     register_map_of,
 )
 
@@ -112,9 +109,7 @@ def _segments(contents: Contents) -> list[Segment]:
 
 def _records(program: Program) -> Sequence[Sequence[int]]:
     """The commands as registers.bin has them: kind, address, mask, value."""
-    data = program.files.get("registers.bin", b"")
-    records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
-    return records
+    return records_of(program.files.get("registers.bin", b""))
 
 
 def _commands(program: Program, contents: Contents) -> Iterable[str]:

@@ -222,10 +222,15 @@ def _record(command: Command, registers: RegisterMap) -> tuple[int, int, int, in
 
 def decode(data: bytes, registers: RegisterMap) -> list[Command]:
     """The commands of records. Raises ArtefactError (E502) for a record that is none."""
+    return [_command(number, record, registers) for number, record in enumerate(records_of(data))]
+
+
+def records_of(data: bytes) -> Sequence[Sequence[int]]:
+    """Kind, address, mask and value of every record. Raises ArtefactError (E502) for a part of one."""
     if len(data) % (RECORD_WORDS * RECORD.itemsize):
         raise ArtefactError("E502", f"registers.bin has {len(data)} bytes", limit="records of 16 bytes")
     records: Sequence[Sequence[int]] = np.frombuffer(data, RECORD).reshape(-1, RECORD_WORDS).tolist()
-    return [_command(number, record, registers) for number, record in enumerate(records)]
+    return records
 
 
 def _command(number: int, record: Sequence[int], registers: RegisterMap) -> Command:

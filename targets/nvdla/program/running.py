@@ -12,7 +12,7 @@ import numpy as np
 
 from npuc.errors import ArtefactError
 from npuc.ir import Array
-from npuc.program import Program
+from npuc.program import Program, count_of
 from npuc.storage.records import read
 from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
@@ -48,7 +48,7 @@ class Runner:
 
     def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
         """Outputs (samples, *shape) for inputs (samples, *shape)."""
-        count = len(next(iter(feeds.values())))
+        count = count_of(feeds)
         found: list[dict[str, Array]] = []
         seen: dict[str, list[Array]] = {}
         for sample in range(count):
