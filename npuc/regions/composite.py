@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.annotation import MemoryAnnotation
-from npuc.errors import ArtefactError, Problem
+from npuc.errors import ArtefactError, NpucError, Problem
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
@@ -18,9 +18,6 @@ from npuc.storage.data import Samples
 from npuc.target import Options, Origin, Stepper, Target, names, results_of
 from npuc.target import target as find
 from npuc.timeline import Activity, Buffer, Timeline
-
-WHOLE = ("loadable",)
-"""Formats that hold one network entire."""
 
 
 def target_of(program: Program) -> Target:
@@ -152,17 +149,13 @@ class Composite:
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The files of every part in its folder, the regions as they are, and steps.json: their order.
 
-        In C, regions are functions as well.
+        In C, regions are functions as well. Raises what a part cannot be, with its path and the regions'.
         """
         contents = Contents.of(program.manifest)
         regions = [step for step in contents.steps if step not in contents.parts]
-        if form in WHOLE:
-            reason = f"a {form} holds no host region, and the program has {len(regions)}"
-            limit = ", ".join(step.path for step in regions)
-            raise ArtefactError("E506", reason, limit=limit, remedy="export a part: npuc export OUT/npu/part_0")
         files = {step.path: program.files[step.path] for step in regions if step.path in program.files}
         for step, part in _parts(program):
-            made = self.inner.exported(part, form, player)
+            made = _part_exported(self.inner, step, part, (form, player), [each.path for each in regions])
             files |= {f"{step.path}/{name}": data for name, data in made.items()}
         if form == "c":
             from npuc.regions.export.region_c import exported as regions_in_c
@@ -182,6 +175,17 @@ class Composite:
     def operators(self) -> list[dict[str, str]]:
         """The target's."""
         return self.inner.operators()
+
+
+def _part_exported(
+    inner: Target, step: Step, part: Program, form: tuple[str, str | None], regions: Sequence[str]
+) -> dict[str, bytes]:
+    """The files of a part. Raises what it cannot be, with its path and those of the regions around it."""
+    try:
+        return inner.exported(part, *form)
+    except NpucError as error:
+        where = f"{step.path}, between {', '.join(regions)}"
+        raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error
 
 
 def _parts(program: Program) -> Iterator[tuple[Step, Program]]:
