@@ -125,7 +125,6 @@ inputs, random weights), compiled, proved and verified on every target by `pytho
 A cell says the share of multiply-accumulates on the NPU, whether its parts are exact in every bit, and how many
 parts and places on the host there are. fp16 and fp32 have no integer network: every layer alone is within
 rounding, and the cell says the signal to noise of the whole against onnxruntime (60 dB or more where it says 60).
-A cell with - was not measured.
 
 LSTM and GRU are the host's, and products of two activations on EasyNPU and NVDLA. Integers of networks on
 synthetic samples are exact, which says nothing of their accuracy.
