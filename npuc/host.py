@@ -133,7 +133,11 @@ ROUNDED = ("Softmax", "LogSoftmax", "LRN", "Conv")
 
 
 def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:
-    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as ONNX)."""
+    """Integers of float32 values: x / scale in float32, rounded half to even, plus zero, saturated (as ONNX).
+
+    NaN, of which ONNX says nothing, counts as 0.
+    """
     steps, limits = np.asarray(x / np.float32(scale)), np.iinfo(dtype)
+    np.copyto(steps, 0, where=np.isnan(steps))
     np.add(np.rint(steps, out=steps), np.float32(zero), out=steps)
     return np.clip(steps, limits.min, limits.max, out=steps).astype(dtype)

@@ -134,7 +134,7 @@ def refusals(network: Network, error: NpucError | None) -> dict[str, Problem]:
     """What the target cannot run of the entire model, by unit; the first problem of each."""
     found: dict[str, Problem] = {}
     for problem in error.problems if error is not None else ():
-        for name in blamed(network, None, problem) if problem.code[:2] == "E2" else ():
+        for name in blamed(network, None, problem) if problem.code[:2] in ("E2", "E3") else ():
             found.setdefault(name, replace(problem, node=name, op=network.by_name[name].op))
     return found
 

@@ -11,7 +11,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.scales.constraints import MOVEMENT
-from npuc.reference import has_integer_products, session
+from npuc.reference import has_integer_products, session, with_outputs
 from npuc.target import Target
 from npuc.verification.described import damaged, described, network
 from npuc.verification.described import evidence as foreign
@@ -65,6 +65,7 @@ class Bits:
         seen: the tensors that the simulator shows.
         """
         with foreign():
+            feed = {name: _numbers(value) for name, value in feed.items()}
             integer = self._as_rounded(feed, values_of(self.reference, self._known, feed), seen)
         for name, value in (*seen.items(), *outputs.items()):
             if name in integer and value.shape != integer[name].shape:
@@ -154,11 +155,21 @@ class Bits:
         feeds = {name: value for name, value in {**feed, **given}.items() if name in taken}
         values = values_of(self._resumed, self._known, feeds)
         for name in {*self._brought}.intersection(found):
-            if _tied(found[name], values[name]):
+            if _tied(found[name], values[name]) or self._tied_but_for_nan(name, feed, found[name], values[name]):
                 values[name] = found[name]
             else:
                 self._stray(name, int((found[name] != values[name]).sum()))
         return values
+
+    def _tied_but_for_nan(self, name: str, feed: Mapping[str, Array], found: Array, wanted: Array) -> bool:
+        """`_tied`, where NaN is 0 on the host and may be any integer under onnxruntime."""
+        model = network(self.evidence)
+        origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
+        origin = session(with_outputs(model, [origins[name]]), confined=self.confined)
+        (real,) = origin.run([origins[name]], dict(feed))
+        if real.dtype.kind != "f" or not np.isnan(real).any():
+            return False
+        return _tied(found, np.where(np.isnan(real), np.int64(self.tensors[name].get("zero_point", 0)), wanted))
 
     def _near(self, output: str, found: Array, wanted: Array) -> Array:
         """Which elements of an output are as two libraries may give them: relative, to the largest, or absolute.
@@ -194,6 +205,11 @@ TIES = 100
 """At most one of so many elements meets a tie: in int16 a step is some hundred units in the last place."""
 LEVELS = 2
 """Of int8 at most so many results: all elements of one come of the same real number."""
+
+
+def _numbers(value: Array) -> Array:
+    """NaN as the host quantises it, as 0: onnxruntime makes now this integer of it, now that."""
+    return np.where(np.isnan(value), value.dtype.type(0), value) if value.dtype.kind == "f" else value
 
 
 def _tied(found: Array, wanted: Array) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from npuc.errors import DataError
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.histograms import BINS, EMPTY, Histogram, histograms
+from npuc.quantize.calibration.histograms import BINS, EMPTY, Histogram, histograms, histograms_of_finite
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
@@ -114,3 +114,13 @@ def test_a_tensor_that_is_not_finite_is_refused_by_name(value: float) -> None:
         histograms(_graph(), samples, ("y",))
     (problem,) = caught.value.problems
     assert (problem.code, problem.tensor) == ("E402", "y")
+
+
+@pytest.mark.parametrize("value", [100.0, np.inf, np.nan])
+def test_of_made_up_samples_only_finite_values_count(value: float) -> None:
+    samples = [{"x": np.array([[value, 0.5, -1, 0]], np.float32)}]
+    found = histograms_of_finite(_graph(), samples, ("x", "y"))
+    kept = [0.5, 1, *([value] if value == 100 else [])]
+    assert found["x"].counts.sum() == len(kept)
+    assert found["x"].largest == pytest.approx(max(kept), rel=1e-3)
+    assert found["y"].largest == pytest.approx(np.exp(0.5), rel=1e-3)  # of relu(x), so nothing is below 1

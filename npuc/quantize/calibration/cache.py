@@ -17,7 +17,7 @@ import numpy as np
 from npuc import __version__
 from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
-from npuc.quantize.calibration.histograms import BINS, Histogram, histograms
+from npuc.quantize.calibration.histograms import BINS, Histogram, HistogramSource, histograms, source
 from npuc.storage.data import save
 from npuc.storage.streams import DAMAGED
 from npuc.target import Options
@@ -33,6 +33,7 @@ class Cache:
 
     key: str
     known: dict[str, dict[str, Histogram]] = field(default_factory=dict[str, dict[str, Histogram]])
+    find: HistogramSource = histograms
     hits: int = 0
     misses: int = 0
 
@@ -50,7 +51,7 @@ class Cache:
             self.hits += 1
         else:
             self.misses += 1
-            self.known[asked] = histograms(graph, samples, tensors, domains, gains)
+            self.known[asked] = self.find(graph, samples, tensors, domains, gains)
         return dict(self.known[asked])
 
 
@@ -66,7 +67,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
         return
     key = _key(files)
     file = path / f"{files[0].stem}-{key[:16]}.calibration.npz" if path.is_dir() else path
-    cache = _opened(file, key, tell)
+    cache = replace(_opened(file, key, tell), find=source(None, synthetic=len(files) == 1))
     yield replace(options, histograms=cache.histograms)
     tell(f"calibration cache '{file}': {cache.hits} of {cache.hits + cache.misses} calibrations found")
     if cache.misses:

@@ -6,7 +6,7 @@ set may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -114,14 +114,54 @@ def histograms(
     gains: what the values of a tensor count, broadcast against it (`output_gains`).
     Raises DataError (E402) for a value that is infinite or NaN.
     """
+
+    def finite(name: str, value: Array) -> Array:
+        if not np.isfinite(value).all():
+            raise DataError("E402", "its value is not finite on a calibration sample", tensor=name, remedy=REMEDY)
+        return value
+
+    return _histograms(graph, samples, tensors, domains, gains, finite)
+
+
+REMEDY = "calibrate on samples that keep the network finite, or --deny the node that computes this tensor"
+
+
+def histograms_of_finite(
+    graph: Graph,
+    samples: Iterable[Mapping[str, Array]],
+    tensors: Sequence[str],
+    domains: Mapping[str, tuple[float, float]] | None = None,
+    gains: Mapping[str, Array] | None = None,
+) -> dict[str, Histogram]:
+    """`histograms` where infinities and NaN do not count: a network may make them of samples that are made up."""
+    return _histograms(graph, samples, tensors, domains, gains, lambda _, value: _without_infinities(value))
+
+
+def _without_infinities(value: Array) -> Array:
+    """Zeros, which do not count, in place of what is not finite."""
+    return np.where(np.isfinite(value), value, value.dtype.type(0))
+
+
+def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:
+    """What finds histograms: the given source, or the one that suits the samples."""
+    return given or (histograms_of_finite if synthetic else histograms)
+
+
+def _histograms(
+    graph: Graph,
+    samples: Iterable[Mapping[str, Array]],
+    tensors: Sequence[str],
+    domains: Mapping[str, tuple[float, float]] | None,
+    gains: Mapping[str, Array] | None,
+    finite: Callable[[str, Array], Array],
+) -> dict[str, Histogram]:
+    """finite: takes what is not finite out of the values of a tensor, or raises."""
     found = dict.fromkeys(tensors, EMPTY)
     for values in computed(graph, samples, tensors):
         for name, value in values.items():
             if domains and name in domains:
                 value = np.clip(value, *domains[name])
-            if not np.isfinite(value).all():
-                raise DataError("E402", "its value is not finite on a calibration sample", tensor=name)
-            found[name] = found[name].with_values(value, gains.get(name) if gains else None)
+            found[name] = found[name].with_values(finite(name, value), gains.get(name) if gains else None)
     return found
 
 

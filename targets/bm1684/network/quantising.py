@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration.histograms import histograms, uniform
+from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
@@ -31,7 +31,8 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     A model that brings its scales along keeps them where 0 stands for 0 or -128.
     """
     level = LEVELS[options.level]
-    method, find = options.method or level.method, options.histograms or histograms
+    method = options.method or level.method
+    find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, run_passes
-from npuc.quantize.calibration.histograms import histograms, uniform
+from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
@@ -43,7 +43,7 @@ def network(
     """
     level, documented = LEVELS[options.level], options.isa == "documented"
     method = options.method or level.method
-    find = options.histograms or histograms
+    find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes))

@@ -8,7 +8,7 @@ from functools import partial
 
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
-from npuc.quantize.calibration.histograms import Histogram, histograms
+from npuc.quantize.calibration.histograms import Histogram, source
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
@@ -57,7 +57,7 @@ def network(
     A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
     """
     level, precision = LEVELS[options.level], options.precision
-    find = options.histograms or histograms
+    find = source(options.histograms, synthetic=samples.synthetic)
     nodes = on_device(graph, machine, precision)
     tensors = tensors_of(nodes)
     given = given_steps(graph, tensors, equal_scales(graph, nodes))
@@ -111,7 +111,8 @@ def _improved(
         return written(graph, selecting(host)(graph), found, options.method or level.method, {})
 
     def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
-        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=options.histograms or histograms)
+        find = source(options.histograms, synthetic=samples.synthetic)
+        recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find)
         return best_network(graph, recipe, samples, level, options.method, found)
 
     return mixed(graph, drawn, best, samples, LAYERS) if options.mixed else best(frozenset())

@@ -1,0 +1,53 @@
+"""Networks that make NaN of noise: made-up samples refuse nothing, and NaN is 0 wherever it becomes an integer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc.errors import DataError
+from npuc.host import quantise
+from npuc.regions.compiling import compile_model
+from npuc.storage.data import Samples
+from npuc.target import Options, target
+from tests.regions.nets import checked, model_of, program_of
+
+HEAD = "g (float[1,8,6,6] x) => (float[1,8,6,6] y) "
+SAME = "pads = [1, 1, 1, 1]"
+BODIES = {
+    "a region makes it": f"a = Conv<{SAME}>(x, w)\n b = Log(a)\n y = Conv<{SAME}>(b, v)",
+    "the target's own step makes it": f"a = Conv<{SAME}>(x, w)\n b = Sqrt(a)\n y = Conv<{SAME}>(b, v)",
+}
+SHAPES = {"w": (8, 8, 3, 3), "v": (8, 8, 3, 3)}
+
+
+@pytest.mark.parametrize("name", ["easynpu", "nvdla-small"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_network_that_makes_nan_of_noise_compiles_and_agrees_in_every_bit(
+    body: str, name: str, tmp_path: Path
+) -> None:
+    program = program_of(model_of(f"{HEAD} {{ {body} }}", **SHAPES), tmp_path, name)
+    assert checked(program, tmp_path)["bit_exact"]
+    low = np.full((2, 1, 8, 6, 6), -3, np.float32)
+    low[1] = 3
+    found = checked(program, tmp_path, Samples({"x": low}))
+    assert found["bit_exact"]
+
+
+def test_the_user_s_samples_must_keep_the_network_finite(tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((4, 8, 6, 6)).astype(np.float32))
+    onnx.save(model_of(f"{HEAD} {{ {BODIES['a region makes it']} }}", **SHAPES), tmp_path / "m.onnx")
+    with pytest.raises(DataError) as caught:
+        compile_model(tmp_path / "m.onnx", target("easynpu"), Options(level="0"), {}, [data])
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.tensor) == ("E402", "b")
+    assert "--deny" in (problem.remedy or "")
+
+
+def test_nan_is_the_integer_of_0() -> None:
+    values = np.array([np.nan, -np.inf, np.inf, 0.26], np.float32)
+    assert quantise(values, 0.5, 3).tolist() == [3, -128, 127, 4]
