@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
@@ -19,9 +19,9 @@ from npuc.reference import has_integer_products, integers_are_exact, session
 os.environ.setdefault(CHECK, "full")
 """Every graph is verified anew in tests, whatever was verified of its nodes before."""
 
-settings.register_profile("same", derandomize=True)
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
-"""Every run draws the same examples; `pytest --hypothesis-profile default` draws others."""
+"""Every run draws the same examples, however long it takes; `pytest --hypothesis-profile default` draws others."""
 
 Reference = Callable[[onnx.ModelProto, Mapping[str, Array]], dict[str, Array]]
 
