@@ -28,6 +28,11 @@ def _interpolable(node: Node, types: Sequence[TensorType]) -> bool:
     return (types[0].dtype == "float32" or RESIZE_MODE(node) == "nearest") and min(SCALES(node)) > 0
 
 
+def _resizing(node: Node, types: Sequence[TensorType]) -> bool:
+    """Where no extent changes, all scales are 1."""
+    return types[0].shape != SIZES(node) or all(scale == 1 for scale in SCALES(node))
+
+
 def _types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     return (TensorType(SIZES(node), types[0].dtype),)
 
@@ -132,7 +137,7 @@ OPERATORS = (
         (Parameter("y", like="x"),),
         _resize,
         (SIZES, SCALES, RESIZE_MODE, COORDINATES, NEAREST_MODE, CUBIC_COEFF_A, EXCLUDE_OUTSIDE),
-        (_interpolable,),
+        (_interpolable, _resizing),
         _types,
         _resize_onnx,
     ),

@@ -70,6 +70,14 @@ FORMS: list[tuple[int, str, str, str]] = [
     (11, "float[0] r = {}, float[4] s = {1.0, 1.0, 2.0, 1.5}", "Resize (x, r, s)", "Resize"),
     (11, "float[0] r = {}, int64[4] z = {2, 3, 7, 5}", 'Resize <mode = "cubic"> (x, r, r, z)', "Resize"),
     (13, "int64[4] z = {2, 3, 7, 9}", 'Resize <mode = "linear"> (x, , , z)', "Resize"),
+    (11, "float[0] r = {}, float[4] s = {1.0, 1.0, 1.1, 1.0}", 'Resize <mode = "linear"> (x, r, s)', "Resize"),
+    (10, "float[4] s = {1.0, 1.2, 1.1, 1.0}", "Resize (x, s)", "Resize"),
+    (
+        18,
+        "float[8] r = {0,0,0,0,1,1,0.5,0.5}, int64[4] z = {2, 3, 4, 6}",
+        f"Resize <{CROP}> (x, r, , z)",
+        "Resize",
+    ),
     (18, "int64[2] z = {9, 7}", 'Resize <axes = [3, 2], mode = "linear"> (x, , , z)', "Resize"),
     (
         18,

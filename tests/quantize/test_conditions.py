@@ -251,3 +251,36 @@ def test_given_steps_do_not_limit_what_is_concatenated_with_them(op: str, target
     report = verified(graph, Case(target, "int8"), tmp_path)
     assert report["bit_exact"]
     assert report["outputs"][0]["sqnr_db"] > 25
+
+
+FAINT = {
+    "Add": (node("Add", "x s", "y"),),
+    "Sub": (node("Sub", "s x", "y"),),
+    "Mul": (node("Mul", "x s", "y"),),
+    "a map of one pixel": (node("GlobalAveragePool", "s", "p"), node("Add", "x p", "y")),
+    "a convolution's own": (node("Conv", "x w", "c", pads=(0, 0, 0, 0)), node("Add", "c s", "y")),
+}
+
+
+@pytest.mark.parametrize("name", FAINT)
+@pytest.mark.parametrize("faint", [1e-5, 1e-9])
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-full"])
+def test_a_faint_operand_does_not_take_the_scale_from_the_other(
+    name: str, faint: float, target: str, tmp_path: Path
+) -> None:
+    """Its values are below any step of the sum; a product is as exact as that of large operands."""
+    first = node("Mul", "x f", "s")
+    graph = network((1, 4, 6, 6), "y", first, *FAINT[name], w=(4, 4, 1, 1), f=np.full((1,), faint, np.float32))
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["bit_exact"]
+    assert report["outputs"][0]["sqnr_db"] > 25
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-large"])
+def test_a_clip_that_gives_zero_on_all_samples_leaves_the_sum_behind_it_as_it_is(
+    target: str, tmp_path: Path
+) -> None:
+    nodes = (node("Clip", "n", "s", min=0.0, max=1.0), node("Add", "s x", "y"))
+    graph = network((1, 4, 6, 6), "y", node("Abs", "x", "a"), node("Neg", "a", "n"), *nodes)
+    report = verified(graph, Case(target, "int8"), tmp_path)
+    assert report["outputs"][0]["sqnr_db"] > 25

@@ -33,7 +33,11 @@ def _upsample(node: OnnxNode, to: Builder) -> None:
         "coordinate_transformation_mode": "asymmetric",
         "nearest_mode": "ceil" if shrinks else "floor",
     }
-    to.emit(node, "Resize", node.inputs[:1], scales=scales, sizes=_sizes(shape, scales), **modes)
+    sizes = _sizes(shape, scales)
+    if sizes == tuple(shape):
+        _copy(node, to, shape, modes)
+        return
+    to.emit(node, "Resize", node.inputs[:1], scales=scales, sizes=sizes, **modes)
 
 
 def _resize(node: OnnxNode, to: Builder) -> None:
@@ -49,6 +53,9 @@ def _resize(node: OnnxNode, to: Builder) -> None:
         all_scales[axis], all_sizes[axis] = scale, size
     keys = ("mode", "nearest_mode", "cubic_coeff_a", "exclude_outside")
     modes: dict[str, Attr] = {key: node.attrs[key] for key in keys}
+    if tuple(shape) == tuple(all_sizes):
+        _copy(node, to, shape, modes)
+        return
     coordinates = _coordinates(node, shape, all_scales, all_sizes)
     modes["coordinate_transformation_mode"] = coordinates
     if coordinates in ("half_pixel_symmetric", "tf_crop_and_resize") or node.attrs.get("antialias"):
@@ -56,6 +63,12 @@ def _resize(node: OnnxNode, to: Builder) -> None:
         _products(node, to, axes, all_scales, all_sizes, modes)
     else:
         to.emit(node, "Resize", node.inputs[:1], scales=tuple(all_scales), sizes=tuple(all_sizes), **modes)
+
+
+def _copy(node: OnnxNode, to: Builder, shape: Sequence[int], modes: dict[str, Attr]) -> None:
+    """No extent changes: ONNX interpolates all the same, where scales or a roi ask for it; onnxruntime copies."""
+    kept = {**modes, "coordinate_transformation_mode": "half_pixel"}
+    to.emit(node, "Resize", node.inputs[:1], scales=(1.0,) * len(shape), sizes=tuple(shape), **kept)
 
 
 def _products(
@@ -75,7 +88,10 @@ def _products(
     outside = np.zeros((1,) * len(shape), bool)
     for at, axis in enumerate(axes):
         region = (roi[at], roi[len(axes) + at]) if roi else (0.0, 1.0)
-        if sizes[axis] == shape[axis] and scales[axis] == 1 and region == (0.0, 1.0):
+        kept = sizes[axis] == shape[axis]
+        if kept and modes["antialias"]:  # of such an axis onnxruntime, unlike ONNX, does not interpolate
+            continue
+        if kept and scales[axis] == 1 and region == (0.0, 1.0):
             continue
         if shape[axis] * sizes[axis] > MOST_WEIGHTS:
             reason = f"{sizes[axis]} from {shape[axis]} elements in this mode"

@@ -76,14 +76,15 @@ class Histogram:
     def error(self, scales: Array, levels: int = 127) -> Array:
         """The expected sum of squared errors when quantised with each of these scales (symmetric, saturating).
 
-        Inside the range a rounding error is spread evenly, s*s/12 a value; outside it is |x| - levels*s.
+        Inside the range a rounding error is spread evenly, s*s/12 a value, and altogether no more than where all
+        become 0; outside it is |x| - levels*s.
         """
         limit = levels * scales
         inside = np.searchsorted(self.centres, limit, side="right")
         count, total, energy = self._sums
         rest = count[-1] - count[inside], total[-1] - total[inside], energy[-1] - energy[inside]
         beyond = rest[2] - 2 * limit * rest[1] + limit**2 * rest[0]
-        return np.maximum(beyond, 0.0) + count[inside] * scales**2 / 12
+        return np.maximum(beyond, 0.0) + np.minimum(count[inside] * scales**2 / 12, energy[inside])
 
     @cached_property
     def _sums(self) -> tuple[Array, Array, Array]:

@@ -59,7 +59,7 @@ def quantise(
     without an integer form.
     """
     free = {name: histograms[name] for name in tensors_of(nodes) if name not in given}
-    constraints = replace(constraints_of(graph, nodes, given), floors=floors(graph, nodes, free))
+    constraints = replace(constraints_of(graph, nodes, given, free), floors=floors(graph, nodes, free))
     constraints = in_powers_of_two(constraints, free) if power_of_two else constraints
     chosen = free_steps(graph, nodes, free, constraints, method, given)
     return Builder(graph, nodes, {**chosen, **given}, tabulate).built()

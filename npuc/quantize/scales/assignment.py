@@ -147,11 +147,13 @@ def _class_cost(
     """Relative error of a class of tensors for every base and exponent: (bases, exponents)."""
     scales = np.multiply.outer(np.array(bases), 2.0 ** EXPONENTS.astype(np.float64))
     cost = np.zeros(scales.shape)
+    empty = True
     for tensor in tensors:
         histogram = histograms[tensor]
         energy = histogram.energy
         ceiling = constraints.ceilings.get(tensor, math.inf)
         if energy > 0:
+            empty = False
             cost += range_cost(histogram, scales, method, 127 * ceiling)
             if tensor in constraints.unsaturated:
                 cost += BEYOND * octaves_above(min(histogram.largest / 127, ceiling), scales)
@@ -161,6 +163,6 @@ def _class_cost(
             cost += np.where(octaves_above(scales, ceiling) > 0, LIMIT, 0.0)
         if tensor in constraints.given:
             cost += 1e12 * np.abs(np.log2(scales / constraints.given[tensor]))
-    if not cost.any():
+    if empty:  # any scale holds zeros: the one that the demands allow next to a range of 1
         cost += np.abs(EXPONENTS + math.log2(127)) * 1e-12
     return cost

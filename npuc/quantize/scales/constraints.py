@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
+NOT_KNOWN: Mapping[str, Histogram] = {}
 ONNX_MOVEMENT = ("Reshape", "Transpose", "Concat", "Slice", "Split", "SpaceToDepth", "DepthToSpace", "Identity")
 """Those operators of ONNX that only move elements."""
 
@@ -92,11 +94,16 @@ def _between_conversions(graph: Graph, node: Node) -> bool:
     return any(each.op in CONVERSIONS for each in around)
 
 
-def constraints_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] = ()) -> ScaleConstraints:
+def constraints_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    given: Collection[str] = (),
+    histograms: Mapping[str, Histogram] = NOT_KNOWN,
+) -> ScaleConstraints:
     """What the operators demand of the scales of their tensors.
 
     given: tensors whose scales are known. An operator with arithmetic of its own takes them as they are, so it
-    constrains nothing.
+    constrains nothing. histograms: of tensors whose values are known.
     """
     equal = [pair for pair in equal_scales(graph, nodes) if pair[0] not in given]
     ratios: list[Ratio] = []
@@ -120,8 +127,10 @@ def constraints_of(graph: Graph, nodes: Sequence[Node], given: Collection[str] =
             equal.append((x, node.inputs[1]))
             ratios.append(Ratio(y, x, 0, MOST_SHIFT))
         elif node.op == "Mul":
-            powers.append(node.inputs[factor_of(graph, node)])
-            ratios.append(Ratio(y, node.inputs[1 - factor_of(graph, node)], -MOST_GAIN, MOST_SHIFT))
+            which = factor_of(graph, node)
+            powers.append(node.inputs[which])
+            gain = _gain(histograms.get(node.inputs[which]))
+            ratios.append(Ratio(y, node.inputs[1 - which], -gain, MOST_SHIFT))
     finite = {k: v for k, v in ceilings.items() if np.isfinite(v)}
     return ScaleConstraints(tuple(equal), tuple(ratios), finite, tuple(powers), unsaturated=visible(graph))
 
@@ -149,6 +158,14 @@ def selects(graph: Graph, node: Node) -> bool:
 
 MOST_GAIN = 5
 """A product's scale is at most 2^5 times finer than its larger operand's: a gate needs no more."""
+ROOM = 2
+"""Of the gain, behind a factor so small that all products are: they may be smaller by further octaves."""
+
+
+def _gain(factor: Histogram | None) -> int:
+    """By how many octaves a product's scale may be finer than that of its larger operand."""
+    largest = factor.largest if factor is not None else 0.0
+    return max(MOST_GAIN, ROOM - math.floor(math.log2(largest))) if largest > 0 else MOST_GAIN
 
 
 def factor_of(graph: Graph, node: Node) -> int:

@@ -47,6 +47,11 @@ class Builder(GraphBuilder, ABC):
     def added(self, node: Node, operand: str) -> Form:
         """The second stage that adds a map."""
 
+    def operand(self, node: Node, tensor: str) -> str:
+        """The map that a sum's node adds, or a copy of it that suits the result better."""
+        del node
+        return tensor
+
     @abstractmethod
     def unit(self, tensor: str) -> float:
         """What a step stands for between the stages, if the second one works in steps of the tensor."""
@@ -127,6 +132,7 @@ class Builder(GraphBuilder, ABC):
         operand = group.operand
         if operand is None:
             return self._conv(group.conv, node, self.sloped(node), self.unit(node.output), x1=0)
+        operand = self.operand(node, operand)
         form = self.added(node, operand)
         return self._conv(group.conv, node, form, self.unit(operand), x1=relu(group.conv))
 

@@ -33,6 +33,8 @@ from npuc.targets.nvdla.quantisation.tables import every_value, wide_entries
 
 OPERAND_BITS = 30
 """An operand with its zero point has one bit more than an element; shifted left it leaves room for another."""
+FINEST_OPERAND = 2.0**-10
+"""Of a step of the sum: an operand of finer steps is brought to these, where multipliers reach."""
 
 
 class Elementwise(Builder):
@@ -181,6 +183,7 @@ class Elementwise(Builder):
             sign = -1.0 if node.op == "Sub" else 1.0
         constant = self.float.constant(other)
         if constant is None:
+            other = self.operand(node, other)
             return x, self.two_maps(node, self.part_of(sign, x, other), other)
         unit = y * self.fine
         negative = node.op == "Sub" and other == second
@@ -190,6 +193,11 @@ class Elementwise(Builder):
         form.x1 = Stage(multiply=1, shift=right)
         form.operands["x1_mul"] = few(multiplier)
         return x, form.convert(unit / y)
+
+    def operand(self, node: Node, tensor: str) -> str:
+        """The operand of a sum, or a copy of it in coarser steps: its own may be too fine for any multiplier."""
+        finest = self.scales[node.output] * FINEST_OPERAND
+        return tensor if self.scales[tensor] >= finest else self._copy(node, tensor, Steps(finest))
 
     def two_maps(self, node: Node, part: Share, other: str) -> Form:
         """A map times its part of the sum, without rounding, and another as second operand, shifted as far.
@@ -216,7 +224,10 @@ class Elementwise(Builder):
         orders = [pair for pair in (node.inputs, node.inputs[::-1]) if self._covers(node, pair[0])]
         if len(orders) == 1:
             return orders[0][0], orders[0][1]
-        missed = [self.part_of(1.0, x, other).error(self.scales[x] / self.scales[other]) for x, other in orders]
+        missed = [
+            self.scales[x] * self.part_of(1.0, x, other).error(self.scales[x] / self.scales[other])
+            for x, other in orders
+        ]
         x, other = orders[int(np.argmin(missed))]
         return x, other
 
