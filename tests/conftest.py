@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from npuc import confinement
 from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
 
@@ -39,6 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         elif file in fast:
             item.add_marker("fast")
+
+
+MACHINES = ("bm1684", "easynpu", "nvdla")
+"""Folders of tests of machines begin so."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _unconfined(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of machines run onnxruntime in their own process: to fork one so large takes long."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(TESTS).parts[0].startswith(MACHINES):
+            patch.setattr(confinement, "AVAILABLE", False)
+        yield
 
 
 @pytest.fixture(scope="session")

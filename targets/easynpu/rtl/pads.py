@@ -125,10 +125,12 @@ class Tables(wiring.Component):
         for k, (line, bound) in enumerate(zip(lines, bounds, strict=True)):
             m.d.comb += Value.cast(line).eq(Cat(*(plane.word_select(k, BYTE) for plane in planes)))
             m.d.comb += bound.eq(starts.word_select(k, BYTE))
-        for x, line in zip(self.input, self.line, strict=True):
+        for number, (x, line) in enumerate(zip(self.input, self.line, strict=True)):
             found: list[Value] = []
             for step in (8, 4, 2, 1):
-                found.append(x >= halved(bounds[step :: 2 * step], found))
+                reached = Signal(name=f"reached{number}_{step}")
+                m.d.comb += reached.eq(x >= halved(bounds[step :: 2 * step], found))
+                found.append(reached)
             m.d.comb += Value.cast(line).eq(halved(lines, found))
         return m
 
