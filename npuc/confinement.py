@@ -179,7 +179,7 @@ def _restrict(what: int, limit: int) -> None:
 
 
 def _refusal(error: Exception) -> NpucError:
-    """What is said of an exception: the types of onnxruntime do not cross from one process to another."""
+    """The error to report for an exception: onnxruntime's types do not cross from one process to another."""
     if isinstance(error, MemoryError) or any(each in str(error) for each in EXHAUSTED):
         return budget.too_much()
     return error if isinstance(error, NpucError) else _refused(error)

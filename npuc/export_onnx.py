@@ -131,7 +131,7 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """The graph as an ONNX model. outputs: the tensors it gives, any of the graph's (default: its outputs).
 
-    weights: takes heavy constants, of which the model then has type and shape only (reference.session).
+    weights: takes heavy constants; the model then has their types and shapes only (reference.session).
     """
     opset = _opset(graph)
     emitter = Emitter(graph, opset)

@@ -31,7 +31,7 @@ class HostStep:
 
     @classmethod
     def constant(cls, name: str, value: Array) -> HostStep:
-        """The step that gives a constant, of which the manifest holds every element."""
+        """The step that gives a constant; the manifest holds its elements."""
         attrs = {"value": value.ravel().tolist(), "shape": list(value.shape), "dtype": str(value.dtype)}
         return cls(name, CONSTANT, (), (name,), attrs, conversion=True, reason="a constant of the network")
 

@@ -87,7 +87,7 @@ def _has_segments(_node: Node, types: Sequence[TensorType]) -> bool:
 
 
 def _table(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
-    """The formula for all 256 inputs, of which each element takes one."""
+    """The formula for all 256 inputs; each element takes one of them."""
     x, starts, a, b = inputs
     values = np.arange(-128, 128)
     segment = np.searchsorted(starts, values, side="right") - 1

@@ -147,7 +147,7 @@ def table(node: Node, emit: Emitter) -> None:
 
 
 def prelu(node: Node, emit: Emitter) -> None:
-    """Both sides, of which each element takes one."""
+    """Both sides; each element takes one of them."""
     rank = len(emit.graph.shape(node.inputs[0]))
     column = (-1, *(1,) * (rank - 2))
     constants = [emit.graph.constants[name].reshape(column) for name in node.inputs[1:]]

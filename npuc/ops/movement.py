@@ -254,7 +254,7 @@ def _interleave(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _interleave_onnx(node: Node, emit: Emitter) -> None:
-    """The inputs one after the other, of which Gather then takes the elements in turns."""
+    """The inputs one after the other; Gather then takes their elements in turns."""
     axis, joined = AXIS(node), emit.fresh("joined")
     extents = np.cumsum([0, *(emit.graph.shape(name)[axis] for name in node.inputs)])
     indices = np.zeros(extents[-1], np.int64)

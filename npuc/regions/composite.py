@@ -100,7 +100,7 @@ class Composite:
         return Timeline(cycles, tuple(activities), tuple(buffers))
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
-        """The instructions of all parts, numbered on; `part` says of which each is."""
+        """The instructions of all parts, numbered on; `part` names the part of each."""
         found: list[dict[str, Any]] = []
         for number, (step, part) in enumerate(_parts(program)):
             for entry in self.inner.listing(part):

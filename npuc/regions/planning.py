@@ -95,7 +95,7 @@ def deny(plan: Plan, names: Sequence[str], problem: Problem) -> None:
 
 
 def settled(plan: Plan) -> tuple[partition.Part, ...]:
-    """Parts of which the target refuses nothing as far as it can tell without the samples."""
+    """Parts in which the target refuses nothing, as far as it can tell without the samples."""
     for _ in range(ROUNDS):
         parts = partitioned(plan)
         refusing = [part for part in parts if part.on_npu and _refuses(plan, parts, part)]

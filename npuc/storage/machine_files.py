@@ -1,4 +1,4 @@
-"""Machine descriptions: frozen dataclasses of numbers, switches and names, of which a TOML file overrides any."""
+"""Machine descriptions: frozen dataclasses of numbers, switches and names; a TOML file overrides any of them."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _by_onnxruntime(model: Any, samples: Samples, output: str) -> Array:
 
 
 def _row(found: Array, exact: Array, labels: Array) -> dict[str, Any]:
-    """What is said of one computation."""
+    """The result of one computation."""
     right, reference = (ranks(values, labels) == 0 for values in (found, exact))
     difference, low, high = paired_difference(reference, right)
     return {

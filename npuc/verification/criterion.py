@@ -144,7 +144,7 @@ def _steps(span: Range, precision: str) -> dict[str, float | int | str]:
 
 
 def _rounded_weight(w: Array, node: Node, precision: str) -> Array:
-    """Weights with a scale for every output channel, the largest of which is exact."""
+    """Weights with a scale for every output channel; the channel's largest weight is exact."""
     if precision == "fp16":
         return w.astype(np.float16).astype(np.float32)
     channel = 0 if node.op in ("Conv", "Gemm") else w.ndim - 1

@@ -157,7 +157,7 @@ class _Prover:
     def _expect_near(self, feed: Feed, wanted: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) for an output of a quantised model that its program does not give.
 
-        Made-up values of other kinds than those that scales were chosen on may saturate: then both must be far.
+        Synthetic values of other kinds than those that scales were chosen on may saturate: then both must be far.
         """
         far = self.near.far(feed, wanted, outputs)
         if far is not None and self.samples.synthetic:

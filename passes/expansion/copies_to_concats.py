@@ -1,4 +1,4 @@
-"""Expand and Pad as concatenations, of which the others are special forms."""
+"""Expand and Pad as concatenations; the other operators here are special forms of them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PAIRS = ("Add", "Sub", "Mul", "Max", "Min")
 class FoldExtents:
     """A 1x1 Conv, a function of one element and the sum or product of two maps take a map in another shape.
 
-    Exact: the same elements, of which none meets its neighbours. The map has as many pixels, in the form
+    Exact: the same elements, and none meets its neighbours. The map has as many pixels, in the form
     nearest to a square. It stays where it has no more than the most rows and columns, and where the
     square has more, too (a prime number of pixels).
     """

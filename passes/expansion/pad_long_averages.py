@@ -19,7 +19,7 @@ MOST_STAGES = 2
 
 @dataclass(frozen=True)
 class PadLongAverages:
-    """An average over one window, of which SplitAveragePool divides an axis into no stages, is padded with zeros.
+    """An average over one window is padded with zeros where SplitAveragePool cannot divide an axis into stages.
 
     Averages of pieces come first, the last of them padded; a depthwise Conv adds them up, whose weights make the
     mean of the elements alone of that. Exact in real numbers.

@@ -51,7 +51,7 @@ class Selection:
 
 
 def selection(rewriter: Rewriter, tensor: str) -> Selection | None:
-    """The tensor as channels of the farthest image of which it is some."""
+    """The tensor as some channels of the farthest image that it is a part of."""
     shape = rewriter.shape(tensor)
     if len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, tensor):
         return None

@@ -13,7 +13,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 
 def products_to_convs(graph: Graph) -> Graph:
-    """Gemm on several rows, and MatMul of which one factor is constant, become a 1x1 Conv.
+    """Gemm on several rows, and MatMul by a constant, become a 1x1 Conv.
 
     The axis that is summed over becomes channels, all others of the computed factor x pixels. Where the constant
     has a matrix for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed

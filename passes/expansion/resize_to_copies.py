@@ -13,7 +13,7 @@ from npuc.passes.rewriting.interleaving import interleaved
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_SCALE = 8
-"""A larger enlargement is done in several steps, of which each takes the square of its scale in copies."""
+"""A larger enlargement is done in several steps; each takes the square of its scale in copies."""
 
 
 def resize_to_copies(graph: Graph) -> Graph:

@@ -107,7 +107,7 @@ def _convolution(rewriter: Rewriter, node: Node) -> bool:
 def _deep(op: str, w: Array, window: Window, depth: int, depths: int) -> Array:
     """The kernel with every depth of both sides among its channels.
 
-    w: Conv (Co, Ci / group, Dk, Hk, Wk) and ConvTranspose (Ci, Co / group, Dk, Hk, Wk), both of which have the
+    w: Conv (Co, Ci / group, Dk, Hk, Wk) and ConvTranspose (Ci, Co / group, Dk, Hk, Wk); both have the
     depth that moves with the stride first: the output of a Conv, the input of a ConvTranspose.
     """
     first, second = (depths, depth) if op == "Conv" else (depth, depths)

@@ -12,7 +12,7 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 def separate_clips(graph: Graph) -> Graph:
     """A fused Clip with another lower limit than 0, or without room above it, becomes a node of its own again.
 
-    For machines whose fused activation is a ReLU, of which saturation makes a ReLU6.
+    For machines whose fused activation is a ReLU; saturation turns it into a ReLU6.
     """
     return rewrite(graph, _separate)
 

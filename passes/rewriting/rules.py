@@ -155,7 +155,7 @@ class Rewriter:
         return merged
 
     def finish(self) -> Graph:
-        """The graph as it is now; the very graph of the beginning if nothing changed."""
+        """The graph as it is now; the same object as at the beginning if nothing changed."""
         if not self._changed:
             return self.graph
         return rebuild(self.graph, [self._nodes[key] for key in self.order()], self.constants)

@@ -92,7 +92,7 @@ def _concat(node: OnnxNode, to: Builder) -> None:
 
 
 def _split(node: OnnxNode, to: Builder) -> None:
-    """Sizes from the attribute, the input (opset 13) or equal parts, the last of which may be smaller."""
+    """Sizes from the attribute, the input (opset 13) or equal parts; the last part may be smaller."""
     shape, parts = to.shape(node.inputs[0]), len(node.outputs)
     axis = node.axis(node.attrs["axis"], len(shape))
     sizes = to.integers(node, 1) if node.given(1) else node.attrs.get("split")

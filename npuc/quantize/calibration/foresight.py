@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 def drafted(options: Options) -> Options:
-    """The options of a network whose scales are made up: it is planned like the real one, and nothing is run."""
-    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=made_up)
+    """The options of a network whose scales are assumed: it is planned like the real one, and nothing is run."""
+    return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=assumed)
 
 
-def made_up(
+def assumed(
     graph: Graph,
     samples: Iterable[Mapping[str, Array]],
     tensors: Sequence[str],

@@ -95,7 +95,7 @@ class Histogram:
 
 
 def uniform(largest: float) -> Histogram:
-    """The histogram of a tensor of which only the largest |x| is known."""
+    """The histogram of a tensor whose largest |x| is all that is known."""
     return Histogram(np.ones(BINS, np.int64), largest * (1 - 1e-6) / BINS)
 
 

@@ -61,7 +61,7 @@ def int8_name(tensor: str) -> str:
 
 
 def float_name(tensor: str) -> str:
-    """The name of the float tensor of which this is the int8 form."""
+    """The name of the float tensor behind this int8 tensor."""
     return tensor.removesuffix("/int8")
 
 

@@ -55,7 +55,7 @@ class ScaleConstraints:
     """The scale of a tensor below which its steps hold nothing but the error that its inputs bring; a ceiling
     comes first."""
     unsaturated: frozenset[str] = frozenset()
-    """Tensors of which no calibration value may saturate, whatever the method."""
+    """Tensors whose calibration values must not saturate, whatever the method."""
 
 
 def in_powers_of_two(constraints: ScaleConstraints, tensors: Iterable[str]) -> ScaleConstraints:

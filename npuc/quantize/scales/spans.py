@@ -14,7 +14,7 @@ ANYTHING: Span = -inf, inf
 
 
 def spans(graph: Graph) -> dict[str, Span]:
-    """The least and the largest value that each tensor can have, of those of which anything is known.
+    """The least and the largest value that each tensor can have, where anything is known.
 
     Movement and selection hand on what is known of all their inputs; a maximum takes none of its padding.
     """

@@ -97,7 +97,7 @@ def row_bytes(weights: Array) -> int:
 
 
 def _input_slices(form: Form, room: int) -> Iterator[tuple[int, int]]:
-    """Input channels [first, behind) of which one block row fits: all, or as few parts as fit two at a time."""
+    """Input channels [first, behind) whose block row fits: all, or as few parts as fit two at a time."""
     inputs, size = form.weights.shape[1], row_bytes(form.weights) + ELEMENT
     parts = 1 if size <= room else ceil_div(2 * size, max(room, 1))
     step = ceil_div(ceil_div(inputs, min(parts, inputs)), 2) * 2

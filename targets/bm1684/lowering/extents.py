@@ -88,7 +88,7 @@ def _runs(size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _cuts(npu: int, channels: int, step: int) -> Iterator[tuple[int, int]]:
-    """Channels [first, behind) of at most `step`, of which every piece but the first starts at NPU 0."""
+    """Channels [first, behind) of at most `step`; every piece but the first starts at NPU 0."""
     first = 0
     while first < channels:
         behind = min(channels, first + step - (npu if first == 0 else 0))

@@ -30,7 +30,7 @@ def gemm(lo: Lowering, node: Node) -> None:
 
 
 def matmul(lo: Lowering, node: Node) -> None:
-    """The product of matrices, or of batches of them, of which the right one may be computed at run time."""
+    """The product of matrices, or of batches of them; the right one may be computed at run time."""
     right = lo.graph.shape(node.inputs[1])
     constant = lo.graph.constant(node.inputs[1])
     if constant is not None and max(right[:-2], default=1) == 1:

@@ -58,7 +58,7 @@ def factor(graph: Graph, node: Node) -> int:
 
 
 def _enlarged_rows(graph: Graph, node: Node, rows: Rows) -> Rows:
-    """The rows of which a Resize by a whole factor makes these, with neighbours where it computes means."""
+    """The rows from which a Resize by a whole factor makes these, with neighbours where it computes means."""
     times, halo = factor(graph, node), 0 if RESIZE_MODE(node) == "nearest" else 1
     first, behind = rows[0] // times - halo, (rows[1] - 1) // times + 1 + halo
     return max(first, 0), min(behind, graph.shape(node.inputs[0])[2])

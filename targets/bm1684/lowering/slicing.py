@@ -64,7 +64,7 @@ def fit(graph: Graph, machine: Machine) -> Graph:
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes first..behind - 1, and in how many slices of which axis their result is computed."""
+    """Nodes first..behind - 1, the axis along which their result is sliced, and the number of slices."""
 
     first: int
     behind: int
@@ -143,7 +143,7 @@ def _cost(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, 
 
 
 def _fewest(graph: Graph, nodes: tuple[Node, ...], result: str, machine: Machine, axis: int) -> int | None:
-    """The smallest number of slices of which the middle one, that has halo on both sides, fits."""
+    """The smallest number of slices whose middle one, with halo on both sides, fits."""
     height, room = graph.shape(result)[axis], SHARE * machine.local_bytes
 
     def fits(slices: int) -> bool:

@@ -33,7 +33,7 @@ class Line:
 
 
 def assembled(program: Program, text: bytes) -> Program:
-    """The program with the words of a listing, its report of the new words; the very program for its own words.
+    """The program with the words of a listing and their report; the same object where no word changed.
 
     Raises ArtefactError (E504) for a bad line, for an instruction that the program's machine cannot run, or for
     another number of words where several segments share them.
@@ -120,7 +120,7 @@ def _table(
 
 
 def _pairs(old: Sequence[Instruction], new: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
-    """Which word stands in the place of which."""
+    """The word that takes the place of each word."""
     if len(old) == len(new):
         yield from zip(range(len(old)), range(len(new)), strict=True)
         return

@@ -62,7 +62,7 @@ def _combining_stages(scope: Scope, node: Node, chunk: slice) -> tuple[Stage, ..
 
 
 def weighted_sum(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterator[Job]:
-    """The sum of two maps, each times a factor: two depthwise 1x1 words, the first of which keeps its psums."""
+    """The sum of two maps, each times a factor: two depthwise 1x1 words; the first keeps its psums."""
     factors, bias = (scope.graph.constants[name] for name in node.inputs[2:])
     last, shift = (node, *followers)[-1], SHIFT(node)
     result = scope.views.tensors[last.output]

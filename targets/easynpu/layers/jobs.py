@@ -1,7 +1,7 @@
 """What the array does in one go: a job is a chain of fused layer words with the weight blocks they stream.
 
 Source: easynpu, opcode table and Fused layers. A convolution followed by an addition and an activation becomes
-three words of which the first two carry the fused flag; each stage produces int8 exactly as if it stood alone.
+three words, the first two with the fused flag; each stage produces int8 exactly as if it stood alone.
 """
 
 from __future__ import annotations

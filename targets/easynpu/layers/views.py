@@ -182,7 +182,7 @@ class _Planner:
     def _write_into(self, result: str, windows: Sequence[tuple[str, View]]) -> None:
         """Lets each operand be written to its window of a result, or notes that it must be copied there.
 
-        An operand of which a tile computes more than the result needs keeps a buffer of its own.
+        An operand keeps a buffer of its own where a tile computes more of it than the result needs.
         """
         copied: list[tuple[str, View]] = []
         for name, window in windows:

@@ -79,7 +79,7 @@ def network(
         )
         if free_scales:
             return best_network(graph, recipe, samples, level, options.method, found)
-        if kept:  # made-up samples do not justify a change of what the model brings
+        if kept:  # synthetic samples do not justify a change of what the model brings
             return drawn(host), ()
         return best_weights(drawn(host), recipe, samples, level)
 

@@ -80,7 +80,7 @@ class TensorMove:
         return Map(self.place, self.height, self.width, groups(self.channels))
 
     def whole(self, tensors: Mapping[str, Array]) -> Array:
-        """The host tensor of which the map is a window: a view (samples, C, H, W).
+        """The host tensor that has the map as a window: a view (samples, C, H, W).
 
         Raises ArtefactError (E502) where there is no such tensor.
         """

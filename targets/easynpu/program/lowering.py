@@ -118,7 +118,7 @@ def computed(
 ) -> tuple[Mapping[str, Plan], Iterable[Placement]]:
     """The placed runs that compute these nodes, one per segment: all at once, or in tiles where maps do not fit.
 
-    Before them the best plan for every objective, of which the runs follow one; none with documented addressing.
+    Before them the best plan for every objective; the runs follow one of these. None with documented addressing.
     Raises DoesNotFit where not even one tile of one layer fits, or where tiles would be needed and documented
     addressing cannot express them.
     """

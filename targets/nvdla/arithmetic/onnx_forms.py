@@ -82,7 +82,7 @@ def _wider_sums(emit: Emitter, x: str, w: Array, attrs: Mapping[str, Attr]) -> s
 
 
 def _parts(emit: Emitter, x: str, bits: int) -> Iterator[tuple[int, str]]:
-    """An int16 as float32 in parts of so many bits, of which the last one has the sign: exponent and part."""
+    """An int16 as float32 in parts of so many bits; the last has the sign: exponent and part."""
     for exponent in range(0, 16 - bits, bits):
         upper = emit.step("Floor", emit.step("Mul", x, emit.constant(np.float32(2.0**-bits))))
         yield exponent, emit.step("Sub", x, emit.step("Mul", upper, emit.constant(np.float32(2.0**bits))))
@@ -233,7 +233,7 @@ def lrn(node: Node, emit: Emitter) -> None:
 
 
 def _between_entries(emit: Emitter, distance: str, entries: Array, digits: int) -> str:
-    """Between the entries of a table whose steps have so many binary digits, of which 16 count."""
+    """Between the entries of a table whose steps have so many binary digits; 16 of them count."""
     place = emit.step("Mul", distance, emit.constant(np.ldexp(1.0, -digits)))
     place = clipped(emit, place, 0, np.nextafter(len(entries) - 1.0, 0))
     index = emit.step("Floor", place)

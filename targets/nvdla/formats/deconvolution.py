@@ -24,7 +24,7 @@ def split(w: Array, stride_y: int, stride_x: int) -> list[Array]:
 
 
 def joined(parts: Sequence[Array], shape: tuple[int, ...], stride_y: int, stride_x: int) -> Array:
-    """The weights of this shape of which split gives these parts."""
+    """The weights of this shape that split into these parts."""
     w = np.zeros(shape, parts[0].dtype)
     for part, place in zip(parts, split(w, stride_y, stride_x), strict=True):
         place[...] = part

@@ -111,7 +111,7 @@ def pre_extended(w: Array, pixel_channels: int) -> Array:
 
 
 def un_pre_extended(w: Array, pixel_channels: int, channels: int) -> Array:
-    """The weights (K, C, R, S) of which pre_extended gives these (K, S * pixel_channels, R, 1)."""
+    """The weights (K, C, R, S) that pre_extended turns into these (K, S * pixel_channels, R, 1)."""
     kernels, extended, height, _ = w.shape
     return w.reshape(kernels, extended // pixel_channels, pixel_channels, height).transpose(0, 2, 3, 1)[
         :, :channels
@@ -137,7 +137,7 @@ def _parts(order: Order, w: Array) -> list[Array]:
 
 
 def unscanned(order: Order, groups: Sequence[Array]) -> Array:
-    """The weights (K, C, R, S) of which scanned gives these groups."""
+    """The weights (K, C, R, S) that scanned turns into these groups."""
     w = np.zeros(order.shape, groups[0].dtype)
     for kernels, elements in zip(order.groups, groups, strict=True):
         start = 0

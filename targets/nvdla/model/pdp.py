@@ -163,7 +163,7 @@ def _in_integers(widths: averages.Widths, kernel_width: int) -> _Sums:
 
 
 def _in_fp17(kernel_width: int) -> _Sums:
-    """fp17 numbers, of which PAD_VALUE has the bits."""
+    """fp17 numbers with the bits of PAD_VALUE."""
 
     def add(first: Array, second: Array) -> Array:
         return fp16.add(first, second, fp16.fp17)
@@ -207,7 +207,7 @@ def _summed(values: Array, axis: Axis, dimension: int, add: Add) -> Array:
 
 
 def _with_pads(total: Array, counts: Array, pad: Callable[[int], Array], add: Add) -> Array:
-    """Sums with what PAD_VALUE adds to windows of which so many columns or rows are padding."""
+    """Sums with what PAD_VALUE adds to windows by their columns or rows of padding."""
     for count in np.unique(counts[counts > 0]).tolist():
         total = np.where(counts == count, add(total, pad(count)), total)
     return total

@@ -1,4 +1,4 @@
-"""Averages over whole maps of which a convolution takes over the last step."""
+"""Averages over whole maps; a convolution takes over their last step."""
 
 from __future__ import annotations
 
