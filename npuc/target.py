@@ -100,11 +100,6 @@ def last_writer(listing: Sequence[Mapping[str, Any]], tensor: str) -> Origin | N
     return None
 
 
-def results_of(listing: Sequence[Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """The tensors that the entries of a listing end, each with the ONNX nodes of the last one that does."""
-    return {each["tensor"]: frozenset(each["nodes"]) for each in listing if each["tensor"] is not None}
-
-
 class Runner(Protocol):
     """A program that simulates batch after batch."""
 
@@ -154,6 +149,15 @@ class Foreseeing(Protocol):
 
     def foresee(self, graph: Graph, options: Options) -> None:
         """Raises DoesNotFit as `lower` would, but before samples are run; never for what `lower` takes."""
+        ...
+
+
+@runtime_checkable
+class Indexing(Protocol):
+    """A target that knows what its instructions end without listing them."""
+
+    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
+        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
         ...
 
 
@@ -232,10 +236,6 @@ class Target(Protocol):
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
-        ...
-
-    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
         ...
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:

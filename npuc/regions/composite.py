@@ -15,7 +15,7 @@ from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import Contents, Step, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Stepper, Target, names, results_of
+from npuc.target import Options, Origin, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -108,10 +108,6 @@ class Composite:
                 named = {"tensor": None if tensor is None else within(number, tensor)}
                 found.append({**entry, **named, "index": len(found), "part": step.path})
         return found
-
-    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
-        return results_of(self.listing(program))
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The instruction of the part that computes the tensor, numbered as in the listing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.reference import has_integer_products, session, with_outputs
-from npuc.target import Target
+from npuc.target import Indexing, Target
 from npuc.verification.described import damaged, described, network
 from npuc.verification.described import evidence as foreign
 
@@ -41,7 +41,7 @@ class Bits:
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
         self.dtype, self.confined = program.precision, confined
-        self.results = partial(target.results, program)
+        self.target, self.program = target, program
         with foreign():
             few_runs = few_runs and not has_integer_products(network(self.evidence))
             self.reference = session(self.evidence, few_runs=few_runs, confined=confined)
@@ -102,7 +102,10 @@ class Bits:
     @cached_property
     def _computed(self) -> Mapping[str, frozenset[str]]:
         """The ONNX nodes of the instruction that ends each tensor."""
-        return self.results()
+        if isinstance(self.target, Indexing):
+            return self.target.results(self.program)
+        listing = self.target.listing(self.program)
+        return {row["tensor"]: frozenset(row["nodes"]) for row in listing if row["tensor"] is not None}
 
     @cached_property
     def _known(self) -> list[str]:

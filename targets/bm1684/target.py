@@ -15,7 +15,7 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.storage.records import read
-from npuc.target import Options, Origin, results_of
+from npuc.target import Options, Origin
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import rules, slicing
@@ -174,10 +174,6 @@ class Bm1684:
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a call: number, text, engine, region, layer, cycles."""
         return [_listed(each) for each in instructions(program)]
-
-    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
-        return results_of(self.listing(program))
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The call that does the work."""

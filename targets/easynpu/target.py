@@ -13,7 +13,7 @@ from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, results_of
+from npuc.target import Options, Origin
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
@@ -170,10 +170,6 @@ class EasyNpu:
         from npuc.targets.easynpu.export import images
 
         return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
-
-    def results(self, program: Program) -> Mapping[str, frozenset[str]]:
-        """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
-        return results_of(self.listing(program))
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The last word that writes this element."""
