@@ -6,6 +6,7 @@ windows as large as the map. The operating system bounds it instead, and npuc go
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -54,7 +55,9 @@ class Confined:
 
         self.limits = budget.limits()
         self.pipe, theirs = Pipe()
-        self.process = interrupts.fork(lambda: _serve(opened, self.limits, theirs), theirs.fileno())
+        _bound(self.pipe)
+        owner = os.getpid()
+        self.process = interrupts.fork(lambda: _serve(opened, self.limits, theirs, owner), theirs.fileno())
         theirs.close()
         self.end = weakref.finalize(self, _end, self.process, self.pipe, os.getpid())
         try:
@@ -76,7 +79,7 @@ class Confined:
         try:
             self.pipe.send((names, dict(feeds)))
         except OSError:
-            raise _refused("it has ended") from None
+            raise self._ended() from None
         return self._answer()
 
     def _answer(self) -> Any:
@@ -99,6 +102,8 @@ class Confined:
         status = self.end() or 0
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             return budget.too_long()
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == errno.ENOMEM:
+            return budget.too_much()
         return _refused(f"it ended with status {status}")
 
 
@@ -136,11 +141,21 @@ def _end(process: int, pipe: Connection, owner: int) -> int:
     return interrupts.end(process) if os.getpid() == owner else 0
 
 
-def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection) -> None:
-    """Opens a session and runs it as often as asked."""
+def _bound(pipe: Connection) -> None:
+    """No byte in so many seconds that the other end ought to give or take is an OSError."""
+    import socket
+    import struct
+
+    both = socket.socket(fileno=pipe.fileno())
+    for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        both.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(STILL), int(STILL % 1 * 1_000_000)))
+    both.detach()
+
+
+def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection, owner: int) -> None:
+    """Opens a session and runs it as often as asked. Raises MemoryError where a feed is too much."""
     import resource
 
-    parent = os.getppid()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _restrict(resource.RLIMIT_AS, pages * resource.getpagesize() + limits.memory)
     _restrict(resource.RLIMIT_CORE, 0)
@@ -164,7 +179,7 @@ def _serve(opened: Callable[[], Any], limits: budget.Limits, pipe: Connection) -
     answered(ports)
     while session:
         while not pipe.poll(IDLE):
-            if os.getppid() != parent:
+            if os.getppid() != owner:
                 return
         names, feeds = pipe.recv()
         answered(lambda names=names, feeds=feeds: session[0].run(names, feeds))

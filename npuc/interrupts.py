@@ -7,6 +7,7 @@ it stands; what that leaves behind is removed by the next run (npuc.storage.file
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
+FAILED = 1
+"""The exit code of a copy whose work failed; errno.ENOMEM where it had no memory for it."""
 STREAMS = range(3)
 """Descriptors of standard input, output and error."""
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
 DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -161,17 +166,39 @@ def fork(work: Callable[[], None], kept: int) -> int:
     """
     import warnings
 
+    bind = _bound()
     with deferred(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the copy does not need
         child = os.fork()
         if child == 0:
-            _work(work, kept)
+            _work(work, kept, bind)
         _State.running.add(child)
     return child
 
 
-def _work(work: Callable[[], None], kept: int) -> None:
+def _bound() -> Callable[[], None]:
+    """What makes a copy end with the process that starts it, whatever ends that; where the system can.
+
+    Linux speaks of the thread that starts it: copies that another thread starts may live longer than that thread.
+    """
+    if sys.platform != "linux" or current_thread() is not main_thread():
+        return lambda: None
+    import ctypes
+
+    library, owner = ctypes.CDLL(None), os.getpid()
+
+    def bind() -> None:
+        library.prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != owner:  # it ended before
+            os._exit(FAILED)
+
+    return bind
+
+
+def _work(work: Callable[[], None], kept: int, bind: Callable[[], None]) -> None:
+    status = FAILED
     try:
+        bind()
         gc.freeze()  # what the copy inherits may not be torn down here: its threads are not there
         os.setsid()
         for each in (*SIGNALS, signal.SIGXCPU):
@@ -184,8 +211,11 @@ def _work(work: Callable[[], None], kept: int) -> None:
                 with suppress(OSError):  # that of the listing itself
                     os.close(each)
         work()
+        status = 0
+    except MemoryError:
+        status = errno.ENOMEM
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def end(child: int) -> int:

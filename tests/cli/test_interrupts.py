@@ -16,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from npuc import interrupts
+from npuc.cli import npuc as entry
 from npuc.program import load
-from tests.cli.process import Digits
+from tests.cli.process import Digits, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
 """Whoever runs the tests may ignore Ctrl-C, as a shell does in the background."""
 STARTED = "import os; from npuc import interrupts; interrupts.install(); os.write(1, b'.'); "
 COMMAND = f"{HEARING}{STARTED}from npuc.__main__ import main; main()"
-MOMENTS = int(os.environ.get("NPUC_INTERRUPTS", "2"))
+MOMENTS = int(os.environ.get("NPUC_INTERRUPTS", "1"))
 """How many of each command; `NPUC_INTERRUPTS=50 pytest tests/cli/test_interrupts.py` takes longer."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -82,7 +83,23 @@ def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
         "dump": ("dump", program),
         "quantize": ("quantize", model, "--target", "easynpu", "-o", "q.onnx"),
         "sweep": ("sweep", model, "--target", "easynpu", "--grid", "pe_rows=1,2,3,4", "--jobs", "2"),
+        "accuracy": ("accuracy", model, program, "--data", digits.test),
+        "assemble": ("assemble", digits.program.parent / "listing.txt", "--images", program, "-o", "out.npu"),
+        "check": ("check", model, "--target", "bm1684"),
+        "compare": ("compare", model, "--targets", "easynpu,nvdla-small"),
+        "diff": ("diff", program, program),
+        "explain": ("explain", program, "1"),
+        "operators": ("operators", "--target", "easynpu"),
+        "rtl": ("rtl", program, "-o", "rtl"),
+        "targets": ("targets",),
     }
+
+
+def listed(digits: Digits) -> None:
+    """Writes the listing that `assemble` reads, once."""
+    path = digits.program.parent / "listing.txt"
+    if not path.exists():
+        path.write_text(npuc("dump", digits.program).done(), encoding="utf-8")
 
 
 def expect_clean(folder: Path, left: set[str]) -> None:
@@ -91,13 +108,23 @@ def expect_clean(folder: Path, left: set[str]) -> None:
     assert not [name for name in found if name.startswith(".")]
     if "out.npu" in found:
         load(folder / "out.npu")
-    assert found - {"out.npu", "y.npz", "r.html", "q.onnx", "c"} == left
+    assert found - {"out.npu", "y.npz", "r.html", "q.onnx", "c", "rtl"} == left
 
 
-@pytest.mark.parametrize(
-    "name", ["compile", "bm1684", "nvdla", "run", "verify", "report", "export", "dump", "quantize", "sweep"]
-)
+NAMES = [
+    "compile", "bm1684", "nvdla", "run", "verify", "report", "export", "dump", "quantize", "sweep", "accuracy",
+    "assemble", "check", "compare", "diff", "explain", "operators", "rtl", "targets",
+]  # fmt: skip
+
+
+def test_every_command_is_interrupted(digits: Digits) -> None:
+    assert {str(each[0]) for each in commands(digits).values()} == set(entry.commands)
+    assert list(commands(digits)) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Path, name: str) -> None:
+    listed(digits)
     chance = random.Random(name)
     for number in range(MOMENTS):
         folder = tmp_path / str(number)
@@ -114,7 +141,7 @@ def test_an_interrupt_ends_a_command_with_one_line(digits: Digits, tmp_path: Pat
 
 def test_a_request_to_end_is_as_an_interrupt(digits: Digits, tmp_path: Path) -> None:
     child, mark = started(COMMAND, tmp_path, *commands(digits)["sweep"])
-    time.sleep(2)
+    time.sleep(1)
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=60)
     assert (child.returncode, err.strip()) == (143, "interrupted")
@@ -130,6 +157,18 @@ def test_workers_of_a_killed_sweep_end_too(digits: Digits, tmp_path: Path) -> No
     time.sleep(1)
     child.kill()
     child.communicate(timeout=60)
+    expect_none(mark)
+
+
+def test_what_runs_onnxruntime_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    code = f"{HEARING}{STARTED}from npuc.confinement import Confined; Confined(lambda: max(iter(int, 1)))"
+    child, mark = started(code, tmp_path)
+    for _ in range(500):
+        if len(list(alive(mark))) >= 2:
+            break
+        time.sleep(0.02)
+    child.kill()
+    child.communicate(timeout=20)
     expect_none(mark)
 
 

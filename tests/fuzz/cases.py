@@ -75,7 +75,8 @@ def models(chance: random.Random, folder: Path) -> None:
     path = folder / "model.onnx"
     path.write_bytes(changed_model(chance.choice(seeds()), chance))
     kind = target(chance.choice(TARGETS))
-    asked = Options(level=chance.choice("001"), precision=chance.choice((None, *kind.precisions)))
+    precision, proof = chance.choice((None, *kind.precisions)), chance.choice(("one", "off", "off"))
+    asked = Options(level=chance.choice("001"), precision=precision, proof=proof)
     made, _ = compile_model(path, kind, asked, {})
     save(made, folder / "model.npu")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from select import select
 from threading import Event
@@ -149,6 +151,37 @@ def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelError, match="stood still"):
         Confined(Event().wait)
     assert children() == before
+
+
+class Echo:
+    """What onnxruntime's sessions are to a process that serves them; its output is its input."""
+
+    def get_inputs(self) -> tuple[()]:
+        return ()
+
+    get_outputs = get_inputs
+
+    def run(self, names: object, feeds: Mapping[str, object]) -> list[object]:
+        return [feeds["x"]]
+
+
+@linux
+def test_a_process_that_no_longer_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confinement, "STILL", 0.2)
+    opened = Confined(Echo)
+    os.kill(opened.process, signal.SIGSTOP)
+    with pytest.raises(ModelError, match="it ended with status"):
+        opened.run(None, {"x": np.zeros(1 << 22)})
+    assert opened.process not in children()
+
+
+@linux
+def test_a_sample_too_large_for_a_process_is_beyond_the_limit_on_memory() -> None:
+    with budget.limited(memory=1 << 25):
+        opened = Confined(Echo)
+        with pytest.raises(ModelError) as caught:
+            opened.run(None, {"x": np.zeros(1 << 25, np.uint8)})
+    assert caught.value.problems[0].code == "E110"
 
 
 @linux
