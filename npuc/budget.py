@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 from npuc.errors import DataError, ModelError
 
@@ -98,6 +99,15 @@ def take(size: int, what: str, *, node: str | None = None, tensor: str | None = 
     given = _current.get()
     if given is not None:
         given.used += size
+
+
+def content(path: Path) -> bytes:
+    """Bytes of a file, whatever it says of its size. Raises OSError, and ModelError (E110) beyond the limit."""
+    expect_room(path.stat().st_size, "a file")
+    with path.open("rb") as file:
+        data = file.read() if path.is_file() else file.read(limits().memory + 1)
+    expect_room(len(data), "a file")
+    return data
 
 
 def fits(size: int) -> bool:

@@ -49,7 +49,7 @@ CODES: dict[str, str] = {
     "E506": "the output cannot be written",
     "E507": "a tool or library that the program needs to run is missing, or fails",
     "E508": "the program has nothing of that name",
-    "E509": "what the program leaves to the host needs more memory or time than the limit",
+    "E509": "the program, or what it leaves to the host, needs more memory or time than the limit",
     # results
     "E601": "the results differ by more than the tolerance",
     "E602": "simulator and integer reference differ",

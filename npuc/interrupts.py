@@ -52,6 +52,7 @@ def guarded(command: Callable[[], int]) -> int:
     except BaseException:
         if _State.arrived is None:
             raise
+        _silence()  # once more: blocks that were left have put back what there was
         code = 0
     for each in SIGNALS:  # the command has ended: nothing is left to interrupt
         signal.signal(each, signal.SIG_IGN)
@@ -79,9 +80,17 @@ def _caught(number: int, frame: FrameType | None) -> None:
     if _State.arrived is not None and not _State.deferring:
         _end()
     _State.arrived = number
+    _silence()
     if not _State.deferring:
         stop()
         raise KeyboardInterrupt
+
+
+def _silence() -> None:
+    """What is left half-made no longer warns of that."""
+    import warnings
+
+    warnings.simplefilter("ignore")
 
 
 def _unraisable(problem: sys.UnraisableHookArgs) -> None:

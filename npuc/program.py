@@ -24,7 +24,8 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from npuc.errors import ArtefactError
+from npuc.budget import budget, take
+from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.records import read
 
@@ -316,7 +317,7 @@ def is_artefact(directory: Path) -> bool:
     if _is_empty(directory):
         return True
     try:
-        return json.loads(_content(directory / MANIFEST)).get("format") == FORMAT
+        return json.loads(_content(directory / MANIFEST, PARSED)).get("format") == FORMAT
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
@@ -332,6 +333,7 @@ def _foreign(directory: Path) -> list[str]:
     return [name for name in names if name not in written]
 
 
+@budget()
 def load(directory: Path, *, allow_modified: bool = False) -> Program:
     """The program without its evidence, every file checked against its digest.
 
@@ -344,6 +346,7 @@ def load(directory: Path, *, allow_modified: bool = False) -> Program:
     return Program(manifest, {name: _file(directory, manifest, name, allow_modified) for name in names})
 
 
+@budget()
 def manifest_of(directory: Path, *, allow_modified: bool = False) -> Mapping[str, Any]:
     """The manifest alone, checked against its seal. Raises ArtefactError (E501, E502)."""
     with suppress(OSError, ValueError):  # as above
@@ -351,6 +354,7 @@ def manifest_of(directory: Path, *, allow_modified: bool = False) -> Mapping[str
     return _manifest(directory, allow_modified)
 
 
+@budget()
 def load_evidence(directory: Path, program: Program, *, allow_modified: bool = False) -> Mapping[str, bytes]:
     """reference.onnx and graph.json, of the program or of its parts. Raises ArtefactError (E502)."""
     files = program.manifest["files"]
@@ -411,11 +415,25 @@ def _manifest(directory: Path, allow_modified: bool) -> dict[str, Any]:
     return manifest
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a regular file: a pipe or a device may have no end. Raises OSError for any other."""
+PARSED = 10
+"""Bytes that Python's objects take for one of JSON."""
+
+
+def _content(path: Path, copies: int = 1) -> bytes:
+    """The bytes of a regular file: a pipe or a device may have no end. Raises OSError for any other.
+
+    copies: what becomes of them in memory. Raises ArtefactError (E509) where there is no room for that.
+    """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    try:
+        take(copies * status.st_size, "a file")
+    except ModelError as error:
+        (problem,) = error.problems
+        raise ArtefactError(
+            "E509", f"'{path.name}' is {problem.reason}", limit=problem.limit, remedy=problem.remedy
+        ) from None
     return path.read_bytes()
 
 

@@ -16,6 +16,7 @@ from npuc.cli.options import (
     force_option,
     format_options,
     json_option,
+    limit_options,
     modified_option,
 )
 from npuc.cli.output import load_program, print_json, say
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--image", metavar="NAME", help="The bytes of an image and what they hold, instead of the words.")
 @click.option("--target", type=TargetChoice(), help="The machine's kind, for --layout and raw words.")
 @modified_option
+@limit_options
 def dump(
     path: Path | None, form: str, layout: bool, image: str | None, target: str | None, allow_modified: bool
 ) -> None:
@@ -89,6 +91,7 @@ def _image(program: Program, target: Target, asked: str, form: str) -> str:
 @force_option
 @modified_option
 @json_option
+@limit_options
 def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modified: bool, as_json: bool) -> None:
     """Assemble a listing. The memory images come from another program.
 
@@ -130,6 +133,7 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
+@limit_options
 def export(
     artefact: Path, form: str, player: str | None, output: Path, allow_modified: bool, as_json: bool
 ) -> None:

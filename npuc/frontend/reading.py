@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from npuc.budget import MEMORY_LIMIT, expect_room
+from npuc.budget import content
 from npuc.errors import ModelError
 from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
 
@@ -21,7 +21,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     Raises ModelError: E101 if it cannot be read, E102 if it is no ONNX model.
     """
     try:
-        data = _content(path)
+        data = content(path)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelError("E101", f"{path}: {reason}", remedy="give the path of an .onnx file") from error
@@ -35,15 +35,6 @@ def read_model(path: Path) -> onnx.ModelProto:
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
     return upgraded(model)
-
-
-def _content(path: Path) -> bytes:
-    """The file's bytes. Raises ModelError (E110) for more than the limit, whatever the file says of its size."""
-    expect_room(path.stat().st_size, "a file")
-    with path.open("rb") as file:
-        data = file.read() if path.is_file() else file.read(MEMORY_LIMIT + 1)
-    expect_room(len(data), "a file")
-    return data
 
 
 def check_names(graph: onnx.GraphProto) -> None:

@@ -57,6 +57,10 @@ def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) 
     return kind(**values)
 
 
+LARGEST_FILE = 1 << 20
+"""Bytes of a machine file."""
+
+
 def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
     """The name = value lines of a TOML file; shipped: the machines that need no file.
 
@@ -67,12 +71,15 @@ def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # pyright: ignore
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.is_file() and path.stat().st_size > LARGEST_FILE:
+            raise bad_machine(path.name, "it is too large", f"{LARGEST_FILE:,} bytes", page)
+        with path.open("rb") as file:
+            return tomllib.loads(file.read(LARGEST_FILE).decode())
     except OSError as error:
         reason = f"no such machine, and no file that can be read ({error.strerror})."
         limit = f"{', '.join(shipped)}, or a .toml file"
         raise bad_machine(str(path), f"{reason}{closest(str(path), shipped)}", limit, page) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, numbers of thousands of digits
         raise bad_machine(
             path.name, f"cannot be read: {error}", "a TOML file of name = value lines", page
         ) from None

@@ -160,7 +160,7 @@ class Nvdla:
         sources = {
             number: list(each.nodes)
             for each in contents.operations
-            for number in range(each.start, each.start + each.count)
+            for number in range(each.start, min(each.start + each.count, len(commands)))
         }
         results = {each.start + each.count - 1: each.result.tensor for each in contents.operations if each.result}
         return [

@@ -40,6 +40,8 @@ FINDINGS = [
     ("artefacts", 1000434),
     ("artefacts", 1000940),
     ("artefacts", 1001009),
+    ("artefacts", 3000535),
+    ("artefacts", 3000697),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

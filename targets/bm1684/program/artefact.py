@@ -208,7 +208,7 @@ class Contents:
         ):
             raise _damaged(f"its {direction}s are not those that it places")
         for each in placed:
-            fits = min(each.shape, default=0) >= 0 and each.address >= 0
+            fits = min(each.shape, default=1) >= 1 and each.address >= 0
             if not fits or each.address + each.bytes > sizes.get(each.region, 0):
                 raise _damaged(f"'{each.tensor}' does not lie in region '{each.region}'")
 

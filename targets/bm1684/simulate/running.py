@@ -110,6 +110,10 @@ class Runner:
             memory[self.starts[region.name] :][: data.size] = data
         for place in self.contents.placements:
             if place.direction == "input":
+                shape = feed[place.tensor].shape
+                if shape != place.shape:
+                    reason = f"manifest.json is damaged: '{place.tensor}' has the shape {list(shape)}"
+                    raise ArtefactError("E502", reason)
                 self._bytes(memory, place)[:] = to_words(feed[place.tensor], place.dtype)
 
     def _run(self, image: Path, observation: Observation | None) -> int:

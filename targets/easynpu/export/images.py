@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from npuc.bits import encode, places
+from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.targets.easynpu.machine import isa
@@ -21,7 +22,7 @@ from npuc.targets.easynpu.program.artefact import Produced
 def read(path: Path) -> bytes:
     """A file's bytes. Raises ArtefactError (E501) where it cannot be read."""
     try:
-        return path.read_bytes()
+        return content(path)
     except OSError as error:
         raise ArtefactError("E501", f"'{path}' cannot be read: {error.strerror or error}") from None
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats.pixels import NAMES
@@ -31,7 +32,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     Raises ArtefactError (E501) for a file that cannot be read, E502 for one that is damaged.
     """
     try:
-        data = path.read_bytes()
+        data = content(path)
     except OSError as error:
         raise ArtefactError("E501", f"{path.name} cannot be read: {error.strerror}") from None
     found = loadables.read(data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from npuc.budget import content
 from npuc.errors import ArtefactError
 
 PACKET_BYTES = 32
@@ -17,7 +18,7 @@ PACKET = re.compile(r"\{\s*offset\s*:\s*(\w+)\s*,\s*size\s*:\s*(\w+)\s*,\s*paylo
 def text_of(path: Path) -> str:
     """A text file. Raises ArtefactError (E502) where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return content(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ArtefactError("E502", f"{path.name} cannot be read: {error.__class__.__name__}") from None
 
