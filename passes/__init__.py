@@ -4,7 +4,8 @@
 
 1. Constants and clutter. `fold_constants`, `remove_dead_code` and `merge_duplicates` come first: every later
    pattern is then free of Identity and of constants that are computed.
-2. Layout. `recognise_gemm` gives matrix products a weight whose columns can move; `sink_reshapes` takes
+2. Layout. `recognise_softmax` comes before it, as it looks at reductions along the axes that the model has.
+   `recognise_gemm` gives matrix products a weight whose columns can move; `sink_reshapes` takes
    Squeeze and Unsqueeze out from between elementwise operators, so that `eliminate_transposes` sees connected
    regions. From here on all images are (N, C, H, W), and no pattern is cut by a Transpose.
 3. Recognition. `recognise_activations` needs sums and products as the model spells them, so it comes before
@@ -31,6 +32,7 @@ from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
 from npuc.passes.recognition.recognise_gemm import recognise_gemm
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
+from npuc.passes.recognition.recognise_softmax import recognise_softmax
 from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
 
@@ -39,6 +41,7 @@ FLOAT_PASSES: tuple[Pass, ...] = (
     remove_dead_code,
     recognise_quantisation,
     merge_duplicates,
+    recognise_softmax,
     recognise_gemm,
     sink_reshapes,
     eliminate_transposes,

@@ -164,6 +164,12 @@ class RandomNetwork:
         axes = tuple(range(2, rank)) if self.chance(0.5) else (2,)
         return self.node("ReduceMean" if self.chance(0.7) else "ReduceMax", x, axes=axes, keepdims=1)
 
+    def softmax(self, x: str, axis: int) -> str:
+        """As models spell it in several nodes."""
+        shifted = self.node("Sub", x, self.node("ReduceMax", x, axes=(axis,), keepdims=1))
+        powers = self.node("Exp", shifted)
+        return self.node("Div", powers, self.node("ReduceSum", powers, axes=(axis,), keepdims=1))
+
     def no_op(self, x: str) -> str:
         kind = self.number(0, 3)
         if kind == 0:
@@ -197,7 +203,7 @@ class RandomNetwork:
                 y = self.node("Slice", y, starts=(1,), ends=(C,), axes=(3,), steps=(1,))
                 C -= 1
             else:
-                y = self.node("Softmax", y, axis=3)
+                y = self.softmax(y, 3)
         return self.node("Transpose", y, perm=NCHW)
 
     def along_one_axis(self, x: str) -> str:
