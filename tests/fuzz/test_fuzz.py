@@ -42,6 +42,8 @@ FINDINGS = [
     ("artefacts", 1001009),
     ("artefacts", 3000535),
     ("artefacts", 3000697),
+    ("artefacts", 4000214),
+    ("artefacts", 4000586),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -71,7 +71,7 @@ def source(program: Program, contents: Contents) -> str:
     """npuc_program.c: commands, blobs, tensors, segments."""
     images = contents.dram.images
     blobs = [
-        listed([f"{each.address - contents.dram.base}u", f"{len(program.files[each.file])}u", f"blob_{at}"])
+        listed([f"{each.address - contents.dram.base}u", f"{len(each.data(program.files))}u", f"blob_{at}"])
         for at, each in enumerate(images)
     ]
     steps = contents.steps
@@ -80,7 +80,7 @@ def source(program: Program, contents: Contents) -> str:
         [
             f'{_title(program, contents)}\n#include "npuc_program.h"\n\n',
             array("struct npuc_command", "npuc_commands", _commands(program, contents), public=True),
-            *(array("uint8_t", f"blob_{at}", _bytes(program.files[each.file])) for at, each in enumerate(images)),
+            *(array("uint8_t", f"blob_{at}", _bytes(each.data(program.files))) for at, each in enumerate(images)),
             array("struct npuc_blob", "npuc_blobs", blobs, public=True),
             *(
                 _tensors(f"{role}_{at}", moves, steps, contents)
@@ -197,7 +197,7 @@ def _figures(program: Program, contents: Contents) -> dict[str, object]:
         "model": markdown_code(_model(program)),
         "machine": markdown_code(contents.machine.name),
         "commands": len(_records(program)),
-        "blob_bytes": sum(len(program.files[each.file]) for each in contents.dram.images),
+        "blob_bytes": sum(len(each.data(program.files)) for each in contents.dram.images),
         "dram_bytes": contents.dram.bytes,
         "segments": len(segments),
         "loads": _table([move for each in segments for move in each.loads], contents),

@@ -88,7 +88,7 @@ def _constants(program: Program, contents: Contents) -> Constants:
     if len(contents.dram.images) != 1 or contents.dram.images[0].file not in program.files:
         raise ArtefactError("E502", "manifest.json is damaged: dram.images", remedy="compile the model again")
     image = contents.dram.images[0]
-    return Constants(contents.machine, image.address, bytearray(program.files[image.file]))
+    return Constants(contents.machine, image.address, bytearray(image.data(program.files)))
 
 
 def _uses(at: int, each: Captured, machine: Machine) -> list[Use]:

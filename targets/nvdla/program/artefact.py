@@ -94,6 +94,7 @@ class TensorMove:
         )
         lanes = self.place.lane_numbers if few and min((count for _, count in runs), default=0) > 0 else []
         valid = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
+        valid = valid and prod(self.shape) == prod(self.map_shape)
         if self.place.precision not in machine.precisions:
             raise _damaged(f"{machine.name} has no {self.place.precision}")
         if not valid or len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
@@ -152,6 +153,12 @@ class Image:
 
     file: str
     address: int
+
+    def data(self, files: Mapping[str, bytes]) -> bytes:
+        """The bytes. Raises ArtefactError (E502) where there is no such file."""
+        if self.file not in files:
+            raise _damaged(f"no file '{self.file}'")
+        return files[self.file]
 
 
 @dataclass(frozen=True)

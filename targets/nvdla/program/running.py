@@ -82,9 +82,7 @@ class Runner:
         dram = self.contents.dram
         memory = Memory([(dram.base, np.zeros(dram.bytes, np.uint8))])
         for image in dram.images:
-            if image.file not in self.files:
-                raise ArtefactError("E502", f"manifest.json is damaged: no file '{image.file}'")
-            memory.write(image.address, self.files[image.file])
+            memory.write(image.address, image.data(self.files))
         return memory
 
     def _segment(
