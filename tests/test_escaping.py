@@ -7,6 +7,7 @@ import csv
 import html.parser
 import io
 import json
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -292,10 +293,15 @@ def is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
+LINES = re.compile(r"""\\n|(?:[=(\[{,+]|return|yield|from|in)\s*[a-z]*['\"]{3}""")
+"""What stands in the source of all modules with a line end in a text: most need not be parsed."""
+
+
 @cache
 def writers() -> dict[Path, ast.Module]:
     paths = [path for folder in ("npuc", "passes", "targets") for path in sorted((ROOT / folder).rglob("*.py"))]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    trees = {path: ast.parse(text) for path, text in texts.items() if LINES.search(text)}
     return {path: tree for path, tree in trees.items() if writes_lines(tree)}
 
 
