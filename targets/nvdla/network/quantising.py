@@ -32,13 +32,16 @@ LAYERS = Multiplied()
 
 
 def on_device(graph: Graph, machine: Machine, precision: str = "int8") -> tuple[Node, ...]:
-    """The nodes that NVDLA computes in a precision."""
+    """The nodes that NVDLA computes in a precision, and what moves their tensors.
+
+    An Interleave that it refuses, as one of several samples, is left to the host, which has no integers for it.
+    """
 
     def accepted(node: Node) -> bool:
         known = support.row_of(node.op, machine, precision) is not None
         return known and support.refusal(graph, node, machine, precision) is None
 
-    return integer_nodes(graph, accepted)
+    return tuple(node for node in integer_nodes(graph, accepted) if node.op != "Interleave" or accepted(node))
 
 
 def _reads(node: Node, anyway: bool) -> bool:
