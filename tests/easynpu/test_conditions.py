@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npuc.targets.easynpu.layers import support
-from tests.graphs.compiling import Case, compiled_program, samples_of, verified
+from tests.graphs.compiling import HOSTED, Case, check_compile, compiled_program, samples_of, verified
 from tests.passes.networks import network, node
 
 CHAINS = {
@@ -108,3 +108,21 @@ def test_a_sum_repeats_rows_and_columns_but_no_channel(axes: tuple[int, ...], re
 def test_slopes_are_one_or_one_per_channel(shape: tuple[int, ...], refused: bool) -> None:
     graph = network((1, 4, 5, 5), "y", node("PRelu", "x slope", "y"), slope=shape)
     assert bool(support.slope_per_channel(graph, graph.nodes[0])) is refused
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_joining_maps_of_the_host_for_the_host_takes_no_run(isa: str, tmp_path: Path) -> None:
+    """What is mirrored is the host's, and so is the last border, which waits for the rows to be joined."""
+    graph = network(
+        (1, 3, 6, 6),
+        "y",
+        node("Tanh", "x", "a"),
+        node("Pad", "a", "b", mode="reflect", pads=(0, 0, 1, 0, 0, 0, 2, 1)),
+        node("Conv", "b w", "y"),
+        w=np.random.default_rng(4).standard_normal((4, 3, 3, 3)).astype(np.float32) / 5,
+    )
+    samples = samples_of(graph, 2)["x"]
+    assert check_compile(graph, [{"x": each} for each in samples], Case("easynpu", "int8", isa=isa), tmp_path) in (
+        "ok",
+        HOSTED,
+    )

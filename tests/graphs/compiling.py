@@ -149,10 +149,22 @@ def rooms(graph: Graph, values: Sequence[Mapping[str, Array]], case: Case) -> di
         found[name] = share * max(1.0, *sizes)
     for node in graph.nodes:
         before = max((found.get(name, 0.0) for name in node.inputs), default=0.0)
+        if _may_divide_by_zero(graph, node, values, found):
+            before = np.inf
         for name in node.outputs:
             sizes = (float(np.abs(each.get(name, np.zeros(1))).max(initial=0)) for each in values)
             found[name] = max(before, share * max(sizes), _step(graph, node))
     return found
+
+
+def _may_divide_by_zero(
+    graph: Graph, node: Node, values: Sequence[Mapping[str, Array]], room: Mapping[str, float]
+) -> bool:
+    """Whether a computed divisor is so small beside others of its tensor that rounding may make it 0."""
+    name = {"Div": node.inputs[-1], "Reciprocal": node.inputs[0]}.get(node.op, "")
+    if not name or name in graph.constants:
+        return False
+    return min(float(np.abs(each[name]).min(initial=np.inf)) for each in values) <= room.get(name, 0.0)
 
 
 def _step(graph: Graph, node: Node) -> float:

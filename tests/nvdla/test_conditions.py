@@ -180,3 +180,13 @@ def test_a_zero_point_that_is_larger_than_the_sum_before_it_keeps_32_bits(tmp_pa
         zero=np.int8(127),
     )
     assert verified(graph, Case("nvdla-small", "int8"), tmp_path)["bit_exact"]
+
+
+@pytest.mark.parametrize("case", [Case("nvdla-full", "int8"), Case("nvdla-full", "fp16")], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_several_samples_are_not_interleaved_as_one(case: Case, batch: int, tmp_path: Path) -> None:
+    """The mean over all axes keeps the batch from being split."""
+    enlarged = node("Resize", "a", "b", mode="nearest", scales=(1.0, 1.0, 2.0, 2.0), sizes=(batch, 3, 8, 10))
+    mean = node("ReduceMean", "b", "y", axes=(0, 1, 2, 3), keepdims=1)
+    report = verified(network((batch, 3, 4, 5), "y", node("Relu", "x", "a"), enlarged, mean), case, tmp_path)
+    assert report["outputs"][0]["sqnr_db"] > 25

@@ -26,7 +26,11 @@ class Region:
 
 
 def regions_of(graph: Graph, machine: Machine) -> tuple[Region, ...]:
-    """The graph as alternating host and array phases, as few as its dependencies allow."""
+    """The graph as alternating host and array phases, as few as its dependencies allow.
+
+    A phase of nothing but address arithmetic, whose readers wait for more, is the host's: the array would compute
+    nothing.
+    """
     array = array_nodes(graph, machine)
     waiting = list(graph.nodes)
     known = {*graph.inputs, *graph.constants, ""}
@@ -34,7 +38,8 @@ def regions_of(graph: Graph, machine: Machine) -> tuple[Region, ...]:
     while waiting:
         on_host, waiting = _ready(waiting, known, lambda node: node not in array)
         on_array, waiting = _ready(waiting, known, lambda node: node in array)
-        found.append(Region(tuple(on_host), tuple(on_array)))
+        computes = any(node.op in ARRAY_OPS for node in on_array)
+        found.append(Region(tuple(on_host), tuple(on_array)) if computes else Region((*on_host, *on_array), ()))
     return tuple(found)
 
 
