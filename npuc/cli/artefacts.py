@@ -126,9 +126,9 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
 )
 @click.option(
     "--player",
-    type=Choice(("sequential", "sequencers")),
-    help="What plays an nvdla-trace: a player that takes the file in order (default), or NVDLA's own environment,"
-    " where every block has a sequencer.",
+    type=Choice(("sequential", "sequencers", "verilator")),
+    help="What plays an nvdla-trace: a player that takes the file in order (default), NVDLA's own environment,"
+    " where every block has a sequencer, or the Verilator test bench of NVDLA's tree.",
 )
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option

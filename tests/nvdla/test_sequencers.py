@@ -13,6 +13,7 @@ from npuc.errors import ArtefactError
 from npuc.target import target
 from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine import parameters as machines
+from npuc.targets.nvdla.machine.commands import Poll
 from tests.nvdla.networks import compiled, network, node, weights
 from tests.nvdla.sequencers import Deadlock, Environment
 
@@ -127,3 +128,49 @@ def test_every_program_begins_with_group_0(exported: tuple[Path, str]) -> None:
                 block, _, value = line.partition(".S_POINTER_0, ")
                 first.setdefault(block, value)
         assert first and set(first.values()) == {"0x0);"}
+
+
+TAKEN = (
+    r"mem_init\(pri_mem, 0x[0-9a-f]+, 0x[0-9a-f]+, ALL_ZERO\);",
+    r'mem_load\(pri_mem, 0x[0-9a-f]+, "[\w.]+"\);',
+    r"(reg_write|poll_reg_equal)\(NVDLA_[A-Z_]+\.[A-Z0-9_]+_0, 0x[0-9a-f]+\);",
+    r"intr_notify\((SDP|PDP|CDP)_[01], (\w+)\);",
+    r"check_crc\((\w+), 1, 0x[89a-f][0-9a-f]{7}, 0x[0-9a-f]+, 0x[0-9a-f]+\);",
+)
+"""What the converter for NVDLA's Verilator test bench takes."""
+
+
+@pytest.mark.parametrize(("network_name", "name"), CASES)
+def test_the_verilator_test_bench_needs_neither_waits_nor_a_check_without_its_interrupt(
+    network_name: str, name: str, tmp_path: Path
+) -> None:
+    _, _, program = compiled(network(NETWORKS[network_name], (1, 3, 16, 16), CONSTANTS), tmp_path, name)
+    for file, data in target(name).exported(program, "nvdla-trace", "verilator").items():
+        (tmp_path / file).write_bytes(data)
+    for config in sorted(tmp_path.glob("*.cfg")):
+        lines = config.read_text().splitlines()
+        assert all(any(re.fullmatch(form, line) for form in TAKEN) for line in lines)
+        notified = [re.fullmatch(TAKEN[3], line) for line in lines if line.startswith("intr")]
+        checked = [re.fullmatch(TAKEN[4], line) for line in lines if line.startswith("check")]
+        assert len(notified) == len(checked) == 1 and notified[0] and checked[0]
+        assert notified[0][2] == checked[0][1] and lines.index(notified[0][0]) > _last_enable(lines)
+        machine = machines.load(name)
+        found = trace.read(config, machine.registers)
+        after = model.run(machine, found.commands, found.memory())
+        assert all(check.holds(after) for check in found.checks)
+        assert sum(isinstance(command, Poll) for command in found.commands) * 8 > 2000
+
+
+def _last_enable(lines: list[str]) -> int:
+    return max(at for at, line in enumerate(lines) if ".D_OP_ENABLE_0" in line)
+
+
+def test_a_wait_that_the_verilator_test_bench_lacks_is_missed(tmp_path: Path) -> None:
+    _, _, program = compiled(network(NETWORKS["residual"], (1, 3, 16, 16), CONSTANTS), tmp_path)
+    for file, data in target("nvdla-small").exported(program, "nvdla-trace", "verilator").items():
+        (tmp_path / file).write_bytes(data)
+    config = tmp_path / "trace_0.cfg"
+    config.write_text("".join(x for x in config.read_text().splitlines(keepends=True) if ".S_STATUS_0" not in x))
+    found = trace.read(config, "nv_small")
+    with pytest.raises(ArtefactError):
+        model.run(found.machine, found.commands, found.memory())

@@ -16,23 +16,29 @@ from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.storage.data import synthetic
 from npuc.targets.nvdla import model
-from npuc.targets.nvdla.machine.commands import SEQUENTIAL, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
 from npuc.targets.nvdla.model import Nvdla
-from npuc.targets.nvdla.program.artefact import Segment, TensorMove
+from npuc.targets.nvdla.program.artefact import Produced, Segment, TensorMove
 from npuc.targets.nvdla.program.running import Runner
 from npuc.targets.nvdla.trace import Check, Trace, written
 
 SEED = 0
 NAME = "trace"
+SLACK, SHORTEST = 3, 2000
+"""How many times its modelled clocks an operation may take, and more clocks for what is short."""
+FLYING = 2
+"""Operations of a block that may run or wait to run: it is idle when they have ended."""
 
 
 class _Recorder(Runner):
     """A runner that keeps every segment as a test program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, player: str) -> None:
         super().__init__(program)
+        self.player = player
+        self.clocks = _clocks(program, self.contents.operations) if player == VERILATOR else ()
         self.traces: list[Trace] = []
         self.moves: list[Segment] = []
 
@@ -45,14 +51,35 @@ class _Recorder(Runner):
         super()._segment(segment, nvdla, tensors, seen)
         machine = self.contents.machine
         places = [_place(move, machine) for move in segment.stores]
+        if self.player == VERILATOR:  # which checks one region for each interrupt
+            first, behind = min(at for at, _ in places), max(at + size for at, size in places)
+            places = [(first, behind - first)]
         checks = [Check(at, size, zlib.crc32(nvdla.memory.read(at, size))) for at, size in places]
         end = segment.start + segment.count
         commands = from_reset(
             register_map(machine.registers), self.commands[: segment.start], self.commands[segment.start : end]
         )
         name = f"{NAME}_{len(self.traces)}"
-        self.traces.append(Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks)))
+        waits = [at for at in range(segment.start, end) if isinstance(self.commands[at], Wait)]
+        clocks = tuple(_longest(self.clocks, at) for at in waits) if self.clocks else ()
+        found = Trace(name, machine.registers, tuple(commands), tuple(before), tuple(checks), clocks)
+        self.traces.append(found)
         self.moves.append(segment)
+
+
+def _clocks(program: Program, operations: Sequence[Produced]) -> Sequence[tuple[int, int]]:
+    """The first command of every operation, and the clocks that it may take: those of its layer, shared out."""
+    layers = sorted((row["instruction"], row["cycles"], row["jobs"]) for row in program.report["layers"])
+    found: list[tuple[int, int]] = []
+    for each in operations:
+        _, cycles, jobs = next(row for row in reversed(layers) if row[0] <= each.start)
+        found.append((each.start, SLACK * cycles // jobs + SHORTEST))
+    return found
+
+
+def _longest(clocks: Sequence[tuple[int, int]], command: int) -> int:
+    """What the operations may take together that still run at a command."""
+    return sum([taken for start, taken in clocks if start <= command][-FLYING:])
 
 
 def _place(move: TensorMove, machine: Machine) -> tuple[int, int]:
@@ -107,7 +134,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
 
     Raises ArtefactError (E506) for a segment that needs what an earlier one has left in NVDLA's registers.
     """
-    recorder = _Recorder(program)
+    recorder = _Recorder(program, player)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder(synthetic(inputs, 1, SEED).inputs)
     files: dict[str, bytes] = {}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SEQUENTIAL, SEQUENCERS = PLAYERS = ("sequential", "sequencers")
-"""Who plays a register program as a test program: one player in order, or a sequencer for every block."""
+SEQUENTIAL, SEQUENCERS, VERILATOR = PLAYERS = ("sequential", "sequencers", "verilator")
+"""Who plays a register program as a test program: one player in order, a sequencer for every block, or the
+Verilator test bench of NVDLA's tree, which looks for interrupts when all registers have been written."""
 
 
 @dataclass(frozen=True)

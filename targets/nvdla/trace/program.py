@@ -37,6 +37,8 @@ class Trace:
     contents: tuple[tuple[int, bytes], ...]
     """What memory holds before the run: later entries over earlier ones."""
     checks: tuple[Check, ...]
+    clocks: tuple[int, ...] = ()
+    """For how long each wait may last, at most; none where nobody asked."""
 
     @property
     def machine(self) -> Machine:

@@ -4,17 +4,20 @@ A sequential player executes the file in order and stops at `intr_notify` until 
 environment has players of both kinds of calls: a sequencer for every block, all at once, and monitors that
 announce interrupts. For it, sync_wait lets a block wait for the interrupts that stand before its next command, and
 sync_notify hands on the order in which blocks are enabled; results are checked when all interrupts have come.
-Source: NVDLA's verification guide, configuration file format.
+The Verilator test bench of NVDLA's tree has no waits, and its polls give up after ten reads: there the time of an
+operation is spent with reads of a register that nothing changes, and one check stands behind the last interrupt.
+Source: NVDLA's verification guide, configuration file format; verif/verilator of NVDLA's hardware repository.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
-from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
+from npuc.targets.nvdla.model.nvdla import BLOCK_OF
 from npuc.targets.nvdla.trace.dat import packed
 from npuc.targets.nvdla.trace.program import Trace
 
@@ -22,6 +25,9 @@ MEMORY = "pri_mem"
 MEMORY_NUMBER = 1
 """The same memory as check_crc names it."""
 FINISHED = "finished"
+MASK, STATUS = "GLB.S_INTR_MASK", "GLB.S_INTR_STATUS"
+POLL_CLOCKS = 8
+"""Clocks that a read of a register takes at least."""
 
 
 def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
@@ -37,8 +43,7 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
         name = f"{trace.name}_{number}.dat"
         files[name] = packed(data)
         lines.append(f'mem_load({MEMORY}, {address:#x}, "{name}");')
-    program = _Sequenced if player == SEQUENCERS else _Sequential
-    written = program(register_map(trace.configuration))
+    written = _PLAYED[player](register_map(trace.configuration), trace)
     for command in trace.commands:
         lines += written.command(command)
     lines += written.end()
@@ -63,6 +68,7 @@ class _Sequential:
     """Calls that are executed in the order of the file."""
 
     registers: RegisterMap
+    trace: Trace
     interrupts: int = 0
     """How many have been waited for."""
 
@@ -129,6 +135,43 @@ class _Sequenced(_Sequential):
         for number in range(self.awaited.get(block, 0), self.interrupts):
             yield f"sync_wait({block}, {_interrupt(number)});"
         self.awaited[block] = self.interrupts
+
+
+@dataclass
+class _Polled(_Sequential):
+    """Calls of the Verilator test bench: a wait is time that reads take, and a poll that the block is idle."""
+
+    mask: int = 0
+    """What GLB.S_INTR_MASK holds."""
+
+    def command(self, command: Command) -> Iterator[str]:
+        """The calls of a command; behind the last wait the interrupt is left to the monitor."""
+        if isinstance(command, Write):
+            title = self.registers.at(command.address).title
+            self.mask = command.value if title == MASK else self.mask
+        if not isinstance(command, Wait) or command.source is None:
+            yield from super().command(command)
+            return
+        for _ in range(-(-self.trace.clocks[self.interrupts] // POLL_CLOCKS)):
+            yield f"poll_reg_equal(NVDLA_{MASK}_0, {self.mask:#x});"
+        yield f"poll_reg_equal(NVDLA_{BLOCK_OF.get(command.source, command.source)}.S_STATUS_0, 0x0);"
+        self.interrupts += 1
+        if self.interrupts == len(self.trace.clocks):
+            yield f"intr_notify({command}, {self.last()});"
+            return
+        bit = self.registers[STATUS].places[f"{command.source}_DONE_STATUS{command.group}"].low
+        yield f"reg_write(NVDLA_{STATUS}_0, {1 << bit:#x});"
+
+    def last(self) -> str:
+        """The one event."""
+        return _interrupt(0)
+
+
+_PLAYED: Mapping[str, type[_Sequential]] = {
+    SEQUENTIAL: _Sequential,
+    SEQUENCERS: _Sequenced,
+    VERILATOR: _Polled,
+}
 
 
 def _interrupt(number: int) -> str:
