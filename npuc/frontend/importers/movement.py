@@ -112,6 +112,31 @@ def _gather(node: OnnxNode, to: Builder) -> None:
     to.emit(node, "Gather", node.inputs, axis=axis)
 
 
+def _gather_elements(node: OnnxNode, to: Builder) -> None:
+    """Indices that vary along the axis alone name slices, as Gather's do; of constants any elements are taken."""
+    x, shape, indices = node.inputs[0], to.shape(node.inputs[0]), to.value(node, 1)
+    axis = node.axis(node.attrs["axis"], len(shape))
+    kept = indices.shape[:axis] + shape[axis : axis + 1] + indices.shape[axis + 1 :]
+    if indices.ndim != len(shape) or any(few > all_ for few, all_ in zip(kept, shape, strict=True)):
+        raise node.bad(f"indices of shape {list(indices.shape)} for a tensor of shape {list(shape)}", tensor=x)
+    if indices.size and not -shape[axis] <= indices.min() <= indices.max() < shape[axis]:
+        limit = f"-{shape[axis]}..{shape[axis] - 1}"
+        raise node.bad(f"indices from {indices.min()} to {indices.max()}", tensor=node.inputs[1], limit=limit)
+    if x in to.constants:
+        corner = to.constants[x][tuple(map(slice, kept))]
+        to.add_constant(node.outputs[0], np.take_along_axis(corner, indices.astype(np.int64) % shape[axis], axis))
+        return
+    line = np.moveaxis(indices, axis, 0).reshape(indices.shape[axis], -1)
+    if not indices.size or (line != line[:, :1]).any():
+        reason, limit = "the indices vary along several axes", "indices that are alike along all other axes"
+        raise node.unsupported(reason, "use Gather where it does", limit=limit)
+    cut = [at for at, extent in enumerate(kept) if extent != shape[at]]
+    if cut:
+        ends, ones = tuple(kept[at] for at in cut), (1,) * len(cut)
+        x = to.emit(node, "Slice", (x,), (), axes=tuple(cut), starts=(0,) * len(cut), ends=ends, steps=ones)
+    to.emit(node, "Gather", (x, to.constant(node, "indices", line[:, 0])), axis=axis)
+
+
 def _cast(node: OnnxNode, to: Builder) -> None:
     code = node.attrs["to"]
     if code not in onnx.helper.get_all_tensor_dtypes():
@@ -176,6 +201,7 @@ IMPORTERS: dict[str, Importer] = {
     "Concat": _concat,
     "Split": _split,
     "Gather": _gather,
+    "GatherElements": _gather_elements,
     "Cast": _cast,
     "CastLike": _cast_like,
     "SpaceToDepth": _space_to_depth,
