@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from npuc.api import Compiled as Compiled
+    from npuc.api import CompiledVariants as CompiledVariants
     from npuc.api import check as check
     from npuc.api import compile as compile
+    from npuc.api import compile_variants as compile_variants
     from npuc.api import load as load
     from npuc.api import verify as verify
     from npuc.onnx_backend import backend as backend
@@ -27,7 +29,9 @@ if (_checkout / "pyproject.toml").is_file():
     __path__.append(str(_checkout))
 
 _HOME = {
-    **dict.fromkeys(("Compiled", "check", "compile", "load", "verify"), "npuc.api"),
+    **dict.fromkeys(
+        ("Compiled", "CompiledVariants", "check", "compile", "compile_variants", "load", "verify"), "npuc.api"
+    ),
     "Session": "npuc.session",
     "backend": "npuc.onnx_backend",
 }

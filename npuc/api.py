@@ -8,7 +8,7 @@ print(npuc.verify("model.onnx", program)["bit_exact"], program.run(x))
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -20,17 +20,17 @@ import numpy as np
 
 from npuc import driver
 from npuc import program as programs
-from npuc.errors import Problem
+from npuc.errors import DataError, Problem
 from npuc.flags import Flags, options_of
 from npuc.ir import Array
 from npuc.program import Program
-from npuc.regions.compiling import compile_model
+from npuc.regions import compiling
 from npuc.regions.composite import target_of
 from npuc.storage import data
 from npuc.target import Options, Runner, Target
 from npuc.target import target as find
 from npuc.timeline import Timeline
-from npuc.variants import undecided, variants_of
+from npuc.variants import together, undecided, variants_of
 
 if TYPE_CHECKING:
     import onnx
@@ -90,6 +90,34 @@ class Compiled:
         programs.save(self.program, Path(directory), force=force)
 
 
+@dataclass(frozen=True)
+class CompiledVariants:
+    """Programs of one model, one for every set of input shapes."""
+
+    variants: tuple[Compiled, ...]
+
+    def of(self, inputs: Data) -> Compiled:
+        """The first program that takes the data. Raises DataError (E401, E402) if none does."""
+        refusal: DataError | None = None
+        for each in self.variants:
+            try:
+                each.samples(inputs)
+            except DataError as error:
+                refusal = refusal or error
+            else:
+                return each
+        assert refusal is not None
+        raise refusal
+
+    def run(self, inputs: Data) -> dict[str, Array]:
+        """The outputs of the program that takes the data; raises as `of`."""
+        return self.of(inputs).run(inputs)
+
+    def save(self, directory: str | PathLike[str], *, force: bool = False) -> None:
+        """Writes one artefact of all programs, which share files. Raises ArtefactError (E505, E506)."""
+        programs.save(together([each.program for each in self.variants]), Path(directory), force=force)
+
+
 def compile(
     model: Model,
     target: str = "easynpu",
@@ -109,11 +137,36 @@ def compile(
     asked = options_of(kind, options, flags)
     with _model_file(model) as path:
         if calibration is None:
-            found, _ = compile_model(path, kind, asked, shapes)
+            found, _ = compiling.compile_model(path, kind, asked, shapes)
         else:
             with _file(calibration) as samples:
-                found, _ = compile_model(path, kind, asked, shapes, [samples])
+                found, _ = compiling.compile_model(path, kind, asked, shapes, [samples])
     return Compiled(programs.as_loaded(found))
+
+
+def compile_variants(
+    model: Model,
+    target: str = "easynpu",
+    *,
+    input_shapes: Sequence[Shapes],
+    calibration: Sequence[Data] = (),
+    options: Options | None = None,
+    **flags: Unpack[Flags],
+) -> CompiledVariants:
+    """A program for every set of input shapes, two or more, each calibrated on the data that has its shapes.
+
+    Raises as `compile`, DataError (E402) where no calibration data has the shapes of a program, and ValueError for
+    less than two sets of shapes.
+    """
+    if len(input_shapes) < 2:
+        raise ValueError("variants are of two sets of input shapes or more: npuc.compile takes one")
+    kind = find(target)
+    asked = options_of(kind, options, flags)
+    with ExitStack() as stack:
+        path = stack.enter_context(_model_file(model))
+        files = [stack.enter_context(_file(each)) for each in calibration]
+        found, _ = compiling.compile_variants(path, kind, asked, [_shapes(each) for each in input_shapes], files)
+    return CompiledVariants(tuple(Compiled(programs.as_loaded(each)) for each in found))
 
 
 def load(directory: str | PathLike[str], *, allow_modified: bool = False) -> Compiled:

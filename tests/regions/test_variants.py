@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import npuc as npuc_package
 from npuc import api
-from npuc.errors import ArtefactError
+from npuc.errors import ArtefactError, DataError
 from tests.cli.process import npuc
 from tests.regions.nets import model_of
 
@@ -137,3 +138,28 @@ def test_calibration_data_goes_to_the_variant_of_its_shape(folder: Path, tmp_pat
 def test_inputs_with_different_numbers_of_shapes_are_a_usage_error(folder: Path) -> None:
     shapes = (*SHAPES, "--input-shape", "z=1", "--input-shape", "z=2", "--input-shape", "z=3")
     assert "as many of each" in npuc("compile", folder / "m.onnx", "--target", "bm1684", *shapes).usage()
+
+
+def test_python_compiles_several_shapes_to_the_artefact_of_the_command(folder: Path, tmp_path: Path) -> None:
+    shapes = [{"x": (1, 3, 8, 8)}, {"x": (1, 3, 12, 10)}]
+    found = npuc_package.compile_variants(folder / "m.onnx", "bm1684", input_shapes=shapes)
+    found.save(tmp_path / "m.npu")
+    written = {each.relative_to(tmp_path / "m.npu") for each in (tmp_path / "m.npu").rglob("*") if each.is_file()}
+    assert written == {
+        each.relative_to(folder / "m.npu") for each in (folder / "m.npu").rglob("*") if each.is_file()
+    }
+    for path in written:
+        assert (tmp_path / "m.npu" / path).read_bytes() == (folder / "m.npu" / path).read_bytes()
+    session = ort.InferenceSession(folder / "m.onnx")
+    for size, (height, width) in {"small": (8, 8), "large": (12, 10)}.items():
+        values = np.load(folder / f"{size}.npz")["x"]
+        wanted = [np.asarray(session.run(None, {"x": each[None]})[0])[0] for each in values]
+        np.testing.assert_allclose(found.run(values)["y"], np.stack(wanted), rtol=1e-3, atol=1e-4)
+        assert found.of(folder / f"{size}.npz").program.inputs[0].shape == (1, 3, height, width)
+    with pytest.raises(DataError, match="E402"):
+        found.run(folder / "other.npz")
+
+
+def test_one_shape_is_no_variant(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"npuc\.compile"):
+        npuc_package.compile_variants(folder / "m.onnx", input_shapes=[{"x": (1, 3, 8, 8)}])
