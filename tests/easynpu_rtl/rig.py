@@ -25,7 +25,7 @@ def needed(machine: Machine) -> None:
 
 
 class Rtl(Stepping):
-    """The fast simulator's interface: sample after sample, every one in the cycles of the stepping simulator."""
+    """The fast simulator's interface: sample after sample on one core, in the cycles of the stepping simulator."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
         super().__init__(machine, files)
@@ -39,11 +39,11 @@ class Rtl(Stepping):
         observe: Callable[[int, Array], None] | None = None,
     ) -> None:
         found: dict[int, list[Array]] = {}
+        board = self.simulation.state(1)
+        board.board.write("weight", 0, state.weight)
         for fmap, skip in zip(state.fmap, state.skip, strict=True):
-            memories = {"fmap": fmap, "skip": skip, "weight": state.weight}
-            cycles = self._stepped(segment, memories)
-            board = self.simulation.state(1)
-            for name, values in memories.items():
+            cycles = self._stepped(segment, {"fmap": fmap, "skip": skip, "weight": state.weight})
+            for name, values in (("fmap", fmap), ("skip", skip)):
                 board.board.write(name, 0, values)
             self.simulation.cycles.clear()
             self.simulation.run(

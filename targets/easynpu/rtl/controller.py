@@ -410,7 +410,8 @@ class Controller(wiring.Component):
                 self._chain_ends(m)
         with m.State("SETTLE"), m.If(self.quiet):
             m.next = "IDLE"
-            with m.If(self.pause & ~self.failed & (self.at != self.count)):
+            ends = self.failed | (self.at == self.count) | (self.decoder.kind == Kind.HALT)
+            with m.If(self.pause & ~ends):
                 m.next = "PAUSED"
         with m.State("PAUSED"), m.If(self.resume):
             m.next = "DECODE"
