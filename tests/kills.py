@@ -17,6 +17,8 @@ from pathlib import Path
 from npuc.program import Program, load, save
 from npuc.storage import files
 
+SPAN, LONGEST = 0.008, 1.0
+"""Seconds until a kill, at most; more where the machine is too busy for the writer to get on in that time."""
 CONTENTS = {
     name: Program({"target": "easynpu", "which": name}, {f"{at}.bin": name.encode() * 4000 for at in range(4)})
     for name in ("old", "new")
@@ -24,10 +26,10 @@ CONTENTS = {
 
 
 def writing(path: Path) -> None:
-    """Saves one after the other until it is killed."""
+    """Saves one after the other, first the one that does not stand there, until it is killed."""
     while True:
-        for each in CONTENTS.values():
-            save(each, path)
+        for each in ("new", "old"):
+            save(CONTENTS[each], path)
 
 
 def killed(path: Path, seconds: float) -> None:
@@ -51,9 +53,11 @@ def main(folder: str, count: str, *options: str) -> None:
         files._exchanged = lambda *_: False
     path, found = Path(folder) / "net.npu", Counter[str]()
     save(CONTENTS["old"], path)
-    chance = random.Random(16)
-    for _ in range(int(count)):
-        killed(path, chance.uniform(0, 0.008))
+    chance, span = random.Random(16), SPAN
+    for number in range(int(count)):
+        if number % 25 == 24 and min(found["old"], found["new"]) == 0:
+            span = min(span * (2 if found["old"] else 0.5), LONGEST)
+        killed(path, chance.uniform(0, span))
         loaded = load(path)
         assert loaded.files == CONTENTS[loaded.manifest["which"]].files
         found[loaded.manifest["which"]] += 1

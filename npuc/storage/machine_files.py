@@ -57,8 +57,8 @@ def described(kind: type[M], values: Mapping[str, Any], origin: str, page: str) 
     return kind(**values)
 
 
-LARGEST_FILE = 1 << 20
-"""Bytes of a machine file."""
+LARGEST_FILE, LONGEST_LINE = 1 << 16, 1 << 10
+"""Bytes of a machine file, and of a line: a reader of TOML takes long for keys in keys in keys."""
 
 
 def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]:
@@ -71,10 +71,12 @@ def read_values(path: Path, shipped: Sequence[str], page: str) -> dict[str, Any]
     except ModuleNotFoundError:  # Python 3.10
         import tomli as tomllib  # pyright: ignore
     try:
-        if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            raise bad_machine(path.name, "it is too large", f"{LARGEST_FILE:,} bytes", page)
         with path.open("rb") as file:
-            return tomllib.loads(file.read(LARGEST_FILE).decode())
+            content = file.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE or max(map(len, content.split(b"\n"))) > LONGEST_LINE:
+            limit = f"{LARGEST_FILE:,} bytes, {LONGEST_LINE:,} in a line"
+            raise bad_machine(path.name, "it is too large", limit, page)
+        return tomllib.loads(content.decode())
     except OSError as error:
         reason = f"no such machine, and no file that can be read ({error.strerror})."
         limit = f"{', '.join(shipped)}, or a .toml file"
