@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
+from npuc.budget import expect_room
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.pipeline import Hook, Pass
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from npuc.quantize.improvement.search import Network, Step
     from npuc.quantize.network.construction import Quantised
     from npuc.targets.easynpu.simulate.running import SteppingRunner
+
+LISTED = 512
+"""Bytes that the listing takes for one of a word."""
 
 
 class EasyNpu:
@@ -184,10 +188,12 @@ class EasyNpu:
         return annotation.memory_annotations(program, name)
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same for a file of words without a program."""
+        """The same for a file of words without a program. Raises ModelError (E110) for too many words."""
         from npuc.targets.easynpu.export import images
 
-        return images.listing(images.read(path), [])
+        words = images.read(path)
+        expect_room(len(words) * LISTED, "the listing of its words")
+        return images.listing(words, [])
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of the layer word and of the extension words."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.budget import expect_room
 from npuc.errors import ArtefactError, DoesNotFit
 from npuc.host import HostStep
 from npuc.storage.records import read
@@ -227,8 +228,13 @@ def _record(command: Command, registers: RegisterMap) -> tuple[int, int, int, in
             return WAIT, status.address, bit, bit
 
 
+DECODED = 64
+"""Bytes that the commands, and what is told of them, take for one of a record."""
+
+
 def decode(data: bytes, registers: RegisterMap) -> list[Command]:
-    """The commands of records. Raises ArtefactError (E502) for a record that is none."""
+    """The commands of records. Raises ArtefactError (E502) for one that is none, ModelError (E110) for many."""
+    expect_room(len(data) * DECODED, "the commands")
     return [_command(number, record, registers) for number, record in enumerate(records_of(data))]
 
 
