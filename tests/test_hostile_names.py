@@ -129,6 +129,8 @@ def test_no_command_runs_a_name_or_shows_it_raw(
     expect_tame(npuc("diff", program, program))
     expect_tame(npuc("compare", model, "--target", name))
     expect_tame(npuc("check", model, "--target", name))
+    expect_tame(npuc("accuracy", model, program, "--data", "x.npz"), None)
+    expect_tame(npuc("quantize", model, "--target", name, "-o", "q.onnx"), None)
     listed = expect_tame(npuc("dump", program)).out
     assert len(listed.splitlines()) == len(target(name).listing(load(program)))
     assert json.loads(npuc("dump", program, "--json").out)["status"] == "ok"
@@ -180,10 +182,12 @@ def test_files_that_someone_else_put_into_an_artefact_are_never_compiled_importe
     monkeypatch.chdir(tmp_path)
     np.savez("x.npz", x=np.ones((1, 3, 8, 8), np.float32))
     onnx.save(cases.model(), "m.onnx")
+    Path("l.txt").write_text(npuc("dump", "a.npu").out, encoding="utf-8")
     for command in (
         ("run", "a.npu", "--data", "x.npz", "-o", "y.npz"), ("verify", "m.onnx", "a.npu", "--samples", "1"),
         ("report", "a.npu", "-o", "r.html"), ("explain", "a.npu", "1"), ("dump", "a.npu"),
-        ("diff", "a.npu", "a.npu"),
+        ("diff", "a.npu", "a.npu"), ("accuracy", "m.onnx", "a.npu", "--data", "x.npz"),
+        ("assemble", "l.txt", "--images", "a.npu", "-o", "b.npu"), ("compare", "m.onnx", "--target", name),
         *(("export", "a.npu", "--format", form, "-o", form) for form in target(name).exports),
     ):  # fmt: skip
         expect_tame(npuc(*command), None)
