@@ -100,8 +100,8 @@ class Network:
     def per_channel(self, count: int, low: float, high: float) -> str:
         return self.constant(self.random.uniform(low, high, count).astype(np.float32))
 
-    def node(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> list[str]:
-        """The names of an operator's results; none where ONNX or the sizes here do not admit it."""
+    def node(self, op: str, *inputs: str, outputs: int = 1, most: int = ELEMENTS, **attrs: Any) -> list[str]:
+        """The names of an operator's results; none where ONNX or the sizes here (most) do not admit it."""
         names = [f"t{len(self.nodes)}"] + [f"t{len(self.nodes)}_{number}" for number in range(1, outputs)]
         made = helper.make_node(op, inputs, names, name=f"n{len(self.nodes)}", **attrs)
         kinds = {
@@ -121,7 +121,7 @@ class Network:
         except InferenceError:
             return []
         shapes = [tuple(each.dim_value for each in found[name].tensor_type.shape.dim) for name in names]
-        if any(prod(shape) > ELEMENTS or min(shape, default=1) < 1 for shape in shapes):
+        if any(prod(shape) > most or min(shape, default=1) < 1 for shape in shapes):
             return []
         self.nodes.append(made)
         self.shapes |= zip(names, shapes, strict=True)
@@ -150,8 +150,8 @@ class Network:
                 self.input("z", self.one_of(self.shapes["x"], self.first_shape()))
             self.grow()
         computed = [name for name in self.maps if name not in self.inputs]
-        while not computed:
-            computed = self.node(self.one_of("Relu", "Neg"), "x")
+        if not computed:
+            computed = self.node(self.one_of("Relu", "Neg"), "x", most=prod(self.shapes["x"]))
         chosen = [computed[-1]] + [name for name in computed[:-1] if self.chance(10)]
         if self.chance(3):
             chosen.append("x")

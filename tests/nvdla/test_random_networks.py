@@ -48,3 +48,8 @@ def test_a_random_network_is_bit_exact_or_refused(seed: int, tmp_path: Path) -> 
 
 LOOSE = Tolerance(sqnr_db=5, cosine=0.8)
 """Random functions of noise: int8 is within 10 dB of most of them."""
+
+
+def test_a_network_is_drawn_whatever_the_size_of_its_input() -> None:
+    model = Network(21621).model()  # whose input is larger than any map may be
+    assert model.graph.node and model.graph.output
