@@ -221,7 +221,7 @@ OURS = {
         ("kernel.py", "region.name"), ("region_c.py", "each.name"), ("observation.py", "each.layer"),
         ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
-        ("writing.py", "source"), ("writing.py", "title"),
+        ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),
         ("writing.py", "register.title"),
     },
 }  # fmt: skip
