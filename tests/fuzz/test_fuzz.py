@@ -44,6 +44,8 @@ FINDINGS = [
     ("artefacts", 3000697),
     ("artefacts", 4000214),
     ("artefacts", 4000586),
+    ("artefacts", 5000004),
+    ("artefacts", 5000070),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

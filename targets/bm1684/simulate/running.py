@@ -50,6 +50,8 @@ class Runner:
         count, tensors = count_of(feeds), dict(feeds)
         waiting = self._converted(self.contents.steps, tensors)
         wanted = [each.tensor for each in self.contents.placements if each.direction == "input"]
+        if missing := sorted({*wanted} - tensors.keys()):
+            raise ArtefactError("E502", "manifest.json is damaged: no step gives this input", tensor=missing[0])
         samples = [{name: tensors[name][index] for name in wanted} for index in range(count)]
         results = [self._sample(feed, None) for feed in samples]
         if observe is not None:

@@ -89,7 +89,7 @@ class TensorMove:
             0 <= part.start < part.stop <= extent
             for part, extent in zip(self.window[1:], self.map_shape, strict=True)
         )
-        if found is None or found.dtype != np.int8 or found[0].size != prod(self.shape) or not inside:
+        if found is None or found.dtype != np.int8 or found[0].size != prod(self.map_shape) or not inside:
             raise ArtefactError(
                 "E502", f"manifest.json is damaged: no tensor for {self}", remedy="compile the model again"
             )
