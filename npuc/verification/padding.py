@@ -7,6 +7,7 @@ its stride fewer rows and columns than strides times extents. Source: ONNX, Conv
 from __future__ import annotations
 
 from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import onnx
@@ -40,7 +41,11 @@ def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelPro
 
 def has_automatic_padding(path: Path) -> bool:
     """Whether a file may name the padding of an operator instead of giving it."""
-    return b"SAME_" in path.read_bytes()
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return False
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            return content.find(b"SAME_") >= 0
 
 
 def _is_automatic(node: onnx.NodeProto) -> bool:

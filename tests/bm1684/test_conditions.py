@@ -18,7 +18,7 @@ from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.network import support
 from tests.bm1684.kernels import need_compiler
 from tests.conftest import Reference
-from tests.graphs.compiling import Case, compiled_program, samples_of, verified
+from tests.graphs.compiling import Case, check_compile, compiled_program, samples_of, verified
 from tests.passes.networks import feeds, network, node
 
 RELU = node("Relu", "x", "a")
@@ -203,3 +203,17 @@ def test_a_constant_that_is_rounded_behind_a_concat_is_no_layer(tmp_path: Path) 
     graph = network((1, 4, 3, 3), "y", *nodes, c=(1, 4, 3, 1), scale=0.0131, zero=np.uint8(0))
     report = verified(graph, Case("bm1684", "fp32"), tmp_path, samples=2)
     assert report["status"] == "ok"
+
+
+@pytest.mark.parametrize("end", [-1, 0])
+def test_padding_alone_is_left_where_all_of_a_map_is_cut_away(end: int, tmp_path: Path) -> None:
+    """A row is put before the only one, which the end takes away or leaves."""
+    graph = network(
+        (2, 1, 2, 4),
+        "y",
+        node("Pad", "x", "a", mode="constant", pads=(2, 1, 1, 0, 2, end, 0, 0), value=0.5),
+        node("Add", "a b", "y"),
+        b=(6, 2 + end, 3, 4),
+    )
+    samples = samples_of(graph, 2)["x"]
+    assert check_compile(graph, [{"x": each} for each in samples], Case("bm1684", "fp32"), tmp_path) == "ok"

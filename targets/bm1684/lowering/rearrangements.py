@@ -203,6 +203,12 @@ def pad(lo: Lowering, node: Node) -> None:
 def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: str) -> None:
     """Axis after axis: what negative pads leave, and beside it numbers or elements of its own."""
     view = lo.view(node.inputs[0])
+    kept = [extent + min(begin, 0) + min(end, 0) for extent, (begin, end) in zip(view.shape, pads, strict=True)]
+    if mode == "constant" and min(kept) <= 0:
+        whole = lo.scratch_view(lo.graph.shape(node.output))
+        _fill(lo, whole, VALUE(node))
+        lo.define_view(node.output, whole)
+        return
     for axis, (before, behind) in enumerate(pads):
         cut = max(-before, 0)
         count = view.shape[axis] - cut - max(-behind, 0)
@@ -214,6 +220,11 @@ def _pad_in_system(lo: Lowering, node: Node, pads: list[tuple[int, int]], mode: 
     lo.define_view(node.output, view)
 
 
+def _fill(lo: Lowering, view: View, value: float) -> None:
+    at = lo.weights.image(np.full(1, value, np.float32)) // ELEMENT
+    lo.emit(*moves.copies(view, View.continuous(WEIGHTS, at, (1,)).repeated(view.shape)))
+
+
 def _wider(lo: Lowering, view: View, axis: int, pads: tuple[int, int], mode: str, value: float) -> View:
     """A copy of the view with more elements along an axis."""
     (before, behind), count = pads, view.shape[axis]
@@ -221,11 +232,9 @@ def _wider(lo: Lowering, view: View, axis: int, pads: tuple[int, int], mode: str
     lo.emit(*moves.copies(_sliced(lo, to, axis, before, count), view))
     ends = [(0, before), (before + count, behind)]
     if mode == "constant":
-        at = lo.weights.image(np.full(1, value, np.float32)) // ELEMENT
         for first, extent in ends:
             if extent:
-                part = _sliced(lo, to, axis, first, extent)
-                lo.emit(*moves.copies(part, View.continuous(WEIGHTS, at, (1,)).repeated(part.shape)))
+                _fill(lo, _sliced(lo, to, axis, first, extent), value)
         return to
     source = {"reflect": _mirrored, "edge": _nearest, "wrap": _around}[mode]
     for at in (at for first, extent in ends for at in range(first, first + extent)):

@@ -121,7 +121,8 @@ def _bound(layer: Layer, image: Array) -> float:
         return 0.0
     largest = float(np.abs(image.astype(np.int32)).max(initial=0))
     axes = 2 if layer.winograd else (0, 1, 2)
-    weights = np.abs(layer.kernels.astype(np.int32)).sum(axis=axes, dtype=np.float64)
+    wide, sums = (np.int16, np.int32) if layer.kernels.dtype.itemsize == 1 else (np.int32, np.float64)
+    weights = np.abs(layer.kernels, dtype=wide).sum(axis=axes, dtype=sums)
     gain = 4 if layer.winograd else 1
     return gain * largest * float(weights.max(initial=0))
 
