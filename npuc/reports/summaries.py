@@ -71,16 +71,27 @@ def places(report: Shown) -> list[str]:
         return []
     parts = sum(each["place"] == "npu" for each in told)
     share = report["npu_macs_share"]
-    macs = "" if share is None else f"; {100 * share:.1f} % of the MACs on the NPU"
+    known = "known " if any(_uncounted(each) for region in regions for each in region["reasons"]) else ""
+    macs = "" if share is None else f"; {100 * share:.1f} % of the {known}MACs on the NPU"
     lines = [f"  {_plural(parts, 'part')} on the NPU, {_plural(len(regions), 'region')} on the host{macs}"]
     if not parts:
         lines = ["  NOTHING runs on the NPU: the host runs all of the model"]
     return lines + [f"  host: {_reason(each, report['macs'])}" for region in regions for each in region["reasons"]]
 
 
+UNCOUNTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "If", "Loop", "Scan")
+"""Operators that multiply, themselves or in a graph of their own: without MACs theirs are not known."""
+
+
+def _uncounted(each: Shown) -> bool:
+    return each["op"] in UNCOUNTED and not each["macs"]
+
+
 def _reason(each: Shown, macs: int) -> str:
     """Why nodes run on the host, and what would bring them back."""
     share = f"{100 * each['macs'] / macs:.1f} % of the MACs, " if macs else ""
+    if _uncounted(each):
+        share = "MACs not known, "
     remedy = f"; to the NPU: {each['remedy']}" if each["remedy"] else ""
     named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {_plural(each['count'], 'node')}"
     return f"{each['op']}{named} ({share}{count(each['bytes'])} bytes cross): {each['reason']}{remedy}"
