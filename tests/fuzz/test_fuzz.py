@@ -46,6 +46,7 @@ FINDINGS = [
     ("artefacts", 4000586),
     ("artefacts", 5000004),
     ("artefacts", 5000070),
+    ("artefacts", 5000508),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -22,6 +22,9 @@ from npuc.targets.easynpu.machine.isa import MEMORIES, WORD_BYTES
 from npuc.targets.easynpu.machine.memory import Map, Place, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
+LARGEST = 1 << 28
+"""Elements of a tensor: the field widths of a layer word allow 2^24."""
+
 
 @dataclass(frozen=True)
 class ImageLoad:
@@ -73,11 +76,16 @@ class TensorMove:
 
     @property
     def map(self) -> Map:
-        """The words that it comes from or goes to. Raises ArtefactError (E502) where the entry makes no sense."""
-        extents = (*self.shape, self.channels, self.height, self.width)
-        if self.place.memory not in MEMORIES or not 2 <= len(self.shape) <= 4 or min(extents) < 1:
-            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
+        """The words that it comes from or goes to."""
         return Map(self.place, self.height, self.width, groups(self.channels))
+
+    @property
+    def possible(self) -> bool:
+        """Whether the map is a window of the tensor, and in a memory for maps."""
+        tensor = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) == prod(self.map_shape)
+        parts = zip(self.window[1:], self.map_shape, strict=True) if tensor else ()
+        inside = all(0 <= part.start < part.stop <= extent for part, extent in parts)
+        return tensor and inside and prod(self.shape) <= LARGEST and self.place.memory in MEMORIES
 
     def whole(self, tensors: Mapping[str, Array]) -> Array:
         """The host tensor that has the map as a window: a view (samples, C, H, W).
@@ -85,11 +93,7 @@ class TensorMove:
         Raises ArtefactError (E502) where there is no such tensor.
         """
         found = tensors.get(self.tensor)
-        inside = all(
-            0 <= part.start < part.stop <= extent
-            for part, extent in zip(self.window[1:], self.map_shape, strict=True)
-        )
-        if found is None or found.dtype != np.int8 or found[0].size != prod(self.map_shape) or not inside:
+        if found is None or found.dtype != np.int8 or found[0].size != prod(self.map_shape):
             raise ArtefactError(
                 "E502", f"manifest.json is damaged: no tensor for {self}", remedy="compile the model again"
             )
@@ -122,7 +126,12 @@ def step_from_json(entry: Any, where: str) -> Step:
         raise ArtefactError(
             "E502", f"manifest.json is damaged: {where} is of kind '{kind}'", limit="host, segment"
         )
-    return read(HostStep if kind == "host" else Segment, entry, where)
+    step = read(HostStep if kind == "host" else Segment, entry, where)
+    for move in (*step.loads, *step.stores) if isinstance(step, Segment) else ():
+        if not move.possible:
+            reason = f"manifest.json is damaged: {where} moves {move}"
+            raise ArtefactError("E502", reason, tensor=move.tensor, remedy="compile the model again")
+    return step
 
 
 @dataclass(frozen=True)
@@ -172,10 +181,6 @@ class Contents:
             reason = f"manifest.json is damaged: instructions[{number}] is missing"
             raise ArtefactError("E502", reason, remedy="compile the model again")
         return self.instructions[number]
-
-
-LARGEST = 1 << 28
-"""Elements of a tensor: the field widths of a layer word allow 2^24."""
 
 
 def _table(entries: tuple[Produced, ...]) -> tuple[Produced, ...]:
