@@ -47,6 +47,7 @@ FINDINGS = [
     ("artefacts", 5000004),
     ("artefacts", 5000070),
     ("artefacts", 5000508),
+    ("artefacts", 8001751),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -25,6 +25,9 @@ from npuc.targets.easynpu.machine.parameters import Machine
 LARGEST = 1 << 28
 """Elements of a tensor: the field widths of a layer word allow 2^24."""
 
+IMAGES = {"itcm": "itcm.bin", "weight": "weight.bin"}
+"""The file with the words of each memory."""
+
 
 @dataclass(frozen=True)
 class ImageLoad:
@@ -36,11 +39,14 @@ class ImageLoad:
     start: int
     words: int
 
+    @property
+    def possible(self) -> bool:
+        """Whether these are words of the memory's image."""
+        return self.file == IMAGES.get(self.memory) and min(self.start, self.words, self.address) >= 0
+
     def data(self, files: Mapping[str, bytes], machine: Machine) -> bytes:
-        """The words. Raises ArtefactError: E502 where the entry makes no sense, E503 where they do not fit."""
+        """The words. Raises ArtefactError (E503) where they do not fit."""
         first, last = WORD_BYTES * self.start, WORD_BYTES * (self.start + self.words)
-        if self.memory not in ("itcm", "weight") or min(self.start, self.words, self.address) < 0:
-            raise ArtefactError("E502", f"manifest.json is damaged: {self}", remedy="compile the model again")
         found = files.get(self.file, b"")[first:last]
         if len(found) != last - first or self.address + self.words > machine.capacity_words(self.memory):
             raise ArtefactError("E503", f"{self.words} words of {self.file} do not fit the {self.memory} memory")
@@ -127,10 +133,10 @@ def step_from_json(entry: Any, where: str) -> Step:
             "E502", f"manifest.json is damaged: {where} is of kind '{kind}'", limit="host, segment"
         )
     step = read(HostStep if kind == "host" else Segment, entry, where)
-    for move in (*step.loads, *step.stores) if isinstance(step, Segment) else ():
-        if not move.possible:
-            reason = f"manifest.json is damaged: {where} moves {move}"
-            raise ArtefactError("E502", reason, tensor=move.tensor, remedy="compile the model again")
+    for each in (*step.images, *step.loads, *step.stores) if isinstance(step, Segment) else ():
+        if not each.possible:
+            reason = f"manifest.json is damaged: {where} has {each}"
+            raise ArtefactError("E502", reason, remedy="compile the model again")
     return step
 
 
