@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from npuc.errors import DataError, ModelError
+from npuc.errors import ArtefactError, DataError, ModelError
 
 MEMORY_LIMIT = 1 << 30
 """Bytes; --memory-limit changes them."""
@@ -91,6 +91,14 @@ def too_long() -> ModelError:
     """The error (E111) of what took longer than it may."""
     limit, remedy = f"{limits().seconds} seconds", "if you trust it, allow more with --time-limit SECONDS"
     return ModelError("E111", "onnxruntime takes longer for it", limit=limit, remedy=remedy)
+
+
+def expect_simulable(size: int, what: str) -> None:
+    """Raises ArtefactError (E509) unless so many bytes are left for what an artefact says."""
+    try:
+        expect_room(size, what)
+    except ModelError as error:
+        raise ArtefactError.of(replace(each, code="E509") for each in error.problems) from None
 
 
 def take(size: int, what: str, *, node: str | None = None, tensor: str | None = None) -> None:

@@ -48,6 +48,8 @@ FINDINGS = [
     ("artefacts", 5000070),
     ("artefacts", 5000508),
     ("artefacts", 8001751),
+    ("artefacts", 8004451),
+    ("artefacts", 8003431),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from npuc.budget import expect_simulable
 from npuc.ir import Array
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, System
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div, okk_128_byte_aligned_stride_for_32bit
@@ -36,12 +37,16 @@ class Observation:
     def of(
         cls, table: bytes, tensors: Sequence[Observed], start: int, places: Sequence[str], machine: Machine
     ) -> Observation:
-        """start: bytes of system memory that the program itself takes; the region that begins there comes last."""
+        """start: bytes of system memory that the program itself takes; the region that begins there comes last.
+
+        Raises ArtefactError (E509) beyond the limit on memory.
+        """
         starts: dict[str, int] = {}
         end = start
         for each in tensors:
             starts[each.tensor] = end
             end += ceil_div(ELEMENT * prod(each.words), PAGE) * PAGE
+        expect_simulable(end, "system memory with the result of every layer")
         stores = {
             f"{LAYER} {each.layer}".encode(): line(
                 _store(each, starts[each.tensor] - start, machine), [*places, SHOWN], machine

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from npuc.budget import expect_room
+from npuc.budget import expect_room, expect_simulable
 from npuc.errors import ArtefactError, DoesNotFit
 from npuc.host import HostStep
 from npuc.storage.records import read
@@ -31,6 +31,8 @@ RECORD_WORDS = 4
 STATUS = "GLB.S_INTR_STATUS"
 LARGEST = 1 << 31
 """Bytes of memory that a program may ask for."""
+COPIES = 8
+"""Of a tensor's elements: results are kept for several samples at once."""
 MOST_LANES = 1 << 16
 """Of a cube: the registers that hold a number of channels have fewer bits."""
 
@@ -75,30 +77,41 @@ class TensorMove:
             return self.map_shape[1] * self.place.line_stride
         return self.cube(machine).bytes
 
+    @property
+    def _possible(self) -> bool:
+        """Whether a map has such a shape."""
+        known = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
+        return known and prod(self.shape) == prod(self.map_shape)
+
     def image(self) -> PixelFormat:
         """The format of an image of one plane. Raises ArtefactError (E502) where the entry makes no sense."""
-        channels, height, width = self.map_shape
         form, place = FORMATS.get(self.place.pixels), self.place
-        if form is None or min(self.shape) < 1 or channels > form.channels or height * width > LARGEST:
+        if form is None or not self._possible:
             raise _damaged(f"{self}")
+        channels, _, width = self.map_shape
         (plane, *others), lanes = form.planes, ((0, channels),)
-        if others or place.lanes != lanes or place.line_stride < width * plane.pixel_bytes:
+        if (
+            others
+            or channels > form.channels
+            or place.lanes != lanes
+            or place.line_stride < width * plane.pixel_bytes
+        ):
             raise _damaged(f"{self}")
         return form
 
     def cube(self, machine: Machine) -> Cube:
         """The cube of all lanes. Raises ArtefactError (E502) where the entry makes no sense."""
+        if not self._possible:
+            raise _damaged(f"{self}")
         channels, height, width = self.map_shape
         runs = self.place.lanes
         few = sum(count for _, count in runs) == channels and all(
             first + count <= MOST_LANES for first, count in runs
         )
         lanes = self.place.lane_numbers if few and min((count for _, count in runs), default=0) > 0 else []
-        valid = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) <= LARGEST
-        valid = valid and prod(self.shape) == prod(self.map_shape)
         if self.place.precision not in machine.precisions:
             raise _damaged(f"{machine.name} has no {self.place.precision}")
-        if not valid or len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
+        if len(lanes) != channels or min(lanes, default=-1) < 0 or self.place.line_stride < width:
             raise _damaged(f"{self}")
         place = self.place
         strides = place.line_stride, place.surface_stride
@@ -200,6 +213,7 @@ class Contents:
         )
         for move in found.moves:
             move.bytes(machine)
+        expect_simulable(COPIES * max((prod(each.shape) for each in found.moves), default=0), "a tensor")
         return found
 
     @property
