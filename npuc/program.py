@@ -17,8 +17,8 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Mapping, Sized
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sized
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
@@ -331,6 +331,16 @@ def _foreign(directory: Path) -> list[str]:
         raise _unwritable(directory, error) from None
     written = {MANIFEST, *(name.split("/")[0] for name in (files if isinstance(files, dict) else ()))}
     return [name for name in names if name not in written]
+
+
+@contextmanager
+def showing(directory: Path) -> Generator[None]:
+    """A block that shows what a report or evidence says. Raises ArtefactError (E502) where that makes no sense."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        said = f"'{directory}': its report or evidence has a form that npuc does not write: {error}"
+        raise ArtefactError("E502", said, remedy="compile the model again") from error
 
 
 @budget()

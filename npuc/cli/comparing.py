@@ -53,11 +53,13 @@ def diff(
       npuc diff a.npu b.npu
       npuc diff a.npu b.npu --data test.npz --model m.onnx
     """
+    from npuc.program import showing
     from npuc.reports import summaries
     from npuc.reports.difference import difference
 
     pair = load_program(first, allow_modified), load_program(second, allow_modified)
-    report = difference(*pair)
+    with showing(first):
+        report = difference(*pair)
     if model is not None and not data:
         raise click.UsageError("--model needs --data")
     if data:

@@ -60,6 +60,7 @@ def report(
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
     from npuc.page.page import page
+    from npuc.program import showing
     from npuc.storage.files import replacing
 
     program, target = load_program(artefact, allow_modified)
@@ -67,7 +68,8 @@ def report(
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
     evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
-    text = page(program, target, evidence).encode()
+    with showing(artefact):
+        text = page(program, target, evidence).encode()
     with replacing(output) as staging:
         staging.write_bytes(text)
     if as_json:
@@ -158,6 +160,7 @@ def explain(
       npuc explain resnet8.npu 12
       npuc explain resnet8.npu Conv_3 --model resnet8.onnx --data test.npz
     """
+    from npuc.program import showing
     from npuc.reports import summaries
     from npuc.reports.explanation import explanation
 
@@ -169,8 +172,10 @@ def explain(
     if model is not None:
         samples = _samples(program, data)
         checked = _verified(model, artefact, program, target, samples, "own", allow_modified)
-    found = explanation(program, target, graph, node, checked)
+    with showing(artefact):
+        found = explanation(program, target, graph, node, checked)
+        text = summaries.explanation(shown(found))
     if as_json:
         print_json(found)
     else:
-        say(summaries.explanation(shown(found)))
+        say(text)

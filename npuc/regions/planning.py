@@ -78,7 +78,7 @@ def partitioned(plan: Plan) -> tuple[partition.Part, ...]:
         if most is None or len(on_npu) <= most:
             return parts
         smallest = min(on_npu, key=lambda part: part_macs(plan.network, part))
-        reason, remedy = f"the program may have {most} partitions", f"--max-partitions {len(on_npu)}"
+        reason, remedy = f"more than --max-partitions {most} on the NPU", f"--max-partitions {len(on_npu)}"
         deny(plan, smallest.blocks, Problem("W203", reason, remedy=remedy))
 
 

@@ -32,8 +32,8 @@ REMEDY = (
     "this is a defect of npuc, not of the model: report it with the model and this command; "
     "--proof off writes the program all the same, and npuc verify --bisect then makes a small case of it"
 )
-TOOL = "E507"
-"""The code of a chip model that cannot run here: then nothing is proved."""
+CANNOT = ("E507", "E509")
+"""What a chip model says that cannot run here, for want of a tool or of memory: then nothing is proved."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Prover:
             shown: dict[str, Array] = {}
             outputs = self._runner(samples.inputs, shown.__setitem__)
         except NpucError as error:
-            if any(each.code == TOOL for each in error.problems):
+            if any(each.code in CANNOT for each in error.problems):
                 return False
             raise _trapped(error) from error
         for index, feed in enumerate(samples.feeds()):

@@ -50,6 +50,8 @@ FINDINGS = [
     ("artefacts", 8001751),
     ("artefacts", 8004451),
     ("artefacts", 8003431),
+    ("artefacts", 9000311),
+    ("artefacts", 9000755),
     ("regions", 20097),
     ("regions", 30034),
     ("regions", 30083),

@@ -213,6 +213,7 @@ class Contents:
         )
         for move in found.moves:
             move.bytes(machine)
+        expect_simulable(dram.bytes, "its memory")
         expect_simulable(COPIES * max((prod(each.shape) for each in found.moves), default=0), "a tensor")
         return found
 
