@@ -97,7 +97,7 @@ def test_no_change_to_a_part_of_the_manifest_gives_a_traceback(
         (("steps", 1, "images", 0, "words"), -8, "damaged"),
         (("steps", 1, "images", 0, "start"), 1, "do not fit"),
         (("steps", 1, "images", 0, "memory"), "fmap", "damaged"),
-        (("steps", 1, "images", 0, "file"), "../itcm.bin", "do not fit"),
+        (("steps", 1, "images", 0, "file"), "../itcm.bin", "damaged"),
         (("steps", 1, "images", 1, "address"), 10**6, "do not fit"),
         (("steps", 1, "loads", 0, "tensor"), "nowhere", "nowhere"),
         (("steps", 1, "loads", 0, "channels"), 0, "damaged"),
