@@ -45,7 +45,9 @@ def small_model() -> onnx.ModelProto:
 def main() -> None:
     """Compiles the model for every target and prints what came out."""
     if len(sys.argv) == 3:
-        model, samples = sys.argv[1], dict(np.load(sys.argv[2]))
+        model = sys.argv[1]
+        with np.load(sys.argv[2]) as file:
+            samples = dict(file)
     else:
         images = np.random.default_rng(2).uniform(0, 1, (64, 3, 16, 16)).astype(np.float32)
         model, samples = small_model(), {"image": images}

@@ -17,7 +17,8 @@ MODEL, CALIBRATION, TEST = "models/digits.onnx", "models/digits_calibration.npz"
 
 def main() -> int:
     """Exit code 0 if C and simulator agree on every number of 20 samples."""
-    images = np.load(TEST)["x"][:20].astype(np.float32)
+    with np.load(TEST) as file:
+        images = file["x"][:20].astype(np.float32)
     with TemporaryDirectory() as name:
         folder = Path(name)
         program = npuc.compile(MODEL, target="easynpu", calibration=CALIBRATION)

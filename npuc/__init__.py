@@ -7,6 +7,7 @@ outputs = program.run(x)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from npuc.session import Session as Session
 
 __version__ = "0.1.0"
+
+# onnxruntime 1.29 and newer tell their makers of every model that they open, unless this is set before they are
+# imported. The thread that does so also holds locks at times: a confined copy of the process then waits without end.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # In a checkout passes/, targets/ and models/ stand beside this package; in a wheel they lie inside it.
 _checkout = Path(__file__).resolve().parent.parent

@@ -18,6 +18,7 @@ from npuc.errors import DataError, ModelError, NpucError
 from npuc.models.digits import FOLDER
 from npuc.onnx_suite import suite
 from npuc.target import TARGETS
+from tests.files import arrays
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "onnx-backend.md"
 PART = (
@@ -78,7 +79,7 @@ def test_the_page_has_no_failures_and_what_ran_on_the_npu_still_does() -> None:
 
 def test_a_model_runs_by_position_and_by_name(target: str) -> None:
     model = onnx.load(FOLDER / "digits.onnx")
-    image = np.load(FOLDER / "digits_test.npz")["x"][0].astype(np.float32)
+    image = arrays(FOLDER / "digits_test.npz")["x"][0].astype(np.float32)
     session = onnxruntime.InferenceSession(str(FOLDER / "digits.onnx"))
     port = session.get_inputs()[0]
     exact = session.run(None, {port.name: image.reshape(port.shape)})[0]

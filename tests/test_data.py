@@ -13,6 +13,7 @@ import pytest
 from npuc.errors import ArtefactError, DataError, Problem
 from npuc.ir import TensorType
 from npuc.storage.data import Samples, load, save, synthetic
+from tests.files import arrays
 
 ONE = {"input": TensorType((1, 2, 3))}
 TWO = {"left": TensorType((1, 2)), "right": TensorType((3,))}
@@ -229,7 +230,7 @@ def test_synthetic_samples_are_the_same_every_time() -> None:
 
 def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     save(tmp_path / "y.npz", {"y": np.arange(3)})
-    assert np.load(tmp_path / "y.npz")["y"].tolist() == [0, 1, 2]
+    assert arrays(tmp_path / "y.npz")["y"].tolist() == [0, 1, 2]
     assert [each.name for each in tmp_path.iterdir()] == ["y.npz"]
     for path in (tmp_path / "absent" / "y.npz", tmp_path):
         with pytest.raises(ArtefactError) as caught:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -27,6 +32,23 @@ def test_float_weights_between_rounded_tensors_stay_float() -> None:
     x = {"x": np.random.default_rng(1).standard_normal((1, 4, 8, 8)).astype(np.float32)}
     (found,) = session(to_onnx(graph)).run(None, x)
     np.testing.assert_allclose(found, run(graph, x)["y"], atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted by /proc")
+def test_onnxruntime_has_no_thread_that_sends_what_it_knows_of_models() -> None:
+    """Such a thread may also hold a lock for ever in a copy of the process."""
+    code = "import os; from npuc.reference import integers_are_exact; integers_are_exact()"
+    process = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*os.listdir('/proc/self/task'))"],
+        env={name: value for name, value in os.environ.items() if "TELEMETRY" not in name}
+        | {"OPENBLAS_NUM_THREADS": "1"},
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert len(process.stdout.split()) == 1
 
 
 def heavy() -> Graph:

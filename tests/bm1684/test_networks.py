@@ -19,6 +19,7 @@ from npuc.targets.bm1684.simulate import compilation
 from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
+from tests.files import arrays
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
 TRAINED = ("mnist_cnn", "tiny_ad_ae_fp32", "tiny_kws_dscnn_fp32", "tiny_resnet8_fp32", "mtcnn_pnet")
@@ -87,10 +88,10 @@ def test_a_program_runs_without_its_evidence(tmp_path: Path) -> None:
         (artefact / name).unlink()
     data = Path(__file__).resolve().parents[2] / "models" / "digits_test.npz"
     labels, y = tmp_path / "labels.npz", tmp_path / "y.npz"
-    np.savez(labels, **{key: value[:5] for key, value in np.load(data).items()})
+    np.savez(labels, **{key: value[:5] for key, value in arrays(data).items()})
     _json("run", artefact, "--data", labels, "-o", y)
-    found = next(iter(np.load(y).values()))
-    np.testing.assert_array_equal(found.argmax(axis=1), np.load(data)["y"][:5])
+    found = next(iter(arrays(y).values()))
+    np.testing.assert_array_equal(found.argmax(axis=1), arrays(data)["y"][:5])
 
 
 def test_the_same_model_gives_the_same_bytes(tmp_path: Path) -> None:

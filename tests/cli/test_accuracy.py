@@ -10,6 +10,7 @@ import pytest
 
 from npuc.verification.accuracy import interval, paired_difference
 from tests.cli.process import Digits, npuc
+from tests.files import arrays
 
 
 def test_all_computations_of_the_digits_are_counted(digits: Digits, tmp_path: Path) -> None:
@@ -17,7 +18,7 @@ def test_all_computations_of_the_digits_are_counted(digits: Digits, tmp_path: Pa
     options = ("--target", "easynpu", "--calibration", digits.calibration)
     npuc("quantize", digits.model, "-o", quantised, *options).done()
     found = npuc("accuracy", digits.model, digits.program, "--data", digits.few, "--qdq", quantised, "--json").json
-    data = np.load(digits.few)
+    data = arrays(digits.few)
     session = onnxruntime.InferenceSession(str(digits.model))
     name = session.get_inputs()[0].name
     images = data[name] if name in data else data["x"]
@@ -35,7 +36,7 @@ def test_all_computations_of_the_digits_are_counted(digits: Digits, tmp_path: Pa
 
 
 def test_data_without_labels_are_refused(digits: Digits, tmp_path: Path) -> None:
-    data = dict(np.load(digits.few))
+    data = arrays(digits.few)
     del data["y"]
     np.savez(tmp_path / "x.npz", **data)
     printed = npuc("accuracy", digits.model, digits.program, "--data", tmp_path / "x.npz", "--json")

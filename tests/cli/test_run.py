@@ -11,11 +11,7 @@ import pytest
 
 from npuc.ir import Array
 from tests.cli.process import Digits, WriteModel, compiled, npuc
-
-
-def outputs(path: Path) -> dict[str, Array]:
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+from tests.files import arrays
 
 
 def fp32(digits: Digits) -> Array:
@@ -27,7 +23,7 @@ def fp32(digits: Digits) -> Array:
 
 def test_outputs_have_the_model_s_name_shape_and_almost_its_values(digits: Digits, tmp_path: Path) -> None:
     npuc("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz").done()
-    found = outputs(tmp_path / "y.npz")
+    found = arrays(tmp_path / "y.npz")
     assert list(found) == ["n11_Gemm"]
     assert found["n11_Gemm"].shape == (4, 10) and found["n11_Gemm"].dtype == np.float32
     error = found["n11_Gemm"] - fp32(digits)
@@ -42,7 +38,7 @@ def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> 
 
 def test_data_files_are_run_one_after_the_other(digits: Digits, tmp_path: Path) -> None:
     npuc("run", digits.program, "--data", digits.few, "--data", digits.few, "-o", tmp_path / "y.npz").done()
-    values = outputs(tmp_path / "y.npz")["n11_Gemm"]
+    values = arrays(tmp_path / "y.npz")["n11_Gemm"]
     assert values.shape == (8, 10) and (values[:4] == values[4:]).all()
 
 
@@ -53,9 +49,9 @@ def test_more_samples_than_a_batch_agree_with_one_at_a_time(digits: Digits, tmp_
     np.savez(tmp_path / "last.npz", x=samples[-1:])
     for name in ("x", "last"):
         npuc("run", digits.program, "--data", tmp_path / f"{name}.npz", "-o", tmp_path / f"{name}_y.npz").done()
-    values = outputs(tmp_path / "x_y.npz")["n11_Gemm"]
+    values = arrays(tmp_path / "x_y.npz")["n11_Gemm"]
     assert values.shape == (70, 10)
-    assert (values[-1:] == outputs(tmp_path / "last_y.npz")["n11_Gemm"]).all()
+    assert (values[-1:] == arrays(tmp_path / "last_y.npz")["n11_Gemm"]).all()
 
 
 def test_running_twice_gives_the_same_bytes(digits: Digits, tmp_path: Path) -> None:
@@ -71,7 +67,7 @@ def test_an_output_may_have_any_name(write: WriteModel, tmp_path: Path, output: 
     np.savez(tmp_path / "x.npz", x=np.ones((2, 3, 8, 8), np.float32))
     compiled(write(named), tmp_path / "o").done()
     npuc("run", tmp_path / "o", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
-    assert outputs(tmp_path / "y.npz")[output].shape == (2, 3, 8, 8)
+    assert arrays(tmp_path / "y.npz")[output].shape == (2, 3, 8, 8)
 
 
 def test_a_network_on_scalars_takes_a_row_of_samples(write: WriteModel, tmp_path: Path) -> None:
@@ -79,7 +75,7 @@ def test_a_network_on_scalars_takes_a_row_of_samples(write: WriteModel, tmp_path
     np.savez(tmp_path / "x.npz", x=np.float32([-1, 0, 1]))
     compiled(model, tmp_path / "o", "--calibration", tmp_path / "x.npz").done()
     npuc("run", tmp_path / "o", "--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz").done()
-    np.testing.assert_allclose(outputs(tmp_path / "y.npz")["y"], [0, 0, 1], atol=0.01)
+    np.testing.assert_allclose(arrays(tmp_path / "y.npz")["y"], [0, 0, 1], atol=0.01)
     npuc("verify", model, tmp_path / "o", "--data", tmp_path / "x.npz").done()
 
 

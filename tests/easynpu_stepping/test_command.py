@@ -12,6 +12,7 @@ from npuc.models.digits import FOLDER
 from npuc.targets.easynpu.target import EasyNpu
 from tests.cli.process import compiled, npuc
 from tests.easynpu_stepping import vcd
+from tests.files import arrays
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "samples.npz"
-    np.savez(path, x=np.load(FOLDER / "digits_test.npz")["x"][:3])
+    np.savez(path, x=arrays(FOLDER / "digits_test.npz")["x"][:3])
     return path
 
 

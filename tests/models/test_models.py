@@ -11,6 +11,7 @@ import pytest
 from npuc.models import MODELS
 from npuc.models.builder import NetworkBuilder, explicit_pads
 from npuc.models.digits import FOLDER
+from tests.files import arrays
 
 SHAPES = {
     "autoencoder": ((1, 640), (1, 640)),
@@ -101,7 +102,7 @@ def test_two_seeds_give_different_weights_in_the_same_network() -> None:
 
 
 def test_digits_is_right_on_at_least_97_5_percent_of_its_test_images() -> None:
-    test = np.load(FOLDER / "digits_test.npz")
+    test = arrays(FOLDER / "digits_test.npz")
     model = MODELS["digits"]()
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     logits: Any = [session.run(None, {"input": x[np.newaxis].astype(np.float32)})[0] for x in test["x"]]
@@ -109,7 +110,7 @@ def test_digits_is_right_on_at_least_97_5_percent_of_its_test_images() -> None:
 
 
 def test_digits_calibrates_with_images_that_do_not_occur_in_the_test() -> None:
-    calibration, test = (np.load(FOLDER / f"digits_{part}.npz")["x"] for part in ("calibration", "test"))
+    calibration, test = (arrays(FOLDER / f"digits_{part}.npz")["x"] for part in ("calibration", "test"))
     assert calibration.shape == (128, 1, 8, 8)
     assert test.shape == (500, 1, 8, 8)
     assert not {x.tobytes() for x in calibration} & {x.tobytes() for x in test}

@@ -16,6 +16,7 @@ import npuc as npuc_package
 from npuc import api
 from npuc.errors import ArtefactError, DataError
 from tests.cli.process import npuc
+from tests.files import arrays
 from tests.regions.nets import model_of
 
 BODY = "a = Conv<pads = [1, 1, 1, 1]>(x, w)\n b = Relu(a)\n c = Conv(b, v)\n"
@@ -65,9 +66,9 @@ def test_run_and_verify_take_the_variant_that_the_data_has_the_shape_of(
     data = folder / f"{size}.npz"
     npuc("run", folder / "m.npu", "--data", data, "-o", tmp_path / "y.npz").done()
     session = ort.InferenceSession(folder / "m.onnx", providers=["CPUExecutionProvider"])
-    images = np.load(data)["x"]
+    images = arrays(data)["x"]
     expected = np.concatenate([np.asarray(session.run(None, {"x": each[None]})[0]) for each in images])
-    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(arrays(tmp_path / "y.npz")["y"], expected, rtol=1e-4, atol=1e-5)
     found = npuc("verify", folder / "m.onnx", folder / "m.npu", "--data", data, "--json").json
     assert found["status"] == "ok" and found["samples"] == 3
 
@@ -152,7 +153,7 @@ def test_python_compiles_several_shapes_to_the_artefact_of_the_command(folder: P
         assert (tmp_path / "m.npu" / path).read_bytes() == (folder / "m.npu" / path).read_bytes()
     session = ort.InferenceSession(folder / "m.onnx")
     for size, (height, width) in {"small": (8, 8), "large": (12, 10)}.items():
-        values = np.load(folder / f"{size}.npz")["x"]
+        values = arrays(folder / f"{size}.npz")["x"]
         wanted = [np.asarray(session.run(None, {"x": each[None]})[0])[0] for each in values]
         np.testing.assert_allclose(found.run(values)["y"], np.stack(wanted), rtol=1e-3, atol=1e-4)
         assert found.of(folder / f"{size}.npz").program.inputs[0].shape == (1, 3, height, width)
