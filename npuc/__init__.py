@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# onnxruntime 1.29 and newer tell their makers of every model that they open, unless this is set before they are
-# imported. The thread that does so also holds locks at times: a confined copy of the process then waits without end.
+# onnxruntime 1.29 and newer report to their makers every model that they open, unless this is set before they are
+# imported. The thread that does so holds locks at times, on which a confined copy of the process waits for ever.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # In a checkout passes/, targets/ and models/ stand beside this package; in a wheel they lie inside it.
