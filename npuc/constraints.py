@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,18 @@ from npuc.ops.attributes import ACTIVATION, MAX, MIN
 
 Constraint = Callable[[Graph, Node], str | None]
 """What is found where the constraint does not hold, or None where it does."""
+
+
+SPLIT = "split the layer"
+"""The remedy where an extent exceeds a field."""
+
+
+def exceeding(shape: Sequence[int], most: Sequence[int]) -> str | None:
+    """The first extent of a map (N, C, H, W) beyond its limit, or None. most: channels, rows, columns."""
+    for extent, limit, name in zip(shape[1:], most, ("channels", "rows", "columns"), strict=True):
+        if extent > limit:
+            return f"{extent:,} {name} exceed {limit:,}"
+    return None
 
 
 def constant_weights(graph: Graph, node: Node) -> str | None:

@@ -28,14 +28,14 @@ def _gemm_onnx(node: Node, emit: Emitter) -> None:
 
 
 def _chained(_node: Node, types: Sequence[TensorType]) -> bool:
-    """The last extent of a is the last but one of b, or the only one."""
+    """Both have two axes or more, and the last extent of a is the last but one of b."""
     a, b = (each.shape for each in types)
-    return bool(a and b) and a[-1] == b[-2 if len(b) > 1 else 0]
+    return min(len(a), len(b)) > 1 and a[-1] == b[-2]
 
 
 def _matmul_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
     a, b = (each.shape for each in types)
-    return (TensorType((*broadcast(node, a[:-2], b[:-2]), *a[-2:-1], *(b[-1:] if len(b) > 1 else ()))),)
+    return (TensorType((*broadcast(node, a[:-2], b[:-2]), a[-2], b[-1])),)
 
 
 def _matmul(_node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from npuc.ir import Array, Graph, Node
@@ -19,7 +17,7 @@ def products_to_convs(graph: Graph) -> Graph:
     has a matrix for every matrix of x, the Conv has groups. A Gemm on one row and a product of two computed
     tensors stay.
     """
-    return rewrite(graph, _gemm, _vectors, _matmul, *TIDY)
+    return rewrite(graph, _gemm, _matmul, *TIDY)
 
 
 def _gemm(rewriter: Rewriter, node: Node) -> bool:
@@ -30,30 +28,6 @@ def _gemm(rewriter: Rewriter, node: Node) -> bool:
         return False
     taps = rewriter.constants[node.inputs[1]]
     return _as_conv(rewriter, node, node.inputs[0], taps, (1, columns, *sides(rows)), ((1, 0), (1, 0)))
-
-
-def _vectors(rewriter: Rewriter, node: Node) -> bool:
-    """A factor of a MatMul that has one axis gets a second one of extent 1; the result loses it again."""
-    if node.op != "MatMul" or all(len(rewriter.shape(name)) > 1 for name in node.inputs):
-        return False
-    nodes: list[Node] = []
-    inputs: list[str] = []
-    for name, axis in zip(node.inputs, (0, 1), strict=True):
-        shape = rewriter.shape(name)
-        matrix = tuple(np.insert(shape, axis, 1).tolist()) if len(shape) == 1 else shape
-        if name in rewriter.constants:
-            inputs.append(rewriter.constant(rewriter.constants[name].reshape(matrix), f"{node.output}/matrix"))
-        else:
-            x, before = carried(rewriter, name, range(len(shape)), matrix, node.sources)
-            inputs.append(x)
-            nodes += before
-    product = rewriter.fresh(f"{node.output}/product")
-    back = {"shape": rewriter.shape(node.output)}
-    inner = replace(node, inputs=tuple(inputs), outputs=(product,))
-    rewriter.replace(
-        node, *nodes, inner, Node("Reshape", (product,), node.outputs, back, node.output, node.sources)
-    )
-    return True
 
 
 def _matmul(rewriter: Rewriter, node: Node) -> bool:

@@ -90,3 +90,15 @@ def test_an_addend_that_is_larger_than_the_product_is_refused() -> None:
     with pytest.raises(NpucError, match="does not broadcast") as refused:
         import_model(model)
     assert refused.value.problems[0].code == "E105"
+
+
+@pytest.mark.parametrize(("a", "b", "constants", "ops"), [
+    ((4,), (4, 5), "", "Reshape MatMul Reshape"), ((3, 4), (4,), "", "Reshape MatMul Reshape"),
+    ((4,), (4,), "", "Reshape Reshape MatMul Reshape"), ((2, 3, 4), (4,), "b", "MatMul Reshape"),
+    ((4,), (2, 4, 5), "a", "MatMul Reshape"), ((4,), (4, 5), "b", "Reshape Gemm Reshape"),
+    ((3, 4), (4,), "b", "Gemm Reshape"), ((3, 4), (4,), "a", "Reshape MatMul Reshape"),
+])  # fmt: skip
+def test_vectors_are_matrices_of_one_row_or_column(
+    a: tuple[int, ...], b: tuple[int, ...], constants: str, ops: str, onnxruntime_values: Reference
+) -> None:
+    check("MatMul (a, b)", {"a": noise(*a), "b": noise(*b)}, constants, ops, onnxruntime_values)

@@ -28,7 +28,6 @@ def test_a_gemm_on_one_row_stays() -> None:
     ((2, 3, 4), (4, 5), 1), ((2, 3, 4), (2, 4, 5), 2), ((5, 2, 3, 4), (2, 4, 3), 2), ((3, 4), (2, 4, 3), 1),
     ((1, 3, 4), (2, 4, 3), 1),
     ((3, 1, 3, 4), (1, 2, 4, 2), 1), ((2, 3, 1, 3, 4), (2, 1, 5, 4, 2), 2),
-    ((4,), (2, 4, 3), 1), ((4,), (4,), 1), ((3, 1, 2, 4), (4,), 1), ((3, 4), (4,), 1),
 ])  # fmt: skip
 def test_a_product_with_a_constant_behind_is_one_convolution(x: Shape, w: Shape, group: int) -> None:
     graph = network(x, "y", node("MatMul", "x w", "y"), w=w)
@@ -41,7 +40,6 @@ def test_a_product_with_a_constant_behind_is_one_convolution(x: Shape, w: Shape,
 
 @pytest.mark.parametrize(("w", "x"), [
     ((5, 4), (2, 4, 3)), ((2, 3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5)), ((5, 3, 4), (2, 1, 4, 3)),
-    ((4,), (2, 4, 3)), ((3, 4), (4,)),
 ])  # fmt: skip
 def test_a_product_with_a_constant_before_is_one_convolution(w: Shape, x: Shape) -> None:
     graph = network(x, "y", node("MatMul", "w x", "y"), w=w)

@@ -28,11 +28,25 @@ def _transposed(node: OnnxNode, to: Builder, name: str) -> str:
 
 
 def _matmul(node: OnnxNode, to: Builder) -> None:
-    x, w = node.inputs
+    """A factor that is a vector becomes a matrix of one row or one column, which the result loses again."""
+    shapes = [to.shape(name) for name in node.inputs]
+    vectors = [place for place, shape in enumerate(shapes) if len(shape) == 1]
+    if not vectors or not min(map(len, shapes)):
+        _product(node, to, node.inputs[0], node.inputs[1])
+        return
+    matrices = list(node.inputs)
+    for place in vectors:
+        shape = (1, *shapes[place]) if place == 0 else (*shapes[place], 1)
+        matrices[place] = to.emit(node, "Reshape", (matrices[place],), (), shape=shape)
+    product = _product(node, to, matrices[0], matrices[1], ())
+    shape = np.delete(to.shape(product), [place - 2 for place in vectors])
+    to.emit(node, "Reshape", (product,), shape=tuple(map(int, shape)))
+
+
+def _product(node: OnnxNode, to: Builder, x: str, w: str, outputs: tuple[str, ...] | None = None) -> str:
     if len(to.shape(x)) == 2 and x not in to.constants and _is_weight(to, w):
-        to.emit(node, "Gemm", (x, _transposed(node, to, w)))
-    else:
-        to.emit(node, "MatMul", (x, w))
+        return to.emit(node, "Gemm", (x, _transposed(node, to, w)), outputs)
+    return to.emit(node, "MatMul", (x, w), outputs)
 
 
 def _gemm(node: OnnxNode, to: Builder) -> None:

@@ -6,10 +6,11 @@ calls, and what the vendor's chip model asserts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from npuc.constraints import SPLIT, Constraint, exceeding
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
 from npuc.ops import given
@@ -19,9 +20,6 @@ from npuc.targets.bm1684.lowering.context import SEE_OPERATORS
 from npuc.targets.bm1684.lowering.functions import POWERS, RECIPES
 from npuc.targets.bm1684.lowering.rearrangements import runs
 from npuc.targets.bm1684.lowering.vectors import rows_of
-
-Constraint = Callable[[Graph, Node], str | None]
-"""What is found where the constraint does not hold, or None where it does."""
 
 MOST_PADDING, MOST_STRIDE, MOST_DILATION, MOST_EXTENT, MOST_CHANNELS = 15, 15, 16, 2047, 4095
 MOST_COPIES, MOST_ROWS = 4096, 65_535
@@ -58,11 +56,9 @@ def within_windows(graph: Graph, node: Node) -> str | None:
 
 def within_extents(graph: Graph, node: Node) -> str | None:
     """Images have at most 2,047 rows and columns (padding included) and 4,095 channels."""
-    for name in (node.inputs[0], node.output):
-        _, channels, *spatial = graph.shape(name)
-        if channels > MOST_CHANNELS or max(spatial) + 2 * MOST_PADDING > MOST_EXTENT:
-            return f"'{name}' is {list(graph.shape(name))}"
-    return None
+    most = (MOST_CHANNELS, *(MOST_EXTENT - 2 * MOST_PADDING,) * 2)
+    found = (exceeding(graph.shape(name), most) for name in (node.inputs[0], node.output))
+    return next(filter(None, found), None)
 
 
 def not_dilated(_graph: Graph, node: Node) -> str | None:
@@ -234,6 +230,9 @@ OPERATORS: Mapping[str, Row] = {
 }
 
 
+ANOTHER_FORM = "another form of the layer (npuc operators --target bm1684)"
+
+
 def refusal(graph: Graph, node: Node) -> Problem | None:
     """Why the machine cannot run the node, or None if it can."""
     row = OPERATORS.get(node.op)
@@ -245,6 +244,6 @@ def refusal(graph: Graph, node: Node) -> Problem | None:
         found = constraint(graph, node)
         if found is not None:
             limit = (constraint.__doc__ or "").strip()
-            remedy = "another form of the layer (npuc operators --target bm1684)"
+            remedy = SPLIT if constraint is within_extents else ANOTHER_FORM
             return Problem("E202", found, limit=limit, remedy=remedy, tensor=node.inputs[0], **where)
     return None

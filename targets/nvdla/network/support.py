@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from npuc.constraints import Constraint, clips_at_zero, constant_weights, finite_constants
+from npuc.constraints import SPLIT, Constraint, clips_at_zero, constant_weights, exceeding, finite_constants
 from npuc.errors import Problem
 from npuc.host_nodes import BORDER, quantised_forms
 from npuc.ir import Graph, Node
@@ -34,10 +34,8 @@ def one_image(graph: Graph, node: Node) -> str | None:
 
 def map_fields(graph: Graph, node: Node) -> str | None:
     """Maps have up to 8192 channels, rows and columns."""
-    for name in (node.inputs[0], node.output):
-        if max(graph.shape(name)) > MOST_EXTENT:
-            return f"the shape is {list(graph.shape(name))}"
-    return None
+    found = (exceeding(graph.shape(name), (MOST_EXTENT,) * 3) for name in (node.inputs[0], node.output))
+    return next(filter(None, found), None)
 
 
 def strides(graph: Graph, node: Node) -> str | None:
@@ -164,6 +162,8 @@ class Row:
 
 
 BATCH = "bind the batch to 1 with --input-shape"
+REMEDIES: Mapping[Constraint, str] = {one_image: BATCH, map_fields: SPLIT}
+"""Of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 SHAPES = "give both operands the same shape, or one number per channel to one of them"
 
@@ -299,5 +299,6 @@ def refusal(graph: Graph, node: Node, machine: Machine, precision: str) -> Probl
         found = constraint(graph, node)
         if found is not None:
             limit = (constraint.__doc__ or "").strip()
-            return Problem("E202", found, limit=limit, remedy=row.remedy, tensor=node.inputs[0], **where)
+            remedy = REMEDIES.get(constraint, row.remedy)
+            return Problem("E202", found, limit=limit, remedy=remedy, tensor=node.inputs[0], **where)
     return None
