@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
+from npuc.passes.expansion.images import carried, image_shape, is_image
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
@@ -49,9 +50,20 @@ def _free(rewriter: Rewriter, node: Node, mixed: Mapping[Node, frozenset[str]]) 
     if not given:
         return False
     names = {name: rewriter.fresh(f"{name}/rescaled") for name in node.inputs if name in given}
-    before = [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources) for x, y in names.items()]
+    before = [each for x, y in names.items() for each in _rescaled(rewriter, node, x, y)]
     rewriter.replace(node, *before, replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)))
     return True
+
+
+def _rescaled(rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
+    """The Rescale from x to y, on an image."""
+    shape, size = rewriter.shape(x), rewriter.types[x].size
+    if is_image(shape) or not size:
+        return [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources)]
+    image, before = carried(rewriter, x, range(len(shape)), image_shape(size), node.sources)
+    rescaled = rewriter.fresh(f"{y}/image")
+    back = Node("Reshape", (rescaled,), (y,), {"shape": shape}, y, node.sources)
+    return [*before, Node("Rescale", (image,), (rescaled,), {}, f"{node.name}/{y}", node.sources), back]
 
 
 MARKS = ("FakeQuantize", "QuantizeLinear", "DequantizeLinear")
