@@ -46,11 +46,8 @@ def test_a_machine_is_written_with_its_test_bench(tmp_path: Path) -> None:
     assert "module easynpu(" in text
     assert "always @*" not in text  # which a simulator may never run
     assert json.loads((out / "machine.json").read_text())["fmap_words"] == 100
-
-
-def test_the_same_machine_gives_the_same_bytes() -> None:
-    small = Machine(fmap_words=100, skip_words=50, weight_words=60, itcm_words=8)
-    assert core.verilog.__wrapped__(small) == core.verilog(small)
+    again = core.verilog.__wrapped__(Machine(fmap_words=100, skip_words=50, weight_words=60, itcm_words=8))
+    assert text.partition("\n")[2] == again  # behind the name: the same machine gives the same bytes
 
 
 def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Path) -> None:
