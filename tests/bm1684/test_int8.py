@@ -209,6 +209,7 @@ GIVEN: dict[str, tuple[tuple[Node, ...], str]] = {
         (node("Conv", "x w", "r", activation="Relu"), _rounded("r", "y", -128)),
         "ok",
     ),
+    "a limit at 0 before steps below it": ((node("Relu", "x", "r"), _rounded("r", "y", -5)), "ok"),
     "integers from -128 on that are an output": ((CONV, node("QuantizeLinear", "a s low", "y")), "ok"),
     "scales of the channels of an activation": (
         (

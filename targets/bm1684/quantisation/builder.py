@@ -144,9 +144,10 @@ class _Builder(Builder):
         return node.op in ("AveragePool", "GlobalAveragePool")
 
     def convert(self, node: Node) -> None:
-        """A ReLU whose result has a sign is a call of its own where the layer's own ReLU would leave 8 bits."""
-        signed = ACTIVATION(node) in ("Relu", "Clip") and not self.zeros[node.output]
-        if not signed or not (node.op == "Add" or self.depthwise(node)):
+        """A ReLU whose result has a sign is a call of its own where the layer has none that stays in 8 bits."""
+        signed = (ACTIVATION(node) in ("Relu", "Clip") or is_relu(node)) and not self.zeros[node.output]
+        rescaled = is_relu(node) and not self.same_steps(node)
+        if not signed or not (node.op == "Add" or self.depthwise(node) or rescaled):
             super().convert(node)
             return
         self.limits(node)
