@@ -18,6 +18,7 @@ from npuc.storage.data import Samples
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
+    from npuc.outline import Heading
     from npuc.quantize.calibration.histograms import HistogramSource
     from npuc.quantize.improvement.search import Network, Step
 
@@ -158,6 +159,15 @@ class Indexing(Protocol):
 
     def results(self, program: Program) -> Mapping[str, frozenset[str]]:
         """The tensors that instructions end, each with the ONNX nodes of the last one that does."""
+        ...
+
+
+@runtime_checkable
+class Outlining(Protocol):
+    """A target that knows what its instructions stand under: segments, layers, units."""
+
+    def outline(self, program: Program) -> Sequence[Heading]:
+        """Headings in order, outer ones before inner ones. Raises ArtefactError (E502) for a damaged manifest."""
         ...
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,9 +23,11 @@ from npuc.cli.options import (
     modified_option,
 )
 from npuc.cli.output import load_program, print_json, say
+from npuc.escaping import printed
 
 if TYPE_CHECKING:
     from npuc.program import Program
+    from npuc.reports.disassembly import Disassembly
     from npuc.target import Target
 
 
@@ -32,26 +37,48 @@ if TYPE_CHECKING:
 @click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
 @click.option("--image", metavar="NAME", help="The bytes of an image and what they hold, instead of the words.")
 @click.option("--target", type=TargetChoice(), help="The machine's kind, for --layout and raw words.")
+@click.option(
+    "--layer", metavar="NAME", help="Only what is for this node, layer or tensor (or a part of its name)."
+)
+@click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Only segment K, counted from 0.")
+@click.option("--grep", metavar="TEXT", help="Only instructions with this text in fields, word, nodes or tensor.")
+@click.option("--full-names", is_flag=True, help="Names as the model has them, not shortened.")
 @modified_option
 @limit_options
 def dump(
-    path: Path | None, form: str, layout: bool, image: str | None, target: str | None, allow_modified: bool
+    path: Path | None,
+    form: str,
+    layout: bool,
+    image: str | None,
+    target: str | None,
+    layer: str | None,
+    segment: int | None,
+    grep: str | None,
+    full_names: bool,
+    allow_modified: bool,
 ) -> None:
     """Disassemble a program, raw words or an NVDLA loadable.
 
-    With --layout: the fields of the words. With --image: the bytes of a file of the program.
+    With --layout: the fields of the words. With --image: the bytes of a file of the program. The text has a
+    heading for each segment and a line for each layer; `npuc assemble` takes it as it is. A terminal gets colour
+    (unless NO_COLOR is set) and lines that fit.
 
     \b
     Examples:
       npuc dump resnet8.npu
+      npuc dump resnet8.npu --layer conv2d_1/Conv2D
+      npuc dump resnet8.npu --segment 0 --grep Hk=3 --full-names
       npuc dump resnet8.npu --format csv > words.csv
       npuc dump resnet8.npu --image weight
       npuc dump --layout --target easynpu
     """
     from npuc.reports import listings
-    from npuc.target import file_listing
+    from npuc.reports.disassembly import Disassembly
+    from npuc.target import Outlining, file_listing
     from npuc.target import target as find
 
+    if (layout or image is not None) and (layer, segment, grep, full_names) != (None, None, None, False):
+        raise click.UsageError("--layer, --segment, --grep and --full-names are for instructions")
     if layout:
         if path is not None or image is not None:
             raise click.UsageError("--layout takes no PATH and no --image")
@@ -68,11 +95,52 @@ def dump(
         say(_image(*load_program(path, allow_modified), image, form), exact=form == "csv")
         return
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
-        listing = (file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path)
+        found = Disassembly.of((file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path), None)
+        program = None
     else:
-        program, machine_kind = load_program(path, allow_modified)
-        listing = machine_kind.listing(program)
-    say(listings.listing(listing, form), exact=form == "csv")
+        program, kind = load_program(path, allow_modified)
+        outline = kind.outline(program) if isinstance(kind, Outlining) else None
+        found = Disassembly.of(kind.listing(program), outline)
+    chosen = _chosen(found, {} if program is None else program.report, layer, segment, grep)
+    if form == "text":
+        _print(chosen, full_names=full_names)
+    else:
+        say(listings.listing(chosen.entries, form), exact=form == "csv")
+
+
+def _chosen(
+    found: Disassembly, report: Mapping[str, Any], layer: str | None, segment: int | None, grep: str | None
+) -> Disassembly:
+    """What was asked for. Raises ArtefactError (E508) for a name or a segment that is not there."""
+    from npuc.errors import ArtefactError
+    from npuc.reports.naming import nodes_named
+
+    if segment is not None:
+        number = len(found.segments)
+        if segment >= number:
+            limit = f"segments 0..{number - 1}" if number else "a program with segments"
+            raise ArtefactError("E508", f"there is no segment {segment}", limit=limit)
+        found = found.of_segment(segment)
+    if layer is not None:
+        found = found.of_nodes(nodes_named(layer, report, {}, found.entries))
+    return found if grep is None else found.with_text(grep)
+
+
+COLOURS: Mapping[str, Mapping[str, Any]] = {
+    "segment": {"fg": "cyan", "bold": True},
+    "layer": {"fg": "green"},
+    "unit": {"fg": "yellow"},
+}
+
+
+def _print(found: Disassembly, *, full_names: bool) -> None:
+    """The disassembly; on a terminal in colour and no wider than it is."""
+    terminal = sys.stdout.isatty()
+    lines = found.lines(full_names=full_names, width=get_terminal_size().columns if terminal else None)
+    if terminal and not os.environ.get("NO_COLOR"):
+        click.echo("\n".join(click.style(printed(each.text), **COLOURS.get(each.kind, {})) for each in lines))
+    else:
+        say("\n".join(each.text for each in lines))
 
 
 def _image(program: Program, target: Target, asked: str, form: str) -> str:

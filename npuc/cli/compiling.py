@@ -100,7 +100,8 @@ if TYPE_CHECKING:
     "-v",
     "--verbose",
     count=True,
-    help="Passes, what they did at what cost, a line per layer; -vv: also the graph after each change.",
+    help="Passes that changed something, what they did at what cost, a line per layer;"
+    " -vv: every pass, and the graph after each change.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and --json).")
 @custom_ops_option
@@ -172,7 +173,7 @@ def compile_command(
     changes: list[tuple[str, Graph, Graph]] = []
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
-        if verbose:
+        if verbose > 1 or (verbose and after is not before):
             change = f"{len(before.nodes)} -> {len(after.nodes)} nodes"
             say(f"pass {name:<24} {seconds * 1e3:7.2f} ms  {change}", err=True)
         if verbose and after is not before:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npuc.errors import ArtefactError
 from npuc.program import Program
+from npuc.reports.naming import nodes_named, on_host
 from npuc.target import Target
-from npuc.text import closest
 
 Report = Mapping[str, Any]
 WINDOWED = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Gemm")
@@ -20,13 +19,12 @@ def explanation(
 ) -> dict[str, Any]:
     """The report of `npuc explain`.
 
-    graph: graph.json. verification: the report of `npuc verify`, whose errors are told. asked: the name of an ONNX
-    node (of a fused one also a part of its name between semicolons), a tensor or a layer, or the number of an
-    instruction.
+    graph: graph.json. verification: the report of `npuc verify`, whose errors are told. asked: the number of an
+    instruction, or a name as `naming.nodes_named` takes it.
     Raises ArtefactError (E508) where the program has nothing of that name.
     """
     listing, report = target.listing(program), program.report
-    nodes = _nodes(report, graph, listing, asked)
+    nodes = nodes_named(asked, report, graph, listing)
     layers = [layer for layer in report["layers"] if nodes & set(layer["nodes"])]
     around = set(nodes).union(*(layer["nodes"] for layer in layers))
     integer = [each for each in graph.get("layers", ()) if around & set(each["nodes"])]
@@ -50,56 +48,6 @@ def explanation(
         ],
         "instructions": [entry for entry in listing if around & set(entry["nodes"])],
     }  # fmt: skip
-
-
-def on_host(report: Report) -> list[dict[str, Any]]:
-    """Every node that the host runs, and why: steps of the target's programs, and nodes of regions."""
-    regions = [each for each in report.get("partitions", ()) if (each["path"] or "").startswith("host/")]
-    return [
-        *report["host_steps"],
-        *(
-            {"node": node, "op": reason["op"], "reason": f"{reason['reason']} ({region['path']})"}
-            for region in regions
-            for reason in region["reasons"]
-            for node in reason["nodes"]
-        ),
-    ]
-
-
-def _nodes(report: Report, graph: Report, listing: Sequence[Report], asked: str) -> set[str]:
-    """The ONNX nodes that were asked for."""
-    if asked.isdecimal() and int(asked) < len(listing):
-        return set(listing[int(asked)]["nodes"])
-    names = dict(_names(report, graph, listing))
-    if asked not in names:
-        fused = next((name for name in names if asked in name.split(";")), None)
-        if fused is not None:
-            return set(names[fused])
-        raise ArtefactError(
-            "E508",
-            f"the program has no node, tensor or layer '{asked}'.{closest(asked, names)}",
-            limit=f"instructions 0..{len(listing) - 1}, or a name of the model",
-            remedy="npuc dump OUT shows the nodes of every instruction",
-        )
-    return set(names[asked])
-
-
-def _names(report: Report, graph: Report, listing: Sequence[Report]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Every name and the ONNX nodes behind it; an ONNX node's own name comes last, as it wins."""
-    for step in on_host(report):
-        yield step["node"], [step["node"]]
-    for part in report.get("partitions", ()):
-        yield from ((node, [node]) for node in part["nodes"])
-    for each in graph.get("layers", ()):
-        tensor = graph["tensors"].get(each["tensor"], {})
-        for name in (each["name"], each["tensor"], tensor.get("float", each["tensor"])):
-            yield name, each["nodes"]
-    for layer in report["layers"]:
-        yield layer["name"], layer["nodes"]
-    for rewrite in graph.get("rewrites", ()):
-        yield from ((node, [node]) for node in rewrite["nodes"])
-    for entry in listing:
-        yield from ((node, [node]) for node in entry["nodes"])
 
 
 def _tensor(layer: Report, graph: Report, verification: Report | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npuc.escaping import listing as in_listing
 from npuc.escaping import terminal
 from npuc.text import as_json, csv_table, table
 
@@ -13,20 +12,12 @@ Report = Mapping[str, Any]
 
 
 def listing(entries: Sequence[Report], form: str) -> str:
-    """A disassembly: text with source nodes as comments, JSON, or CSV."""
+    """A disassembly for other programs: JSON or CSV."""
     if form == "json":
-        return as_json({"status": "ok", "instructions": list(entries)})
-    if form == "csv":
-        rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
-        return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
-    return "\n".join(_commented(entry) for entry in entries)
-
-
-def _commented(entry: Report) -> str:
-    notes = [in_listing(", ".join(entry["nodes"]))] if entry["nodes"] else []
-    notes += [f"-> {in_listing(entry['tensor'])}"] if entry["tensor"] else []
-    comment = f" ; {' '.join(notes)}" if notes else ""
-    return f"{terminal(entry['text'])}{comment}"
+        told = [{key: each for key, each in entry.items() if key != "note"} for entry in entries]
+        return as_json({"status": "ok", "instructions": told})
+    rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
+    return csv_table(("index", "word", "text", "nodes", "tensor"), rows)
 
 
 def layout(words: Mapping[str, Sequence[Report]], form: str) -> str:

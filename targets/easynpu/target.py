@@ -11,6 +11,7 @@ from npuc.annotation import MemoryAnnotation
 from npuc.budget import expect_room
 from npuc.errors import Problem
 from npuc.ir import Graph, Node
+from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
@@ -174,6 +175,12 @@ class EasyNpu:
         from npuc.targets.easynpu.export import images
 
         return images.listing(program.files.get("itcm.bin", b""), Contents.of(program.manifest).instructions)
+
+    def outline(self, program: Program) -> list[Heading]:
+        """Segments with what the host moves, and the chains of words in them."""
+        from npuc.targets.easynpu.inspect.outline import outline
+
+        return outline(program)
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The last word that writes this element."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from npuc.errors import ArtefactError
+from npuc.reports.naming import nodes_named
 from tests.cli.process import Digits, WriteModel, compiled, npuc
 
 NETWORK = """g (float[1,16,8,8] x) => (float[1,4] y) {
@@ -99,9 +101,20 @@ def test_a_node_on_the_host_leads_to_its_region_and_to_the_reason(write: WriteMo
     assert "host/region_0.onnx" in (tmp_path / "o.html").read_text(encoding="utf-8")
 
 
-def test_a_part_of_a_fused_name_is_enough(tmp_path: Path) -> None:
-    from npuc.reports.explanation import _nodes
+FUSED = "model/relu;model/a/Conv2D;model/b/Conv2D"
 
-    report = {"host_steps": [], "layers": [{"name": "l", "nodes": ["model/relu;model/conv;model/bias"]}]}
-    listing = [{"nodes": ["model/relu;model/conv;model/bias"]}]
-    assert _nodes(report, {}, listing, "model/conv") == {"model/relu;model/conv;model/bias"}
+
+@pytest.mark.parametrize("asked", ["model/relu", "model/a/Conv2D", "a/Conv2D", "b/Conv2D", "t:0", "0", FUSED])
+def test_a_part_of_a_fused_name_is_enough(asked: str) -> None:
+    listing = [{"index": 0, "nodes": [FUSED], "tensor": "t:0"}, {"index": 1, "nodes": ["m/pool"], "tensor": None}]
+    assert nodes_named(asked, {}, {}, listing) == {FUSED}
+
+
+def test_the_last_of_fused_names_wins_and_an_ambiguous_part_is_refused() -> None:
+    listing = [{"index": 0, "nodes": ["a;b"], "tensor": None}, {"index": 1, "nodes": ["b;c/x"], "tensor": None}]
+    listing.append({"index": 2, "nodes": ["d/x"], "tensor": None})
+    assert nodes_named("b", {}, {}, listing) == {"a;b"}
+    with pytest.raises(ArtefactError, match="2 names have the part 'x'"):
+        nodes_named("x", {}, {}, listing)
+    with pytest.raises(ArtefactError, match="Did you mean 'm/conv_11'"):
+        nodes_named("m/conv_12", {}, {}, [{"index": 0, "nodes": ["m/relu;m/conv_11"], "tensor": None}])

@@ -5,10 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from npuc import program
+from npuc.reports.disassembly import Disassembly
+from npuc.targets.easynpu.target import EASYNPU
 from tests.cli.process import Digits, npuc
 
 
@@ -18,10 +22,44 @@ def words(program: Path) -> list[str]:
     return [image[at : at + 16][::-1].hex() for at in range(0, len(image), 16)]
 
 
-def test_text_has_a_line_a_word_with_its_source_nodes(digits: Digits) -> None:
+def test_text_has_a_heading_a_segment_a_line_a_layer_and_number_word_and_fields_a_word(digits: Digits) -> None:
+    """The network by hand: Conv 1 -> 16 channels of 8 x 8, in fmap words 0..63, to the end of 1,280 words."""
     lines = npuc("dump", digits.program).done().splitlines()
-    assert len(lines) == len(words(digits.program))
-    assert lines[0].startswith("conv_relu") and " ; n0_Conv, n1_Relu -> n1_Relu/int8" in lines[0]
+    numbered = [line.split() for line in lines if line and not line.startswith(";")]
+    assert [line[:2] for line in numbered] == [[f"{at}:", word] for at, word in enumerate(words(digits.program))]
+    assert lines[0] == "; segment 0"
+    assert any(re.fullmatch(r";   load +1,024 bytes  fmap +words 0\.\.63  .*\[1x8x8\]", line) for line in lines)
+    at = lines.index(next(line for line in lines if line.startswith("; n0_Conv, n1_Relu")))
+    layer = r"; n0_Conv, n1_Relu: 1x8x8 -> 16x8x8, tile 2x2, [0-9,]+ cycles, fmap 0\.\.63 -> .*fmap 1216\.\.1279"
+    assert re.fullmatch(layer, lines[at]), lines[at]
+    assert " conv_relu.stored  Ph=1 Pw=1 y=2 x=2 " in lines[at + 1]
+
+
+def test_a_dump_can_be_of_a_layer_a_segment_or_a_text(digits: Digits) -> None:
+    def numbers(*options: str) -> list[int]:
+        found = npuc("dump", digits.program, *options, "--json").json["instructions"]
+        return [entry["index"] for entry in found]
+
+    whole = npuc("dump", digits.program, "--json").json["instructions"]
+    assert numbers("--layer", "n2_Conv") == [each["index"] for each in whole if "n2_Conv" in each["nodes"]] != []
+    assert numbers("--segment", "0") == [each["index"] for each in whole]
+    assert numbers("--grep", "add.fused") == [at for at, each in enumerate(whole) if "add.fused" in each["text"]]
+    found = npuc("dump", digits.program, "--layer", "n0_Conv").done().splitlines()
+    assert found[0] == "; segment 0" and found[-1].startswith("0:") and len(found) < 14
+    assert "segments 0..0" in npuc("dump", digits.program, "--segment", "1").refused("E508")
+    assert "n2_Conv" in npuc("dump", digits.program, "--layer", "n2_Conw").refused("E508")
+    npuc("dump", "--layout", "--target", "easynpu", "--grep", "a").usage()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_for_a_terminal_fit_and_still_assemble(digits: Digits, tmp_path: Path, width: int) -> None:
+    loaded = program.load(digits.program)
+    found = Disassembly.of(EASYNPU.listing(loaded), EASYNPU.outline(loaded))
+    lines = [each.text for each in found.lines(width=width)]
+    assert max(map(len, lines)) <= width and len(lines) > len(found.lines())
+    (tmp_path / "listing").write_text("\n".join(lines))
+    npuc("assemble", tmp_path / "listing", "-o", tmp_path / "o", "--images", digits.program).done()
+    assert words(tmp_path / "o") == words(digits.program)
 
 
 def test_json_has_words_fields_and_source_nodes(digits: Digits) -> None:
@@ -121,6 +159,8 @@ def test_a_program_with_an_edited_word_is_sealed_anew_and_found_to_differ(digits
         ("conv Co=9999", "Co = 9999"),
         ("conv Co", "line 1"),
         ("\0", "line 1"),
+        ("3: conv Cq=1", "Cq"),
+        ("Ph=1", "Ph=1"),
     ],
 )
 def test_a_bad_line_is_refused_by_number(digits: Digits, tmp_path: Path, line: str, reason: str) -> None:

@@ -64,7 +64,9 @@ def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_targ
     assert verified["status"] == "ok" and verified["bit_exact"] is True
     assert [layer["bit_exact"] for layer in verified["layers"] if layer["op"] == "IntConv"] == [True, True]
     lines = npuc("dump", out).done().splitlines()
-    assert [line.split(" ;")[0] for line in lines] == ["count 20x12 relu", "count 5x20"]
+    assert lines[1::2] == ["0:  count 20x12 relu", "1:  count 5x20"] and lines[0].startswith(
+        "; Gemm_0, Relu_1 -> "
+    )
     assert "count 20x12 relu" in npuc("explain", out, "0").done()
     npuc("report", out, "-o", tmp_path / "page.html").done()
     npuc("export", out, "--format", "bin", "-o", tmp_path / "images").done()

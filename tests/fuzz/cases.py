@@ -25,7 +25,7 @@ from npuc.errors import NpucError
 from npuc.ir import TensorType
 from npuc.program import MANIFEST, Program, as_loaded, canonical_json, save, sealed
 from npuc.regions.compiling import compile_model
-from npuc.reports import listings
+from npuc.reports.disassembly import Disassembly
 from npuc.storage import data
 from npuc.target import Options, target
 from tests.fuzz.mutation import changed_bytes, changed_json, changed_lines, changed_model
@@ -291,7 +291,11 @@ def _use(manifest: Any, files: dict[str, bytes], chance: random.Random, folder: 
 
 @cache
 def _listing() -> str:
-    return listings.listing(target("easynpu").listing(program("easynpu")), "text")
+    from npuc.targets.easynpu.target import EASYNPU
+
+    made = program("easynpu")
+    found = Disassembly.of(EASYNPU.listing(made), EASYNPU.outline(made))
+    return "\n".join(each.text for each in found.lines())
 
 
 def _call(loaded: npuc.Compiled, values: Any, chance: random.Random) -> None:
@@ -357,7 +361,7 @@ def loadables(chance: random.Random, folder: Path) -> None:
     (folder / "n.nvdla").write_bytes(changed_bytes(content, chance))
     from npuc.target import file_listing
 
-    listings.listing((file_listing(folder / "n.nvdla") or kind.raw_listing)(folder / "n.nvdla"), "text")
+    Disassembly.of((file_listing(folder / "n.nvdla") or kind.raw_listing)(folder / "n.nvdla"), None).lines()
 
 
 @cache

@@ -67,7 +67,7 @@ def _lines(text: bytes) -> Iterator[Line]:
         source = text.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ArtefactError("E504", "the listing is not UTF-8 text") from None
-    for number, line in enumerate(source, 1):
+    for number, line in lines.statements(source):
         word = lines.assemble(line, number)
         if word is not None:
             yield Line(number, word)

@@ -1,10 +1,14 @@
 """Listings: a line of text per instruction word, and back.
 
-A line is `mnemonic[.fused][.stored] field=value ... ; comment`. Fields at their default may be left out; a
-word that no opcode defines is written `word 0x...`. assemble(disassemble(word)) == word for every word.
+A line is `[number: [word in hexadecimal]] mnemonic[.fused][.stored] field=value ... ; comment`. Fields at their
+default may be left out; number and word are for the reader and mean nothing. A word that no opcode defines is
+written `word 0x...`. assemble(disassemble(word)) == word for every word.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
 
 from npuc.bits import encode, places
 from npuc.errors import ArtefactError, EncodingError
@@ -21,6 +25,9 @@ from npuc.targets.easynpu.machine.isa import (
     Reshape,
     Undefined,
 )
+
+LABEL = re.compile(r"^\s*[0-9]+:(?=\s)(?:\s+[0-9a-f]{32}(?=\s))?")
+"""What `npuc dump` writes before an instruction: its number and its word."""
 
 
 def mnemonic(instruction: Instruction) -> str:
@@ -55,7 +62,7 @@ def disassemble(instruction: Instruction) -> str:
 
 def assemble(line: str, number: int = 1) -> Instruction | None:
     """The word of a line, or None for a blank or comment line. Raises ArtefactError (E504)."""
-    text = line.split(";")[0].split()
+    text = LABEL.sub("", line.split(";")[0], count=1).split()
     if not text:
         return None
     name, *pairs = text
@@ -77,6 +84,26 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
     except EncodingError as error:
         raise _bad(number, error.problems[0].reason, error.problems[0].limit or "") from None
     return instruction
+
+
+def statements(source: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The number and text of every instruction's line; a line of fields alone goes on the instruction before it.
+
+    >>> list(statements(["conv Hk=3 ; a", "", " Wk=3"]))
+    [(1, 'conv Hk=3   Wk=3')]
+    """
+    number, statement = 0, ""
+    for at, line in enumerate(source, 1):
+        text = line.split(";")[0]
+        first = next(iter(text.split()), "")
+        if "=" in first and statement:
+            statement += f" {text}"
+        elif first:
+            if statement:
+                yield number, statement
+            number, statement = at, text
+    if statement:
+        yield number, statement
 
 
 def set_fields(cls: type[Instruction]) -> list[str]:

@@ -1,0 +1,193 @@
+"""The disassembly that a person reads: headings, then number, word and fields of each instruction in columns.
+
+Headings are comments of the listing, and number and word mean nothing to the assembler: what is printed assembles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from textwrap import wrap
+from typing import Any
+
+from npuc.escaping import listing as in_listing
+from npuc.escaping import terminal
+from npuc.outline import Heading, Line, Name, by_nodes, short_names
+
+Report = Mapping[str, Any]
+LEVELS = ("segment", "layer", "unit")
+NARROWEST = 40
+"""Columns below which lines are not broken any more."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A line of the disassembly. kind: "segment", "layer", "unit" or "instruction"."""
+
+    kind: str
+    text: str
+    fixed: int = 0
+    """Columns of it before the instruction's own text."""
+
+
+@dataclass(frozen=True)
+class Disassembly:
+    """Instructions, and the headings that they stand under."""
+
+    entries: Sequence[Report]
+    headings: Sequence[Heading]
+    whole: bool = True
+    """No instruction was left out."""
+
+    @classmethod
+    def of(cls, entries: Sequence[Report], outline: Sequence[Heading] | None) -> Disassembly:
+        """With the headings that the target gives, or those that the entries give themselves."""
+        return cls(entries, by_nodes(entries) if outline is None else outline)
+
+    @property
+    def segments(self) -> list[Heading]:
+        """Segments that run instructions, in order."""
+        return [each for each in self.headings if each.kind == "segment" and each.count]
+
+    def keeping(self, kept: Iterable[Report]) -> Disassembly:
+        """Some of the instructions, under the headings that cover them."""
+        found = list(kept)
+        if len(found) == len(self.entries):
+            return self
+        numbers = [entry["index"] for entry in found]
+        headings = [each for each in self.headings if any(map(each.covers, numbers))]
+        return Disassembly(found, headings, whole=False)
+
+    def of_nodes(self, nodes: set[str]) -> Disassembly:
+        """The instructions that are for these ONNX nodes."""
+        return self.keeping(entry for entry in self.entries if nodes & set(entry["nodes"]))
+
+    def of_segment(self, number: int) -> Disassembly:
+        """The instructions of a segment. Raises IndexError where there is none of this number."""
+        segment = self.segments[number]
+        return Disassembly(
+            [entry for entry in self.entries if segment.covers(entry["index"])],
+            [
+                each
+                for each in self.headings
+                if each is segment or (each.kind != "segment" and segment.covers(each.start))
+            ],
+            whole=False,
+        )
+
+    def with_text(self, asked: str) -> Disassembly:
+        """The instructions that a text stands in: in their own, their word, their nodes or their tensor."""
+        return self.keeping(entry for entry in self.entries if any(asked in each for each in _texts(entry)))
+
+    def lines(self, *, full_names: bool = False, width: int | None = None) -> list[Printed]:
+        """What is printed. width: columns that lines are broken at; None: nowhere."""
+        if not self.entries or not (self.entries[0]["word"] or any(entry["nodes"] for entry in self.entries)):
+            return [Printed("instruction", terminal(entry["text"])) for entry in self.entries]
+        shown = _Names(self, full_names)
+        columns = _Columns.of(self.entries, shown)
+        printed = list(chain.from_iterable(_placed(self, shown, columns)))
+        if width is None or width < NARROWEST:
+            return printed
+        return [Printed(each.kind, piece) for each in printed for piece in _broken(each, width)]
+
+
+def _texts(entry: Report) -> Iterator[str]:
+    yield from (entry["text"], entry["word"] or "", entry["tensor"] or "", *entry["nodes"])
+
+
+class _Names:
+    """Names as they are shown."""
+
+    def __init__(self, disassembly: Disassembly, full: bool) -> None:
+        self.short: Mapping[str, str] = {} if full else short_names(_names(disassembly))
+
+    def line(self, line: Line) -> str:
+        """A line's text, without anything that a comment or a terminal would take for more than text."""
+        shown = (self.short.get(each.text, each.text) if isinstance(each, Name) else each for each in line)
+        return in_listing("".join(shown))
+
+
+def _names(disassembly: Disassembly) -> Iterator[str]:
+    for heading in disassembly.headings:
+        yield from (each.text for line in heading.lines for each in line if isinstance(each, Name))
+    for entry in disassembly.entries:
+        yield from (each.text for each in entry.get("note", ()) if isinstance(each, Name))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """How wide the columns before an instruction's fields are."""
+
+    shown: _Names
+    index: int
+    word: int
+    mnemonic: int
+
+    @classmethod
+    def of(cls, entries: Sequence[Report], shown: _Names) -> _Columns:
+        return cls(
+            shown,
+            max(len(str(entry["index"])) for entry in entries),
+            max(len(_word(entry)) for entry in entries),
+            max(len(_split(entry)[0]) for entry in entries),
+        )
+
+    def printed(self, entry: Report) -> Printed:
+        word = f"  {_word(entry):<{self.word}}" if self.word else ""
+        before = f"{entry['index']:>{self.index}}:{word}  "
+        mnemonic, fields = _split(entry)
+        text = f"{mnemonic:<{self.mnemonic}}  {fields}" if mnemonic else fields
+        note = self.shown.line(entry["note"]) if entry.get("note") else ""
+        comment = f"  ; {note}" if note else ""
+        whole = f"{before}{text}".rstrip() + comment
+        return Printed("instruction", whole, len(before) + (self.mnemonic + 2) * bool(mnemonic))
+
+
+def _word(entry: Report) -> str:
+    """The word in hexadecimal; where a target has none, engine and cycles of a call."""
+    if entry.get("engine"):
+        return f"{terminal(entry['engine']):<4} {entry['cycles']:>7,}"
+    return terminal(entry["word"] or "")
+
+
+def _split(entry: Report) -> tuple[str, str]:
+    """The mnemonic and its fields; no mnemonic where no fields are."""
+    text = terminal(entry["text"])
+    name, _, fields = text.partition(" ")
+    return (name, fields) if "=" in fields.partition(" ")[0] else ("", text)
+
+
+def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Iterator[Iterator[Printed]]:
+    """Headings and instructions in order."""
+    order = sorted(dict.fromkeys(disassembly.headings), key=lambda each: (each.start, LEVELS.index(each.kind)))
+    numbers = [entry["index"] for entry in disassembly.entries]
+    waiting = iter(order)
+    heading = next(waiting, None)
+    for number, entry in zip(numbers, disassembly.entries, strict=True):
+        while heading is not None and heading.start <= number:
+            yield _heading(heading, shown)
+            heading = next(waiting, None)
+        yield iter((columns.printed(entry),))
+    while heading is not None:
+        yield _heading(heading, shown)
+        heading = next(waiting, None)
+
+
+def _heading(heading: Heading, shown: _Names) -> Iterator[Printed]:
+    """A segment's lines stand in a list under its first."""
+    for at, line in enumerate(heading.lines):
+        indent = "  " if at or heading.kind == "unit" else ""
+        yield Printed(heading.kind, f"; {indent}{shown.line(line)}")
+
+
+def _broken(line: Printed, width: int) -> list[str]:
+    """The line in pieces that fit: comments go on as comments, fields alone go on the instruction above them."""
+    if len(line.text) <= width:
+        return [line.text]
+    if line.kind != "instruction":
+        return wrap(line.text, width, subsequent_indent=";      ", break_long_words=False, break_on_hyphens=False)
+    if "=" not in line.text.partition(";")[0] and "(" not in line.text:
+        return [line.text]
+    indent = " " * min(line.fixed, width - NARROWEST + 10)
+    return wrap(line.text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
