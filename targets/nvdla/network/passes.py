@@ -41,7 +41,7 @@ from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
-from npuc.targets.nvdla.network.interpolation_to_conv_transpose import interpolation_to_conv_transpose
+from npuc.targets.nvdla.network.interpolation_to_convs import interpolation_to_convs
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
@@ -56,7 +56,7 @@ PASSES: tuple[Pass, ...] = (
     pads_to_convs,
     products_to_convs,
     batch_norm_to_conv,
-    interpolation_to_conv_transpose,
+    interpolation_to_convs,
     conv_transpose_to_phases,
     enlargements_to_interleaves,
     space_to_depth_to_convs,

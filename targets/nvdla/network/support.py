@@ -218,7 +218,7 @@ REWRITTEN: Mapping[str, tuple[str, str]] = {
     "SpaceToDepth": ("CONV + SDP", "Within the convolution that reads it, or by convolutions with strides."),
     "Resize": (
         "SDP, CONV + SDP",
-        f"Every row is repeated equally often, and every column; or linear, by whole factors up to 8. {ENLARGED}",
+        f"By p / q along rows and columns, in every mode, with q up to 8 and up to 64 phases. {ENLARGED}",
     ),
     "BatchNormalization": ("CONV + SDP", "The parameters are constants."),
     "ReduceMean": ("PDP, CONV + SDP", "Any axes."),

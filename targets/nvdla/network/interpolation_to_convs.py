@@ -1,0 +1,163 @@
+"""Interpolation by ratios of small numbers as convolutions of every channel, whose results interleave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from npuc.ir import Array, Attr, Graph, Node
+from npuc.ops.attributes import SCALES, SIZES
+from npuc.ops.resize import interpolation, source_positions, taps_at
+from npuc.passes.expansion.resize_to_copies import repetitions
+from npuc.passes.rewriting.interleaving import woven
+from npuc.passes.rewriting.patterns import only_float
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
+
+MOST_PHASES = 64
+"""Of both axes together; a Resize that takes more convolutions stays as it is."""
+BEYOND = 8
+"""Elements on either side of the map that an interpolation may read: copies of the first or the last."""
+NEAR = 1e-4
+"""How far a weight may lie from that of the positions as onnxruntime rounds them."""
+NONE = 1e-5
+"""A weight below this is 0, but for the rounding of its position."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the map: outputs phase, phase + phases, .. are a convolution with a stride."""
+
+    kernels: tuple[Array, ...]
+    """Taps of each phase, on the map with its copies."""
+    stride: int
+    before: int
+    after: int
+    """Copies of the first and of the last element."""
+
+
+def interpolation_to_convs(graph: Graph) -> Graph:
+    """Resize of a map's rows and columns by p / q becomes Concat -> Convs -> Interleave, q at most 8.
+
+    Positions of outputs p apart lie q elements apart, so that p depthwise Convs of stride q give each axis, in
+    every mode. The Concats repeat the first and the last row and column, as interpolation beyond them does. Zeros
+    in the kernels move their taps, and end a phase where the output ends. What repeats all elements equally
+    often, other ratios, and taps whose weights differ at the border stay.
+    """
+    return rewrite(graph, _interpolated)
+
+
+def _interpolated(rewriter: Rewriter, node: Node) -> bool:
+    shape = rewriter.shape(node.inputs[0]) if node.op == "Resize" else ()
+    if len(shape) != 4 or shape[:2] != SIZES(node)[:2] or 0 in shape or not only_float(rewriter, node.inputs[0]):
+        return False
+    if shape == SIZES(node) or SCALES(node)[:2] != (1.0, 1.0) or repetitions(rewriter, node) != (0, 0):
+        return False
+    rows, columns = (_axis(node, shape[axis], SIZES(node)[axis], SCALES(node)[axis]) for axis in (2, 3))
+    if rows is None or columns is None or len(rows.kernels) * len(columns.kernels) > MOST_PHASES:
+        return False
+    x, made = node.inputs[0], list[Node]()
+    for number, axis in ((2, rows), (3, columns)):
+        if axis.before or axis.after:
+            x = _extended(rewriter, node, x, number, axis, made)
+    names = [
+        [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns.kernels))]
+        for row in range(len(rows.kernels))
+    ]
+    if len(rows.kernels) == len(columns.kernels) == 1:
+        names = [[node.output]]
+    strides = (rows.stride, columns.stride)
+    for row, line in zip(rows.kernels, names, strict=True):
+        for column, name in zip(columns.kernels, line, strict=True):
+            made.append(_conv(rewriter, node, x, np.multiply.outer(row, column), strides, name))
+    rewriter.replace(node, *made, *(() if names == [[node.output]] else woven(rewriter, node, names)))
+    return True
+
+
+def _axis(node: Node, extent: int, size: int, scale: float) -> Axis | None:
+    """The convolutions along an axis, or None where there are none so small."""
+    if extent == size and scale == 1:
+        return Axis((np.ones(1, np.float32),), 1, 0, 0)
+    positions = source_positions(node, extent, size, scale)
+    found = _period(positions)
+    if found is None:
+        return None
+    phases, stride = found
+    index, weight = taps_at(node, positions[:phases] + np.float32(BEYOND), extent + 2 * BEYOND)
+    phase_taps = [
+        {
+            int(i) - BEYOND: float(w)
+            for i, w in zip(index[:, phase], weight[:, phase], strict=True)
+            if abs(w) > NONE
+        }
+        for phase in range(phases)
+    ]
+    if not all(phase_taps) or not _holds(node, phase_taps, stride, (extent, size, scale)):
+        return None
+    return _of_taps(phase_taps, stride, extent, size)
+
+
+def _period(positions: Array) -> tuple[int, int] | None:
+    """The fewest outputs, and elements, after which positions repeat."""
+    size = len(positions)
+    step = float(positions[-1] - positions[0]) / (size - 1) if size > 1 else 1.0
+    for phases in range(1, min(size - 1, MOST_PHASES) + 1):
+        stride = round(phases * step)
+        if 1 <= stride <= MOST_STRIDE and abs(phases * step - stride) * size < NEAR * phases:
+            return phases, stride
+    return (size, MOST_STRIDE) if size <= MOST_PHASES else None
+
+
+def _holds(node: Node, phase_taps: Sequence[dict[int, float]], stride: int, along: tuple[int, int, float]) -> bool:
+    """Whether repeated taps, on a map whose ends are repeated, have the weights of the interpolation."""
+    extent, size = along[:2]
+    wanted, given = (np.zeros((size, extent)) for _ in range(2))
+    for index, weight in zip(*interpolation(node, *along), strict=True):
+        np.add.at(wanted, (np.arange(size), index), weight)
+    for output in range(size):
+        block, phase = divmod(output, len(phase_taps))
+        for element, weight in phase_taps[phase].items():
+            given[output, min(max(element + block * stride, 0), extent - 1)] += weight
+    return bool(np.abs(wanted - given).max() <= NEAR)
+
+
+def _of_taps(phase_taps: Sequence[dict[int, float]], stride: int, extent: int, size: int) -> Axis | None:
+    """The same with kernels from the first copy on; None where a kernel exceeds the field."""
+    phases = len(phase_taps)
+    counts = [-(-(size - phase) // phases) for phase in range(phases)]
+    ends = [max(taps) + (count - 1) * stride for taps, count in zip(phase_taps, counts, strict=True)]
+    before, after = max(-min(map(min, phase_taps)), 0), max(max(ends) - extent + 1, 0)
+    kernels: list[Array] = []
+    for taps, count in zip(phase_taps, counts, strict=True):
+        last = before + extent + after - count * stride  # a window up to here leaves room for one output more
+        kernel = np.zeros(max(max(taps) + before, last) + 1, np.float32)
+        kernel[[element + before for element in taps]] = list(taps.values())
+        kernels.append(kernel)
+    return Axis(tuple(kernels), stride, before, after) if max(map(len, kernels)) <= MOST_KERNEL else None
+
+
+def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, made: list[Node]) -> str:
+    """The map behind copies of its first, and before copies of its last row or column."""
+    extent = rewriter.shape(node.inputs[0])[number]
+    ends = {"first": (0, axis.before), "last": (extent - 1, axis.after)}
+    names: dict[str, str] = {}
+    for role, (start, count) in ends.items():
+        if count:
+            names[role] = rewriter.fresh(f"{node.output}/{role}{number}")
+            attrs: dict[str, Attr] = {"axes": (number,), "starts": (start,), "ends": (start + 1,), "steps": (1,)}
+            made.append(Node("Slice", (x,), (names[role],), attrs, names[role], node.sources))
+    copies = {role: (names[role],) * count for role, (_, count) in ends.items() if count}
+    parts = (*copies.get("first", ()), x, *copies.get("last", ()))
+    whole = rewriter.fresh(f"{node.output}/wide{number}")
+    made.append(Node("Concat", parts, (whole,), {"axis": number}, whole, node.sources))
+    return whole
+
+
+def _conv(rewriter: Rewriter, node: Node, x: str, kernel: Array, strides: tuple[int, int], name: str) -> Node:
+    """The Conv of a phase: every channel with the same kernel."""
+    channels = rewriter.shape(node.inputs[0])[1]
+    weights = np.ascontiguousarray(np.broadcast_to(kernel, (channels, 1, *kernel.shape)))
+    inputs = (x, rewriter.constant(weights, f"{name}/taps"))
+    return Node("Conv", inputs, (name,), {"group": channels, "strides": strides}, name, node.sources)
