@@ -32,6 +32,13 @@ CHAINS = {
         node("Concat", "b c", "y", axis=1),
         w=np.random.default_rng(2).standard_normal((16, 16, 1, 1)).astype(np.float32) / 4,
     ),
+    "slices of a batch, of five axes": network(
+        (3, 3, 1, 1, 1),
+        "y",
+        node("Add", "x c", "a"),
+        node("Conv", "a w", "y", group=3, kernel_shape=(1, 3, 3), pads=(0, 1, 1, 0, 1, 1), strides=(2, 1, 3)),
+        w=np.random.default_rng(4).standard_normal((6, 1, 1, 3, 3)).astype(np.float32), c=(3, 3, 1, 1, 1),
+    ),
     "a result that is an output": network(
         (1, 16, 6, 6),
         "a y",

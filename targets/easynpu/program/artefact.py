@@ -59,7 +59,7 @@ class TensorMove:
 
     tensor: str
     shape: tuple[int, ...]
-    """Of the whole host tensor: (1, C, H, W) or (1, C)."""
+    """Of the whole host tensor: (1, C), (1, C, H, W), or with further extents of 1."""
     place: Place
     channels: int
     height: int
@@ -88,7 +88,7 @@ class TensorMove:
     @property
     def possible(self) -> bool:
         """Whether the map is a window of the tensor, and in a memory for maps."""
-        tensor = 2 <= len(self.shape) <= 4 and min(self.shape) > 0 and prod(self.shape) == prod(self.map_shape)
+        tensor = len(self.shape) > 1 and min(self.shape) > 0 and prod(self.shape) == prod(self.map_shape)
         parts = zip(self.window[1:], self.map_shape, strict=True) if tensor else ()
         inside = all(0 <= part.start < part.stop <= extent for part, extent in parts)
         return tensor and inside and prod(self.shape) <= LARGEST and self.place.memory in MEMORIES
