@@ -1,4 +1,4 @@
-"""What stands above the instructions of a listing: segments, and the layers and units in them."""
+"""What stands above the instructions of a listing: segments, and the layers, operations and units in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Line = tuple["str | Name", ...]
 class Heading:
     """Comment lines above the instructions start..start + count - 1."""
 
-    kind: Literal["segment", "layer", "unit"]
+    kind: Literal["segment", "layer", "operation", "unit"]
     start: int
     count: int
     lines: tuple[Line, ...]

@@ -129,6 +129,7 @@ def _chosen(
 COLOURS: Mapping[str, Mapping[str, Any]] = {
     "segment": {"fg": "cyan", "bold": True},
     "layer": {"fg": "green"},
+    "operation": {"fg": "blue"},
     "unit": {"fg": "yellow"},
 }
 

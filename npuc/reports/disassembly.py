@@ -16,14 +16,14 @@ from npuc.escaping import terminal
 from npuc.outline import Heading, Line, Name, by_nodes, short_names
 
 Report = Mapping[str, Any]
-LEVELS = ("segment", "layer", "unit")
+LEVELS = ("segment", "layer", "operation", "unit")
 NARROWEST = 40
 """Columns below which lines are not broken any more."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A line of the disassembly. kind: "segment", "layer", "unit" or "instruction"."""
+    """A line of the disassembly. kind: one of LEVELS, or "instruction"."""
 
     kind: str
     text: str
@@ -153,9 +153,9 @@ def _word(entry: Report) -> str:
 
 def _split(entry: Report) -> tuple[str, str]:
     """The mnemonic and its fields; no mnemonic where no fields are."""
-    text = terminal(entry["text"])
+    text = terminal(entry.get("brief", entry["text"]))
     name, _, fields = text.partition(" ")
-    return (name, fields) if "=" in fields.partition(" ")[0] else ("", text)
+    return (name, fields) if "=" in fields.partition(" ")[0] or name == text else ("", text)
 
 
 def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Iterator[Iterator[Printed]]:
@@ -177,7 +177,7 @@ def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Itera
 def _heading(heading: Heading, shown: _Names) -> Iterator[Printed]:
     """A segment's lines stand in a list under its first."""
     for at, line in enumerate(heading.lines):
-        indent = "  " if at or heading.kind == "unit" else ""
+        indent = "  " * max(LEVELS.index(heading.kind) - 1, bool(at))
         yield Printed(heading.kind, f"; {indent}{shown.line(line)}")
 
 

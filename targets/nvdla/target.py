@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
 from npuc.ir import Graph, Node
+from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
@@ -19,6 +20,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.operations.weight_form import asked_forms, expect_asked
 from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
+from npuc.targets.nvdla.program.outline import brief, outline
 from npuc.targets.nvdla.program.timeline import timeline
 from npuc.timeline import Timeline
 
@@ -173,6 +175,10 @@ class Nvdla:
             for number, command in enumerate(commands)
         ]
 
+    def outline(self, program: Program) -> list[Heading]:
+        """Segments, layers, operations with their ping-pong group, units."""
+        return outline(program)
+
     def results(self, program: Program) -> Mapping[str, frozenset[str]]:
         """The tensors that commands end, each with the ONNX nodes of its last ones."""
         operations = Contents.of(program.manifest).operations
@@ -288,7 +294,12 @@ class Nvdla:
 def _described(command: Write | Poll | Wait, registers: Any) -> dict[str, Any]:
     match command:
         case Write(address, value):
-            return {"address": hex(address), "word": f"{value:08x}", "text": registers.text(address, value)}
+            return {
+                "address": hex(address),
+                "word": f"{value:08x}",
+                "text": registers.text(address, value),
+                "brief": brief(registers.at(address), value),
+            }
         case Poll(address, mask, value):
             title = registers.at(address).title
             return {
