@@ -138,10 +138,12 @@ def _print(found: Disassembly, *, full_names: bool) -> None:
     """The disassembly; on a terminal in colour and no wider than it is."""
     terminal = sys.stdout.isatty()
     lines = found.lines(full_names=full_names, width=get_terminal_size().columns if terminal else None)
-    if terminal and not os.environ.get("NO_COLOR"):
-        click.echo("\n".join(click.style(printed(each.text), **COLOURS.get(each.kind, {})) for each in lines))
-    else:
+    if not terminal or os.environ.get("NO_COLOR"):
         say("\n".join(each.text for each in lines))
+        return
+    for each in lines:
+        colour = COLOURS.get(each.kind)
+        click.echo(click.style(printed(each.text), **colour) if colour else printed(each.text))
 
 
 def _image(program: Program, target: Target, asked: str, form: str) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, NpucError, Problem
 from npuc.ir import Graph, Node
+from npuc.outline import Heading, Line, by_nodes, names_of
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
-from npuc.regions.artefact import Contents, Step, is_composite, part_of
+from npuc.regions.artefact import HOST, Contents, Step, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Stepper, Target, names
+from npuc.target import Options, Origin, Outlining, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -107,6 +108,28 @@ class Composite:
                 tensor = entry.get("tensor")
                 named = {"tensor": None if tensor is None else within(number, tensor)}
                 found.append({**entry, **named, "index": len(found), "part": step.path})
+        return found
+
+    def outline(self, program: Program) -> list[Heading]:
+        """The headings of all parts; a segment's first line names its part, and host regions stand under it."""
+        found: list[Heading] = []
+        host: list[Line] = []
+        first = 0
+        for step in Contents.of(program.manifest).steps:
+            if step.kind == HOST:
+                host.append((f"host   {step.path}: ", *names_of(step.inputs), " -> ", *names_of(step.outputs)))
+                continue
+            part = part_of(program, step.path)
+            entries = self.inner.listing(part)
+            own = self.inner.outline(part) if isinstance(self.inner, Outlining) else by_nodes(entries)
+            for each in own:
+                title, *others = each.lines
+                if each.kind == "segment":
+                    title, others, host = (f"{step.path}: ", *title), [*host, *others], []
+                found.append(replace(each, start=each.start + first, lines=(title, *others)))
+            first += len(entries)
+        if host:
+            found.append(Heading("segment", first, 0, (("the host's last regions",), *host)))
         return found
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:

@@ -37,8 +37,8 @@ class Disassembly:
 
     entries: Sequence[Report]
     headings: Sequence[Heading]
-    whole: bool = True
-    """No instruction was left out."""
+    whole: Disassembly | None = None
+    """What this is a part of: names are shortened the same in both; None where no instruction was left out."""
 
     @classmethod
     def of(cls, entries: Sequence[Report], outline: Sequence[Heading] | None) -> Disassembly:
@@ -57,7 +57,7 @@ class Disassembly:
             return self
         numbers = [entry["index"] for entry in found]
         headings = [each for each in self.headings if any(map(each.covers, numbers))]
-        return Disassembly(found, headings, whole=False)
+        return Disassembly(found, headings, whole=self.whole or self)
 
     def of_nodes(self, nodes: set[str]) -> Disassembly:
         """The instructions that are for these ONNX nodes."""
@@ -73,7 +73,7 @@ class Disassembly:
                 for each in self.headings
                 if each is segment or (each.kind != "segment" and segment.covers(each.start))
             ],
-            whole=False,
+            whole=self.whole or self,
         )
 
     def with_text(self, asked: str) -> Disassembly:
@@ -100,7 +100,7 @@ class _Names:
     """Names as they are shown."""
 
     def __init__(self, disassembly: Disassembly, full: bool) -> None:
-        self.short: Mapping[str, str] = {} if full else short_names(_names(disassembly))
+        self.short: Mapping[str, str] = {} if full else short_names(_names(disassembly.whole or disassembly))
 
     def line(self, line: Line) -> str:
         """A line's text, without anything that a comment or a terminal would take for more than text."""

@@ -11,6 +11,7 @@ from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, NpucError, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.ir import Graph, Node
+from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
@@ -35,6 +36,7 @@ from npuc.targets.bm1684.program.artefact import (
     table_of,
 )
 from npuc.targets.bm1684.program.origins import origin
+from npuc.targets.bm1684.program.outline import notes, outline
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.program.timeline import timeline
 from npuc.targets.bm1684.simulate import compilation
@@ -173,7 +175,12 @@ class Bm1684:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a call: number, text, engine, region, layer, cycles."""
-        return [_listed(each) for each in instructions(program)]
+        calls = instructions(program)
+        return [_listed(each) | {"note": note} for each, note in zip(calls, notes(program, calls), strict=True)]
+
+    def outline(self, program: Program) -> list[Heading]:
+        """The kernel with what the host copies, and its regions."""
+        return outline(program)
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The call that does the work."""

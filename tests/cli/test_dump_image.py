@@ -117,3 +117,15 @@ def test_what_is_no_image_is_refused(digits: Digits, tmp_path: Path) -> None:
     npuc("dump", digits.program / "itcm.bin", "--image", "itcm").refused("E501")
     npuc("dump", "--image", "itcm").usage()
     npuc("dump", "--layout", "--target", "easynpu", "--image", "itcm").usage()
+
+
+def test_bm1684_s_calls_name_their_tensors_and_layers(programs: dict[str, Path]) -> None:
+    """The first block of digits by hand: conv and ReLU of n1_Relu, then conv and the addition of n1_Relu to it."""
+    lines = npuc("dump", programs["bm1684"]).done().splitlines()
+    assert "; n2_Conv, n3_Add, n4_Relu -> n4_Relu [1x16x8x8], " in "\n".join(lines)
+    notes = {
+        line.split("okk_")[1].split("(")[0]: line.partition(" ; ")[2] for line in reversed(lines) if "okk_" in line
+    }
+    assert notes["bdc_conv2d"] == "n1_Relu <- rows, n1_Relu/weights, n1_Relu/weights+0x48"
+    assert notes["bdc_add"] == "n4_Relu <- n4_Relu, n1_Relu"
+    assert notes["gdma_32bit_cpy_L2S"] == "n11_Gemm <- n11_Gemm"

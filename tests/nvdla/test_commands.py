@@ -99,13 +99,13 @@ def test_forms_of_weights_are_told_with_what_each_would_cost(tmp_path: Path) -> 
 
 
 def test_the_dump_groups_writes_by_operation_and_unit_and_decodes_them(artefact: Path) -> None:
-    """The first layer of digits by hand: 1 x 8 x 8 to 16 x 8 x 8; what a group names is what its pointer says."""
+    """The first layer of digits by hand: 1 x 8 x 8 to 16 x 8 x 8, 3 x 3 padded, the upper half first."""
     lines = CliRunner().invoke(npuc, ["dump", str(artefact)]).output.splitlines()
     layer = next(line for line in lines if line.startswith("; n0_Conv, n1_Relu"))
     assert "[16x8x8], " in layer and layer.endswith(" cycles")
     operations = [line for line in lines if line.startswith(";   convolution")]
     assert "ping-pong group 0" in operations[0] and "ping-pong group 1" in operations[1]
-    assert " -> 16x8x8, 0x8" in operations[0] and re.search(r" -> 0x8\d+$", operations[0])
+    assert ": 1x5x8 -> 16x4x8, 0x8" in operations[0] and re.search(r" -> 0x8\d+$", operations[0])
     units = [line for line in lines if line.startswith(";     ")]
     assert ";     CDMA, group 0" in units and ";     CDMA, group 1" in units
     width = next(line for line in lines if "SDP.D_DATA_CUBE_WIDTH" in line)

@@ -68,6 +68,11 @@ def test_dump_explain_and_report_name_parts_and_regions(folder: Path, tmp_path: 
     assert [entry["index"] for entry in listing] == list(range(len(listing)))
     part = npuc("dump", folder / "m.npu" / "npu" / "part_1", "--json").json["instructions"]
     assert [entry["word"] for entry in part] == [each["word"] for each in listing if each["part"] == "npu/part_1"]
+    lines = npuc("dump", folder / "m.npu").done().splitlines()
+    assert [line for line in lines if ": segment" in line] == [f"; npu/part_{at}: segment 0" for at in (0, 1)]
+    assert any(line.startswith(";   host   host/region_0.onnx: ") for line in lines)
+    second = npuc("dump", folder / "m.npu", "--segment", "1", "--json").json["instructions"]
+    assert {entry["part"] for entry in second} == {"npu/part_1"}
     told = npuc("explain", folder / "m.npu", "CumSum_1").done()
     assert "host: CumSum 'CumSum_1': the operator is not known (host/region_0.onnx)" in told
     assert npuc("explain", folder / "m.npu", "Conv_2", "--json").json["tensors"][0]["tensor"] == "part_1/e/int8"

@@ -117,12 +117,14 @@ def _results(graph: Graph, lowered: Lowered, kernel: Kernel, dtype: Callable[[st
 
 
 def _buffers(kernel: Kernel) -> list[dict[str, Any]]:
-    """What local memory holds in which regions."""
+    """What local memory holds in which regions, numbered as in the table: calls on one engine are one each."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    for number, region in enumerate(kernel.regions):
+    number = 0
+    for region in kernel.regions:
         first.setdefault(region.step, number)
-        last[region.step] = number
+        number += 1 if region.gdma and region.bdc else len(region.gdma + region.bdc)
+        last[region.step] = number - 1
     return [
         {
             "buffer": place.buffer,
