@@ -18,8 +18,12 @@ SPLIT = "split the layer"
 
 
 def exceeding(shape: Sequence[int], most: Sequence[int]) -> str | None:
-    """The first extent of a map (N, C, H, W) beyond its limit, or None. most: channels, rows, columns."""
-    for extent, limit, name in zip(shape[1:], most, ("channels", "rows", "columns"), strict=True):
+    """An extent beyond its limit of a map (N, C, H, W), or of what is repeated to one; or None.
+
+    most: channels, rows, columns.
+    """
+    axes = zip(most[::-1], ("columns", "rows", "channels"), strict=True)
+    for extent, (limit, name) in zip(shape[::-1], axes, strict=False):
         if extent > limit:
             return f"{extent:,} {name} exceed {limit:,}"
     return None

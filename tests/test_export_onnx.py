@@ -99,6 +99,15 @@ def test_a_last_window_of_a_pool_needs_no_more_padding_than_onnx_allows(onnxrunt
     np.testing.assert_array_equal(again, expected)
 
 
+def test_a_resize_whose_scale_rounds_below_its_size_is_written_with_sizes() -> None:
+    """20 * 1.55 is 31 in float32, and 30.999999 in the float64 in which onnxruntime infers shapes."""
+    attrs: dict[str, Any] = {"scales": (1.0, 1.0, 1.55, 1.0), "sizes": (1, 2, 31, 3), "mode": "linear"}
+    resize = Node("Resize", ("x",), ("y",), attrs, "resize", ("resize",))
+    written = to_onnx(graph_of(resize, shape=(1, 2, 20, 3)))
+    assert written.graph.node[0].input[2] == "" and len(written.graph.node[0].input) == 4
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(written, strict_mode=True, data_prop=True))
+
+
 def test_a_zero_point_beyond_its_type_is_refused_before_it_is_written() -> None:
     fake = Node("FakeQuantize", ("x",), ("y",), {"scale": 0.1, "zero_point": -129, "dtype": "int8"}, "n")
     with pytest.raises(NpucError, match="The zero point is an integer of the type"):

@@ -119,10 +119,14 @@ def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def _resize_onnx(node: Node, emit: Emitter) -> None:
-    """By scales where they give the same size as in ONNX, floor(extent * scale); otherwise by sizes."""
+    """By scales where they give the same size as in ONNX, floor(extent * scale); otherwise by sizes.
+
+    onnxruntime multiplies in float32, but in float64 where it infers shapes.
+    """
     shape, sizes = emit.graph.shape(node.inputs[0]), SIZES(node)
     scales = np.array(SCALES(node), np.float32)
-    if tuple(np.floor(np.array(shape, np.float32) * scales).astype(int)) == sizes:
+    products = (np.array(shape, np.float32) * scales, np.array(shape, np.float64) * scales)
+    if all(tuple(np.floor(each).astype(int)) == sizes for each in products):
         inputs = [node.inputs[0], "", emit.constant(scales, "scales")]
     else:
         inputs = [node.inputs[0], "", "", emit.integers("sizes", sizes)]

@@ -117,6 +117,23 @@ def test_an_average_counts_its_padding(counts: int, pads: int, refused: bool) ->
     assert bool(support.averaging_fields(graph, graph.nodes[0])) is refused
 
 
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((1, 8192, 1, 1), None),
+        ((1, 8193, 1, 1), "8,193 channels exceed 8,192"),
+        ((1, 1, 8193, 1), "8,193 rows exceed 8,192"),
+        ((1, 1, 1, 8193), "8,193 columns exceed 8,192"),
+    ],
+)
+@pytest.mark.parametrize("operands", ["x c", "c x"])
+def test_a_map_beyond_a_field_is_named_with_its_extent(
+    shape: tuple[int, ...], found: str | None, operands: str
+) -> None:
+    graph = network(shape, "y", node("Min", operands, "y"), c=(1,))
+    assert support.map_fields(graph, graph.nodes[0]) == found
+
+
 @pytest.mark.parametrize(("operands", "refused"), [("x small", True), ("small x", False), ("x x", False)])
 def test_a_difference_repeats_only_what_is_subtracted_from(operands: str, refused: bool) -> None:
     graph = network((1, 4, 5, 5), "y", node("GlobalMaxPool", "x", "small"), node("Sub", operands, "y"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +17,9 @@ from npuc.storage import data
 from npuc.target import Options, target
 from npuc.verification.checking import verify
 from npuc.verification.metrics import Tolerance
+from tests.graphs.compiling import Case, verified
 from tests.nvdla.networks import network, node, weights
+from tests.passes import networks
 
 NODES = [node("Conv", "x w", "a"), node("Softsign", "a", "b"), node("Conv", "b v", "y")]
 
@@ -43,3 +46,17 @@ def verified_with(folder: Path, error: float) -> bool:
 @pytest.mark.parametrize(("error", "exact"), [(0.0, True), (0.002, True), (0.3, False), (2.0, False)])
 def test_ties_are_rounding_and_more_is_a_mistake(error: float, exact: bool, tmp_path: Path) -> None:
     assert verified_with(tmp_path, error) is exact
+
+
+def test_what_the_host_interpolates_is_rounded_as_onnxruntime_rounds_it(tmp_path: Path) -> None:
+    """A ratio that NVDLA does not resize by, before a rounding: a last bit of a float is a step of an integer."""
+    steps = {"scale": 0.05, "zero_point": 7, "dtype": "int8"}
+    sizes: dict[str, Any] = {"sizes": (1, 16, 29, 31), "scales": (1.0, 1.0, 1.45, 1.55), "mode": "linear"}
+    nodes = (
+        networks.node("Conv", "x w", "a", pads=(1, 1, 1, 1)),
+        networks.node("FakeQuantize", "a", "b", **steps),
+        networks.node("Resize", "b", "c", coordinate_transformation_mode="align_corners", **sizes),
+        networks.node("FakeQuantize", "c", "y", **steps),
+    )
+    graph = networks.network((1, 3, 20, 20), "y", *nodes, w=weights(16, 3, 3, 3))
+    assert verified(graph, Case("nvdla-small", "int8", proof="one"), tmp_path)["bit_exact"]

@@ -133,6 +133,10 @@ def test_what_only_moves_stays_and_so_does_interpolation() -> None:
     resize = node("Resize", "a", "y", sizes=(1, 3, 8, 10), scales=(1.0, 1.0, 2.0, 2.0), mode="linear")
     between = network((1, 3, 4, 5), "y", node("Sigmoid", "x", "a"), resize)
     assert enlargements_to_interleaves(between) is between
+    empty = network(
+        (1, 12, 0, 5), "y", node("Abs", "x", "a"), node("DepthToSpace", "a", "y", blocksize=2, mode="CRD")
+    )
+    assert enlargements_to_interleaves(empty) is empty
 
 
 @pytest.mark.parametrize(

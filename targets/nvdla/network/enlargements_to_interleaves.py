@@ -97,8 +97,9 @@ def _is_convolved(rewriter: Rewriter, tensor: str) -> bool:
 
 
 def is_between(rewriter: Rewriter, node: Node) -> bool:
-    """Whether a float image is computed, or something computes with what a node makes of it."""
-    if not only_float(rewriter, node.inputs[0]) or len(rewriter.shape(node.output)) != 4:
+    """Whether a float image that has elements is computed, or something computes with what a node makes of it."""
+    image = len(rewriter.shape(node.output)) == 4 and rewriter.types[node.output].size > 0
+    if not image or not only_float(rewriter, node.inputs[0]):
         return False
 
     def before(each: Node) -> Sequence[Node]:
