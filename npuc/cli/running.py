@@ -98,6 +98,7 @@ def run(
 @click.option("--sort", is_flag=True, help="The layers with the largest errors first.")
 @click.option("--bisect", is_flag=True, help="Find the first difference, and write what reproduces it.")
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="For --bisect [default: ./STEM.bisect].")
+@click.option("--dump", type=PATH, metavar="FOLDER", help="Compare dumps from hardware, not the simulator.")
 @modified_option
 @custom_ops_option
 @limit_options
@@ -113,6 +114,7 @@ def verify(
     sort: bool,
     bisect: bool,
     output: Path | None,
+    dump: Path | None,
     allow_modified: bool,
     as_json: bool,
 ) -> int:
@@ -123,6 +125,7 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --data test.npz --sort
       npuc verify resnet8.onnx resnet8.npu --samples 4 --min-sqnr 20 --json
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
+      npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
@@ -136,7 +139,11 @@ def verify(
     expect_chip_model(target, chip_model)
     if bisect and is_composite(program):
         raise click.UsageError("--bisect is for programs without host regions; verify says which layers differ")
+    if dump is not None:
+        _expect_comparable(program, bisect=bisect)
     samples = _samples(program, data, count)
+    if dump is not None:
+        return _dumped(model, artefact, program, target, samples, dump, allow_modified, as_json)
     tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
     with progress("verifying", len(samples)) as advance:
         report = checking.verify(
@@ -182,6 +189,53 @@ def _bisected(
     files = bisection.reproduction(model, graph, found["tensor"], feed)
     names = bisection.save(files, bisection.commands(target, model, artefact), folder)
     return {"kind": "difference" if difference else "jump", **found, "folder": str(folder), "files": names}
+
+
+def _expect_comparable(program: Program, *, bisect: bool) -> None:
+    """Raises UsageError where dumps have no integer reference to be compared with."""
+    from npuc.regions.artefact import is_composite
+    from npuc.target import FLOATING
+
+    if bisect:
+        raise click.UsageError("--dump and --bisect exclude each other")
+    if is_composite(program):
+        raise click.UsageError("--dump is for programs without host regions")
+    if program.precision in FLOATING:
+        raise click.UsageError(f"--dump compares integers bit by bit; the program computes in {program.precision}")
+
+
+def _dumped(
+    model: Path,
+    artefact: Path,
+    program: Program,
+    target: Target,
+    samples: Samples,
+    folder: Path,
+    allow_modified: bool,
+    as_json: bool,
+) -> int:
+    """Compares dumps from hardware with the integer network; the exit code."""
+    from dataclasses import asdict
+
+    from npuc.program import load_evidence
+    from npuc.reports import summaries
+    from npuc.verification import dumps
+    from npuc.verification.checking import check_model
+
+    check_model(model, program, allow_modified)
+    evidence = load_evidence(artefact, program, allow_modified=allow_modified)
+    rows, difference = dumps.compared(folder, program, target, evidence, samples)
+    report: dict[str, Any] = {
+        "status": "ok" if difference is None else "mismatch",
+        "samples": len(samples),
+        "dumps": rows,
+        "difference": None if difference is None else asdict(difference),
+    }
+    if as_json:
+        print_json(report)
+    else:
+        say(summaries.dumped(shown(report)))
+    return 0 if difference is None else 1
 
 
 def _decibels(layer: dict[str, Any]) -> float:

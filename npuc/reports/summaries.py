@@ -254,21 +254,39 @@ def _bisected(found: Shown) -> list[str]:
     """The first difference, or where the error jumps."""
     match found["kind"]:
         case "difference":
-            at = "[" + ", ".join(map(str, found["element"])) + "]"
-            lines = [
-                f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
-                f"sample {found['sample']}: {found['found']} where {found['expected']} is right "
-                f"({_plural(found['differing'], 'element')} of it differ)"
-            ]
-            origin = found["origin"]
-            if origin is not None:
-                tile = "" if origin["tile"] is None else f", tile {tuple(origin['tile'])}"
-                lines.append(f"  instruction {origin['instruction']}{tile}: {origin['text']}")
+            lines = _first_difference(found)
         case "jump":
             lines = [f"the error jumps at layer {found['layer']} ({found['op']}): {found['loss_db']:.1f} dB lost"]
         case _:
             return ["nothing differs, and no layer can be compared with fp32"]
     return [*lines, f"  nodes {', '.join(found['nodes'])}", f"  to reproduce it: {found['folder']}/reproduce.sh"]
+
+
+def _first_difference(found: Shown) -> list[str]:
+    """The element that differs first, and the instruction that computed it."""
+    at = "[" + ", ".join(map(str, found["element"])) + "]"
+    lines = [
+        f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
+        f"sample {found['sample']}: {found['found']} where {found['expected']} is right "
+        f"({_plural(found['differing'], 'element')} of it differ)"
+    ]
+    origin = found["origin"]
+    if origin is not None:
+        tile = "" if origin["tile"] is None else f", tile {tuple(origin['tile'])}"
+        lines.append(f"  instruction {origin['instruction']}{tile}: {origin['text']}")
+    return lines
+
+
+def dumped(report: Shown) -> str:
+    """What dumps from hardware have otherwise than the integer network."""
+    rows = [(each["tensor"], each["file"], each["differing"]) for each in report["dumps"]]
+    lines = [table(("tensor", "dump", "elements that differ"), rows)]
+    if report["difference"] is None:
+        samples = _plural(report["samples"], "sample")
+        return "\n".join([*lines, f"verified: {_plural(len(rows), 'dump')} of {samples} agree"])
+    found = report["difference"]
+    nodes = [f"  nodes {', '.join(found['nodes'])}"] if found["nodes"] else []
+    return "\n".join([*lines, *_first_difference(found), *nodes, "MISMATCH"])
 
 
 def _errors(each: Shown | None) -> tuple[str | None, float | None]:

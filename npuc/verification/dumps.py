@@ -1,0 +1,165 @@
+"""Dumps taken from hardware beside the integer network: the first layer that differs, its element and instruction.
+
+A dump is a file a tensor: its name with `_` for every character but letters, digits, `.`, `_` and `-`, and `.npy`
+or `.bin`. Both hold all samples one behind the other in the shape of the tensor, row-major, as ONNX has it (not as
+it lies in the machine's memory); a .bin the little-endian elements alone.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+
+from npuc.budget import content
+from npuc.errors import ArtefactError, NpucError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.reference import session
+from npuc.storage.data import Samples
+from npuc.target import Target
+from npuc.text import closest
+from npuc.verification.bisection import Difference
+from npuc.verification.described import described
+from npuc.verification.described import evidence as foreign
+
+Report = Mapping[str, Any]
+SUFFIXES = (".npy", ".bin")
+CLOSE = 1e-4
+"""Of an output's largest value: what two libraries may give otherwise behind the last integer."""
+FEW = 3
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def file_stem(tensor: str) -> str:
+    """The name of a tensor's dump without its suffix.
+
+    >>> file_stem("Relu__12:0/int8")
+    'Relu__12_0_int8'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]", "_", tensor)
+
+
+def compared(
+    folder: Path, program: Program, target: Target, evidence: Mapping[str, bytes], samples: Samples
+) -> tuple[list[dict[str, Any]], Difference | None]:
+    """A row for each dump (tensor, file, elements that differ), and the first difference.
+
+    Layers come in the network's order, then samples, then elements. Outputs, which the host computes in floating
+    point, are compared to 1e-4. Raises ArtefactError (E501, E502, E508) for a folder without dumps of this
+    program's tensors and for evidence that npuc did not write, NpucError (E401, E402) for a dump that cannot be
+    read, or of another size.
+    """
+    graph = described(evidence["graph.json"], program.precision)
+    with foreign():
+        run = session(evidence["reference.onnx"], confined=True)
+    outputs = {port.name: port.dtype for port in program.outputs}
+    kinds = {**outputs, **dict.fromkeys(graph["tensors"], program.precision)}
+    layers = {layer["tensor"]: order for order, layer in reversed(list(enumerate(graph["layers"])))}
+    order = {name: layers.get(name, len(layers) if name in outputs else -1) for name in kinds}
+    files = sorted(_files(folder, kinds), key=lambda pair: order[pair[0]])
+    names = [name for name, _ in files]
+    differing = dict.fromkeys(names, 0)
+    first: dict[str, tuple[int, Array, Array, Array]] = {}
+    dumps: dict[str, Array] = {}
+    for sample, feed in enumerate(samples.feeds()):
+        with foreign():
+            wanted = dict(zip(names, run.run(names, feed), strict=True))
+        for name, file in files:
+            right = wanted[name]
+            if name not in dumps:
+                dumps[name] = _read(file, kinds[name], (len(samples), *right.shape))
+            found = dumps[name][sample, ...]
+            wrong = ~_near(found, right) if name in outputs else found != right
+            differing[name] += int(wrong.sum())
+            if wrong.any():
+                first.setdefault(name, (sample, right, found, np.argwhere(wrong)))
+    rows = [{"tensor": name, "file": file.name, "differing": differing[name]} for name, file in files]
+    name = next(iter(sorted(first, key=lambda each: order[each])), None)
+    return rows, None if name is None else _difference(program, target, graph, name, first[name])
+
+
+def _near(found: Array, right: Array) -> Array:
+    room = CLOSE * float(np.abs(right).max(initial=0))
+    return np.isclose(found, right, rtol=CLOSE, atol=room, equal_nan=True)
+
+
+def _difference(
+    program: Program, target: Target, graph: Report, name: str, found: tuple[int, Array, Array, Array]
+) -> Difference:
+    """The first element of a tensor that differs; a tensor that no layer gives is the host's."""
+    sample, right, given, wrong = found
+    element = tuple(int(index) for index in wrong[0])
+    host: Report = {"name": name, "op": "host", "nodes": []}
+    layer = next((each for each in graph["layers"] if each["tensor"] == name), host)
+    return Difference(
+        layer["name"],
+        layer["op"],
+        tuple(layer["nodes"]),
+        name,
+        sample,
+        element,
+        right[element].item(),
+        given[element].item(),
+        len(wrong),
+        target.origin(program, name, element) if layer is not host else None,
+    )
+
+
+def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Tensors and their dumps. Raises ArtefactError (E501, E508)."""
+    tensors: dict[str, list[str]] = {}
+    for name in kinds:
+        tensors.setdefault(file_stem(name), []).append(name)
+    try:
+        paths = sorted(each for each in folder.iterdir() if each.suffix in SUFFIXES)
+    except OSError as error:
+        raise ArtefactError("E501", f"'{folder}' cannot be read: {error.strerror or error}") from None
+    usual = ", ".join(f"{stem}.bin" for stem in list(tensors)[:FEW])
+    if not paths:
+        raise ArtefactError("E508", f"'{folder}' has no dumps", limit=f"files such as {usual}")
+    seen: dict[str, Path] = {}
+    for path in paths:
+        found = tensors.get(path.stem, [])
+        if len(found) != 1:
+            reason = f"'{path.name}' is the dump of no tensor.{closest(path.stem, tensors)}"
+            if found:
+                reason = f"'{path.name}' may be the dump of {len(found)} tensors"
+            raise ArtefactError("E508", reason, limit=f"files such as {usual}")
+        if found[0] in seen:
+            raise ArtefactError("E508", f"'{path.name}' and '{seen[found[0]].name}' are dumps of one tensor")
+        seen[found[0]] = path
+        yield found[0], path
+
+
+def _read(path: Path, kind: str, shape: tuple[int, ...]) -> Array:
+    """A dump as (samples, *shape). Raises NpucError (E401, E402)."""
+    dtype = np.dtype(kind).newbyteorder("<")
+    try:
+        data = content(path)
+        values = _array(data) if path.suffix == ".npy" else np.frombuffer(data, dtype)
+    except (OSError, ValueError, SyntaxError, TokenError) as error:
+        raise NpucError("E401", f"'{path}' cannot be read: {error}") from None
+    if values.size != prod(shape) or values.dtype != dtype:
+        reason = f"'{path.name}' has {values.size} elements of {values.dtype} ({len(data)} bytes)"
+        limit = f"{shape[0]} samples of {list(shape[1:])} {kind}: {prod(shape) * dtype.itemsize} bytes"
+        raise NpucError("E402", reason, limit=limit, remedy="--data and --samples say what the hardware was given")
+    return values.reshape(shape)
+
+
+def _array(data: bytes) -> Array:
+    """The elements of a .npy file, whatever size its header claims. Raises ValueError."""
+    file = io.BytesIO(data)
+    read = HEADERS.get(np.lib.format.read_magic(file))
+    if read is None:
+        raise ValueError("its version of the .npy format is not known")
+    shape, by_column, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if by_column else "C")
