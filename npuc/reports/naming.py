@@ -16,8 +16,9 @@ MOST_SHOWN = 4
 def nodes_named(asked: str, report: Report, graph: Report, listing: Sequence[Report]) -> set[str]:
     """The ONNX nodes of an instruction, a node, a tensor or a layer.
 
-    asked: a number of the listing, a name, one of the names that a fused name holds between semicolons, or the end
-    of such a name behind a slash. report, graph: of the program, and graph.json; empty where there is none.
+    asked: a number of the listing, a name, one of the names that a fused name holds between semicolons (also
+    without the number that a converter put behind it), or parts of such a name between slashes.
+    report, graph: of the program, and graph.json; empty where there is none.
     Raises ArtefactError (E508) for what the program does not have, and for a part that several names share.
     """
     if asked.isdecimal():
@@ -27,7 +28,7 @@ def nodes_named(asked: str, report: Report, graph: Report, listing: Sequence[Rep
     names = dict(_names(report, graph, listing))
     if asked in names:
         return set(names[asked])
-    for alike in (_last_part, _part, _end):
+    for alike in (_last_part, _part, _numbered, _end, _inside):
         found = {frozenset(nodes): name for name, nodes in names.items() if alike(asked, name)}
         if len(found) == 1:
             return set(next(iter(found)))
@@ -50,8 +51,17 @@ def _part(asked: str, name: str) -> bool:
     return asked in name.split(";")
 
 
+def _numbered(asked: str, name: str) -> bool:
+    """Converters number fused names that would be alike: Conv2D1."""
+    return any(part.startswith(asked) and part[len(asked) :].isdecimal() for part in name.split(";"))
+
+
 def _end(asked: str, name: str) -> bool:
     return bool(asked) and any(part.endswith(f"/{asked}") for part in name.split(";"))
+
+
+def _inside(asked: str, name: str) -> bool:
+    return bool(asked) and any(f"/{asked}/" in f"/{part}/" for part in name.split(";"))
 
 
 def _ambiguous(asked: str, names: Sequence[str]) -> ArtefactError:

@@ -101,10 +101,12 @@ def test_a_node_on_the_host_leads_to_its_region_and_to_the_reason(write: WriteMo
     assert "host/region_0.onnx" in (tmp_path / "o.html").read_text(encoding="utf-8")
 
 
-FUSED = "model/relu;model/a/Conv2D;model/b/Conv2D"
+FUSED = "model/relu;model/a/Conv2D;model/b/Conv2D;model/c/Conv2D1"
 
 
-@pytest.mark.parametrize("asked", ["model/relu", "model/a/Conv2D", "a/Conv2D", "b/Conv2D", "t:0", "0", FUSED])
+@pytest.mark.parametrize(
+    "asked", ["model/relu", "model/a/Conv2D", "a/Conv2D", "b/Conv2D", "model/c/Conv2D", "b", "t:0", "0", FUSED]
+)
 def test_a_part_of_a_fused_name_is_enough(asked: str) -> None:
     listing = [{"index": 0, "nodes": [FUSED], "tensor": "t:0"}, {"index": 1, "nodes": ["m/pool"], "tensor": None}]
     assert nodes_named(asked, {}, {}, listing) == {FUSED}
