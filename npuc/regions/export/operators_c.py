@@ -145,7 +145,7 @@ def _softmax(to: Writer, node: Node) -> bool:
 
 def _matmul(to: Writer, node: Node) -> bool:
     left, right = (to.shape(name) for name in node.inputs)
-    if min(len(left), len(right)) < 2 or not to.floats(*node.inputs, node.output):
+    if not to.floats(*node.inputs, node.output):
         return False
     batch = to.shape(node.output)[:-2]
     rows, inner, columns = left[-2], left[-1], right[-1]
