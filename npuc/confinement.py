@@ -26,7 +26,7 @@ AVAILABLE = sys.platform == "linux"
 """Where the system counts what a process has, and copies one without cost. Elsewhere onnxruntime has no limits."""
 IDLE = 1.0
 """Seconds after which a process without work looks whether anyone is left to give it some."""
-STILL = 60.0
+STILL = 20.0
 """Seconds without any use of the processor after which a process counts as stuck: it holds a lock for ever."""
 EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
 """What onnxruntime and numpy say where the system gives them no more memory."""
@@ -35,6 +35,10 @@ EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
 def _refused(said: object) -> ModelError:
     """What onnxruntime says of a model, or of what it was fed with."""
     return ModelError("E105", f"onnxruntime cannot run it: {said}")
+
+
+class _StoodStill(ModelError):
+    """A process has not used the processor for too long."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Confined:
         import onnxruntime as _  # noqa: F401  once, and not again in every process
 
         self.limits = budget.limits()
+        try:
+            self._start(opened)
+        except _StoodStill:
+            self._start(opened)
+
+    def _start(self, opened: Callable[[], Any]) -> None:
+        """Opens the session in a new process.
+
+        Raises _StoodStill for one that does nothing, as a copy does that another thread's lock was copied into.
+        """
         self.pipe, theirs = Pipe()
         _bound(self.pipe)
         owner = os.getpid()
@@ -89,7 +103,8 @@ class Confined:
                 before, used = used, processor_time(self.process)
                 if used == before:
                     self.end()
-                    raise _refused(f"it has stood still for {STILL:g} seconds")
+                    reason = f"onnxruntime cannot run it: it has stood still for {STILL:g} seconds"
+                    raise _StoodStill("E105", reason)
             found = self.pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None

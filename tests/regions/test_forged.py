@@ -153,6 +153,21 @@ def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -
     assert children() == before
 
 
+@linux
+def test_a_copy_that_inherits_a_lock_is_made_once_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(confinement, "STILL", 0.2)
+    first = tmp_path / "first"
+
+    def opened() -> Echo:
+        if not first.exists():
+            first.touch()
+            Event().wait()
+        return Echo()
+
+    (found,) = Confined(opened).run(None, {"x": np.arange(3)})
+    assert found.tolist() == [0, 1, 2]
+
+
 class Echo:
     """What onnxruntime's sessions are to a process that serves them; its output is its input."""
 
@@ -177,10 +192,11 @@ def test_a_process_that_no_longer_reads_is_ended(monkeypatch: pytest.MonkeyPatch
 
 @linux
 def test_a_sample_too_large_for_a_process_is_beyond_the_limit_on_memory() -> None:
+    """Of more than 32 MiB, which no memory that the process has left over can take."""
     with budget.limited(memory=1 << 25):
         opened = Confined(Echo)
         with pytest.raises(ModelError) as caught:
-            opened.run(None, {"x": np.zeros(1 << 25, np.uint8)})
+            opened.run(None, {"x": np.zeros(1 << 26, np.uint8)})
     assert caught.value.problems[0].code == "E110"
 
 
