@@ -14,7 +14,7 @@ import numpy as np
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.ir import Array, Node
 from npuc.ops.attributes import COORDINATES, CUBIC_COEFF_A, RESIZE_MODE, Attribute
-from npuc.ops.resize import source_positions, taps_at
+from npuc.ops.resize import matrix_of, source_positions, taps_at
 
 ANTIALIAS = Attribute[bool]("antialias", "flag", "the kernel is stretched where it shrinks", False)
 
@@ -44,7 +44,7 @@ def emit_products(
     to.emit(node, "Add", (image, to.constant(node, "outside", outside.astype(np.float32))))
 
 
-def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float, float]) -> tuple[Array, Array]:
+def weights_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float, float]) -> tuple[Array, Array]:
     """The weights (size, extent) of an axis, and which of its outputs lie outside the input (size,).
 
     node: a Resize with ONNX's own attributes.
@@ -66,10 +66,7 @@ def matrix_of(node: Node, extent: int, size: int, scale: float, roi: tuple[float
         index, weight = _antialiased(node, position, scale)
     else:
         index, weight = taps_at(node, position, extent)
-    matrix = np.zeros((size, extent), np.float32)
-    for i, w in zip(np.clip(index, 0, extent - 1), weight, strict=True):
-        np.add.at(matrix, (np.arange(size), i), w * inside)
-    return matrix, ~inside
+    return matrix_of(index, weight * inside, extent), ~inside
 
 
 def _antialiased(node: Node, position: Array, scale: float) -> tuple[Array, Array]:

@@ -105,6 +105,18 @@ def taps_at(node: Node, position: Array, extent: int) -> tuple[Array, Array]:
     return np.clip(index, 0, extent - 1), weight
 
 
+def matrix_of(index: Array, weight: Array, extent: int) -> Array:
+    """How much of each input element is in each output element of an axis: (size, extent) float32.
+
+    index, weight: (taps, size); an index outside the input counts as its edge.
+    """
+    size = index.shape[1]
+    matrix = np.zeros((size, extent), np.float32)
+    for at, share in zip(np.clip(index, 0, extent - 1), weight, strict=True):
+        np.add.at(matrix, (np.arange(size), at), share)
+    return matrix
+
+
 def _resize(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     y = inputs[0]
     for axis, (size, scale) in enumerate(zip(SIZES(node), SCALES(node), strict=True)):

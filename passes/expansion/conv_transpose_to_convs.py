@@ -13,7 +13,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
-from npuc.passes.rewriting.interleaving import interleaved, woven
+from npuc.passes.rewriting.interleaving import interleaved, phased
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256
@@ -136,19 +136,11 @@ def _to_phases(rewriter: Rewriter, node: Node) -> bool:
     if prod(strides) > MOST_PHASES:
         return False
     rows, columns = (axis.ragged() for axis in _axes(rewriter, node, strides))
-    if len(rows) == len(columns) == 1:
-        rewriter.replace(node, _conv(rewriter, node, [(rows[0], columns[0])], node.output))
-        return True
-    names = [
-        [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
-        for row in range(len(rows))
-    ]
-    made = [
-        _conv(rewriter, node, [(row, column)], names[y][x])
-        for y, row in enumerate(rows)
-        for x, column in enumerate(columns)
-    ]
-    rewriter.replace(node, *made, *woven(rewriter, node, names))
+
+    def made(row: Phase, column: Phase, output: str) -> Node:
+        return _conv(rewriter, node, [(row, column)], output)
+
+    rewriter.replace(node, *phased(rewriter, node, rows, columns, made))
     return True
 
 

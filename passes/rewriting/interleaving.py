@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from npuc.ir import Attr, Node
 from npuc.passes.rewriting.rules import Rewriter
+
+R = TypeVar("R")
+C = TypeVar("C")
 
 
 def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: int) -> list[Node]:
@@ -26,6 +30,27 @@ def interleaved(rewriter: Rewriter, node: Node, phases: Sequence[str], block: in
         return [*concat, replace(spread, outputs=node.outputs)]
     cut: dict[str, Attr] = {"axes": (2, 3), "starts": (0, 0), "ends": (height, width), "steps": (1, 1)}
     return [*concat, spread, Node("Slice", (whole,), node.outputs, cut, f"{node.name}/slice", node.sources)]
+
+
+def phased(
+    rewriter: Rewriter, node: Node, rows: Sequence[R], columns: Sequence[C], made: Callable[[R, C, str], Node]
+) -> list[Node]:
+    """A node for each phase of rows and columns, and those that weave their results, to stand in place of a node.
+
+    made: gives the node of a row and a column with this output; of a single phase it is that of the node.
+    """
+    if len(rows) == len(columns) == 1:
+        return [made(rows[0], columns[0], node.output)]
+    names = [
+        [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns))]
+        for row in range(len(rows))
+    ]
+    convs = [
+        made(row, column, name)
+        for row, line in zip(rows, names, strict=True)
+        for column, name in zip(columns, line, strict=True)
+    ]
+    return [*convs, *woven(rewriter, node, names)]
 
 
 def woven(rewriter: Rewriter, node: Node, phases: Sequence[Sequence[str]]) -> list[Node]:

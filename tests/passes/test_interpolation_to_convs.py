@@ -68,6 +68,12 @@ def test_a_ratio_becomes_convolutions_or_stays(coordinates: str, mode: str) -> N
     assert became >= 18
 
 
+def test_a_long_extent_takes_memory_in_proportion() -> None:
+    """A dense matrix of taps would be 14 TiB."""
+    before = resize((1, 1, 1_000_000, 1), (1.0, 1.0, 2.0, 1.0), "half_pixel")
+    assert interpolation_to_convs(before) is not before
+
+
 @pytest.mark.parametrize("scale", [1.3, 0.7, 2.5])
 def test_a_scale_that_gives_no_whole_size_counts_as_it_is(scale: float) -> None:
     sizes = (1, 2, int(10 * scale), 7)

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.frontend.builder import Builder, OnnxNode
 from npuc.frontend.importers.table import Importer
-from npuc.frontend.interpolation import emit_products, matrix_of
+from npuc.frontend.interpolation import emit_products, weights_of
 from npuc.ir import Array, Attr, Node
 
 MOST_WEIGHTS = 1 << 22
@@ -98,7 +98,7 @@ def _products(
             raise node.unsupported(
                 reason, "resize with half_pixel and antialias = 0", limit=f"{MOST_WEIGHTS} weights"
             )
-        matrices[axis], beyond = matrix_of(described, shape[axis], sizes[axis], scales[axis], region)
+        matrices[axis], beyond = weights_of(described, shape[axis], sizes[axis], scales[axis], region)
         outside = outside | beyond.reshape([-1 if each == axis else 1 for each in range(len(shape))])
     emit_products(node, to, shape, sizes, matrices, outside * np.float32(node.attrs["extrapolation_value"]))
 

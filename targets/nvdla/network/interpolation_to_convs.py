@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
 from npuc.ops.resize import interpolation, source_positions, taps_at
 from npuc.passes.expansion.resize_to_copies import repetitions
-from npuc.passes.rewriting.interleaving import woven
+from npuc.passes.rewriting.interleaving import phased
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.targets.nvdla.machine.parameters import MOST_KERNEL, MOST_STRIDE
@@ -38,6 +37,14 @@ class Axis:
     """Copies of the first and of the last element."""
 
 
+@dataclass(frozen=True)
+class Taps:
+    """Elements and weights (taps, phases) of the first output of each phase; elements may lie outside the map."""
+
+    index: Array
+    weight: Array
+
+
 def interpolation_to_convs(graph: Graph) -> Graph:
     """Resize of a map's rows and columns by p / q becomes Concat -> Convs -> Interleave, q at most 8.
 
@@ -62,17 +69,12 @@ def _interpolated(rewriter: Rewriter, node: Node) -> bool:
     for number, axis in ((2, rows), (3, columns)):
         if axis.before or axis.after:
             x = _extended(rewriter, node, x, number, axis, made)
-    names = [
-        [rewriter.fresh(f"{node.output}/phase_{row}_{column}") for column in range(len(columns.kernels))]
-        for row in range(len(rows.kernels))
-    ]
-    if len(rows.kernels) == len(columns.kernels) == 1:
-        names = [[node.output]]
     strides = (rows.stride, columns.stride)
-    for row, line in zip(rows.kernels, names, strict=True):
-        for column, name in zip(columns.kernels, line, strict=True):
-            made.append(_conv(rewriter, node, x, np.multiply.outer(row, column), strides, name))
-    rewriter.replace(node, *made, *(() if names == [[node.output]] else woven(rewriter, node, names)))
+
+    def conv(row: Array, column: Array, output: str) -> Node:
+        return _conv(rewriter, node, x, np.multiply.outer(row, column), strides, output)
+
+    rewriter.replace(node, *made, *phased(rewriter, node, rows.kernels, columns.kernels, conv))
     return True
 
 
@@ -86,17 +88,8 @@ def _axis(node: Node, extent: int, size: int, scale: float) -> Axis | None:
         return None
     phases, stride = found
     index, weight = taps_at(node, positions[:phases] + np.float32(BEYOND), extent + 2 * BEYOND)
-    phase_taps = [
-        {
-            int(i) - BEYOND: float(w)
-            for i, w in zip(index[:, phase], weight[:, phase], strict=True)
-            if abs(w) > NONE
-        }
-        for phase in range(phases)
-    ]
-    if not all(phase_taps) or not _holds(node, phase_taps, stride, (extent, size, scale)):
-        return None
-    return _of_taps(phase_taps, stride, extent, size)
+    taps = Taps(index - BEYOND, np.where(np.abs(weight) > NONE, weight, np.float32(0)))
+    return _of_taps(taps, stride, extent, size) if _holds(node, taps, stride, (extent, size, scale)) else None
 
 
 def _period(positions: Array) -> tuple[int, int] | None:
@@ -110,32 +103,30 @@ def _period(positions: Array) -> tuple[int, int] | None:
     return (size, MOST_STRIDE) if size <= MOST_PHASES else None
 
 
-def _holds(node: Node, phase_taps: Sequence[dict[int, float]], stride: int, along: tuple[int, int, float]) -> bool:
+def _holds(node: Node, taps: Taps, stride: int, along: tuple[int, int, float]) -> bool:
     """Whether repeated taps, on a map whose ends are repeated, have the weights of the interpolation."""
     extent, size = along[:2]
-    wanted, given = (np.zeros((size, extent)) for _ in range(2))
-    for index, weight in zip(*interpolation(node, *along), strict=True):
-        np.add.at(wanted, (np.arange(size), index), weight)
-    for output in range(size):
-        block, phase = divmod(output, len(phase_taps))
-        for element, weight in phase_taps[phase].items():
-            given[output, min(max(element + block * stride, 0), extent - 1)] += weight
-    return bool(np.abs(wanted - given).max() <= NEAR)
+    block, phase = np.divmod(np.arange(size), taps.index.shape[1])
+    given = np.clip(taps.index[:, phase] + block * stride, 0, extent - 1)
+    wanted, share = interpolation(node, *along)
+    index, weight = np.concatenate([wanted, given]), np.concatenate([share, -taps.weight[:, phase]])
+    left = (weight * (index == index[:, None])).sum(axis=1)  # of all taps on the same element
+    return bool(np.abs(left).max() <= NEAR)
 
 
-def _of_taps(phase_taps: Sequence[dict[int, float]], stride: int, extent: int, size: int) -> Axis | None:
+def _of_taps(taps: Taps, stride: int, extent: int, size: int) -> Axis | None:
     """The same with kernels from the first copy on; None where a kernel exceeds the field."""
-    phases = len(phase_taps)
-    counts = [-(-(size - phase) // phases) for phase in range(phases)]
-    ends = [max(taps) + (count - 1) * stride for taps, count in zip(phase_taps, counts, strict=True)]
-    before, after = max(-min(map(min, phase_taps)), 0), max(max(ends) - extent + 1, 0)
+    used = [index[weight != 0] for index, weight in zip(taps.index.T, taps.weight.T, strict=True)]
+    counts = [-(-(size - phase) // len(used)) for phase in range(len(used))]
+    ends = [each.max() + (count - 1) * stride for each, count in zip(used, counts, strict=True)]
+    before, after = max(-min(each.min() for each in used), 0), max(max(ends) - extent + 1, 0)
     kernels: list[Array] = []
-    for taps, count in zip(phase_taps, counts, strict=True):
+    for each, weight, count in zip(used, taps.weight.T, counts, strict=True):
         last = before + extent + after - count * stride  # a window up to here leaves room for one output more
-        kernel = np.zeros(max(max(taps) + before, last) + 1, np.float32)
-        kernel[[element + before for element in taps]] = list(taps.values())
+        kernel = np.zeros(max(each.max() + before, last) + 1, np.float32)
+        kernel[each + before] = weight[weight != 0]
         kernels.append(kernel)
-    return Axis(tuple(kernels), stride, before, after) if max(map(len, kernels)) <= MOST_KERNEL else None
+    return Axis(tuple(kernels), stride, int(before), int(after)) if max(map(len, kernels)) <= MOST_KERNEL else None
 
 
 def _extended(rewriter: Rewriter, node: Node, x: str, number: int, axis: Axis, made: list[Node]) -> str:
