@@ -32,13 +32,13 @@ EXHAUSTED = ("bad_alloc", "allocate", "bad array new length", "length_error")
 """What onnxruntime and numpy say where the system gives them no more memory."""
 
 
-def _refused(said: object) -> ModelError:
-    """What onnxruntime says of a model, or of what it was fed with."""
-    return ModelError("E105", f"onnxruntime cannot run it: {said}")
-
-
 class _StoodStill(ModelError):
     """A process has not used the processor for too long."""
+
+
+def _refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
+    """What onnxruntime says of a model, or of what it was fed with."""
+    return kind("E105", f"onnxruntime cannot run it: {said}")
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class Confined:
                 before, used = used, processor_time(self.process)
                 if used == before:
                     self.end()
-                    reason = f"onnxruntime cannot run it: it has stood still for {STILL:g} seconds"
-                    raise _StoodStill("E105", reason)
+                    raise _refused(f"it has stood still for {STILL:g} seconds", _StoodStill)
             found = self.pipe.recv()
         except (EOFError, OSError):
             raise self._ended() from None

@@ -1,4 +1,4 @@
-"""What stands above the instructions of a listing: segments, and the layers, operations and units in them."""
+"""What stands above the instructions of a listing, segments down to units, and behind them: notes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Line = tuple["str | Name", ...]
 
 @dataclass(frozen=True)
 class Heading:
-    """Comment lines above the instructions start..start + count - 1."""
+    """Comment lines above the instructions start..start + count - 1; a note stands behind the one it is for."""
 
-    kind: Literal["segment", "layer", "operation", "unit"]
+    kind: Literal["segment", "layer", "operation", "unit", "note"]
     start: int
     count: int
     lines: tuple[Line, ...]

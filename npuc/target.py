@@ -164,7 +164,7 @@ class Indexing(Protocol):
 
 @runtime_checkable
 class Outlining(Protocol):
-    """A target that knows what its instructions stand under: segments, layers, units."""
+    """A target that knows what its instructions stand under: segments, layers, units; and notes on them."""
 
     def outline(self, program: Program) -> Sequence[Heading]:
         """Headings in order, outer ones before inner ones. Raises ArtefactError (E502) for a damaged manifest."""

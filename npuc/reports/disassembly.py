@@ -111,8 +111,6 @@ class _Names:
 def _names(disassembly: Disassembly) -> Iterator[str]:
     for heading in disassembly.headings:
         yield from (each.text for line in heading.lines for each in line if isinstance(each, Name))
-    for entry in disassembly.entries:
-        yield from (each.text for each in entry.get("note", ()) if isinstance(each, Name))
 
 
 @dataclass(frozen=True)
@@ -133,13 +131,12 @@ class _Columns:
             max(len(_split(entry)[0]) for entry in entries),
         )
 
-    def printed(self, entry: Report) -> Printed:
+    def printed(self, entry: Report, note: Line) -> Printed:
         word = f"  {_word(entry):<{self.word}}" if self.word else ""
         before = f"{entry['index']:>{self.index}}:{word}  "
         mnemonic, fields = _split(entry)
         text = f"{mnemonic:<{self.mnemonic}}  {fields}" if mnemonic else fields
-        note = self.shown.line(entry["note"]) if entry.get("note") else ""
-        comment = f"  ; {note}" if note else ""
+        comment = f"  ; {self.shown.line(note)}" if note else ""
         whole = f"{before}{text}".rstrip() + comment
         return Printed("instruction", whole, len(before) + (self.mnemonic + 2) * bool(mnemonic))
 
@@ -160,15 +157,15 @@ def _split(entry: Report) -> tuple[str, str]:
 
 def _placed(disassembly: Disassembly, shown: _Names, columns: _Columns) -> Iterator[Iterator[Printed]]:
     """Headings and instructions in order."""
-    order = sorted(dict.fromkeys(disassembly.headings), key=lambda each: (each.start, LEVELS.index(each.kind)))
-    numbers = [entry["index"] for entry in disassembly.entries]
-    waiting = iter(order)
+    notes = {each.start: each.lines[0] for each in disassembly.headings if each.kind == "note"}
+    above = dict.fromkeys(each for each in disassembly.headings if each.kind != "note")
+    waiting = iter(sorted(above, key=lambda each: (each.start, LEVELS.index(each.kind))))
     heading = next(waiting, None)
-    for number, entry in zip(numbers, disassembly.entries, strict=True):
-        while heading is not None and heading.start <= number:
+    for entry in disassembly.entries:
+        while heading is not None and heading.start <= entry["index"]:
             yield _heading(heading, shown)
             heading = next(waiting, None)
-        yield iter((columns.printed(entry),))
+        yield iter((columns.printed(entry, notes.get(entry["index"], ())),))
     while heading is not None:
         yield _heading(heading, shown)
         heading = next(waiting, None)

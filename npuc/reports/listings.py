@@ -9,14 +9,14 @@ from npuc.escaping import terminal
 from npuc.text import as_json, csv_table, table
 
 Report = Mapping[str, Any]
-FOR_READERS = ("brief", "note")
-"""What entries have for the text alone: decoded values, and the names of tensors."""
+BRIEF = "brief"
+"""What entries have for the text alone: decoded values."""
 
 
 def listing(entries: Sequence[Report], form: str) -> str:
     """A disassembly for other programs: JSON or CSV."""
     if form == "json":
-        told = [{key: each for key, each in entry.items() if key not in FOR_READERS} for entry in entries]
+        told = [{key: each for key, each in entry.items() if key != BRIEF} for entry in entries]
         return as_json({"status": "ok", "instructions": told})
     rows = [(e["index"], e["word"], e["text"], " ".join(e["nodes"]), e["tensor"] or "") for e in entries]
     return csv_table(("index", "word", "text", "nodes", "tensor"), rows)

@@ -80,7 +80,7 @@ class Member:
     def blocks(self, size: int) -> Iterator[Array]:
         """Read anew each time. Raises DataError (E401) where the file turns out to be damaged."""
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
-            _header(file)
+            npy_header(file)
             for start in range(0, len(self), size):
                 yield self.convert(self._read(file, (min(size, len(self) - start), *self.shape[1:])))
 
@@ -162,17 +162,20 @@ def member(path: Path, name: str) -> Member | None:
             if found is None or (found.file_size <= LARGE and fits(found.file_size)):
                 return None
             with archive.open(found) as file:
-                shape, fortran, dtype = _header(file)
+                shape, fortran, dtype = npy_header(file)
     except (OSError, *DAMAGED):
         return None
     readable = shape and not fortran and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
     return Member(path, found.filename, shape, dtype) if readable else None
 
 
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, whether the order is Fortran's, and type; the file stands where the elements begin."""
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, whether the order is Fortran's, and type; the file stands where the elements begin.
+
+    Raises ValueError, SyntaxError or TokenError for what is no header.
+    """
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in read:
-        raise ValueError(f"version {version}")
+        raise ValueError(f"version {version} of the .npy format is not known")
     return read[version](file)

@@ -23,6 +23,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import session
 from npuc.storage.data import Samples
+from npuc.storage.streams import npy_header
 from npuc.target import Target
 from npuc.text import closest
 from npuc.verification.bisection import Difference
@@ -34,7 +35,6 @@ SUFFIXES = (".npy", ".bin")
 CLOSE = 1e-4
 """Of an output's largest value: what two libraries may give otherwise behind the last integer."""
 FEW = 3
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def file_stem(tensor: str) -> str:
@@ -156,10 +156,7 @@ def _read(path: Path, kind: str, shape: tuple[int, ...]) -> Array:
 def _array(data: bytes) -> Array:
     """The elements of a .npy file, whatever size its header claims. Raises ValueError."""
     file = io.BytesIO(data)
-    read = HEADERS.get(np.lib.format.read_magic(file))
-    if read is None:
-        raise ValueError("its version of the .npy format is not known")
-    shape, by_column, dtype = read(file)
+    shape, by_column, dtype = npy_header(file)
     if dtype.hasobject:
         raise ValueError("it holds objects")
     return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if by_column else "C")

@@ -36,7 +36,7 @@ from npuc.targets.bm1684.program.artefact import (
     table_of,
 )
 from npuc.targets.bm1684.program.origins import origin
-from npuc.targets.bm1684.program.outline import notes, outline
+from npuc.targets.bm1684.program.outline import outline
 from npuc.targets.bm1684.program.table import TABLE_FILE
 from npuc.targets.bm1684.program.timeline import timeline
 from npuc.targets.bm1684.simulate import compilation
@@ -175,8 +175,7 @@ class Bm1684:
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """One entry a call: number, text, engine, region, layer, cycles."""
-        calls = instructions(program)
-        return [_listed(each) | {"note": note} for each, note in zip(calls, notes(program, calls), strict=True)]
+        return [_listed(each) for each in instructions(program)]
 
     def outline(self, program: Program) -> list[Heading]:
         """The kernel with what the host copies, and its regions."""

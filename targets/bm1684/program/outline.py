@@ -19,14 +19,17 @@ Where = tuple[int, int] | tuple[str, int]
 def outline(program: Program) -> list[Heading]:
     """The kernel with what the host copies, and its regions, whose calls on both engines run together.
 
-    Raises ArtefactError (E502) for a damaged artefact.
+    A call's note names the tensors that it writes and reads. Raises ArtefactError (E502) for a damaged artefact.
     """
     contents, calls = Contents.of(program.manifest), instructions(program)
     kept = {each.tensor: each.shape for each in Contents.observed(program.manifest)}
     regions = (tuple(group) for _, group in groupby(calls, lambda call: call.region))
     layers = (tuple(group) for _, group in groupby(regions, lambda region: _main(region).tensor))
     headings = (heading for layer in layers for heading in _layer(layer, kept))
-    return [_segment(contents, len(calls)), *headings]
+    notes = (
+        Heading("note", call.index, 1, (line,)) for call, line in zip(calls, _notes(program, calls), strict=True)
+    )
+    return [_segment(contents, len(calls)), *headings, *notes]
 
 
 def _segment(contents: Contents, calls: int) -> Heading:
@@ -79,7 +82,7 @@ def _spent(region: Calls) -> dict[str, int]:
     return {engine: sum(call.cycles for call in region if call.engine == engine) for engine in ("bdc", "gdma")}
 
 
-def notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
+def _notes(program: Program, calls: Sequence[Instruction]) -> Iterator[Line]:
     """For each call what it writes and what it reads, by name; first comes the operand that it writes."""
     contents = Contents.of(program.manifest)
     regions = 1 + max((call.region for call in calls), default=-1)

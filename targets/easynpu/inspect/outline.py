@@ -22,8 +22,7 @@ def outline(program: Program) -> list[Heading]:
 
     Raises ArtefactError (E502) for a damaged manifest.
     """
-    contents = Contents.of(program.manifest)
-    listed = images.listing(program.files.get("itcm.bin", b""), contents.instructions)
+    contents, itcm = Contents.of(program.manifest), program.files.get("itcm.bin", b"")
     found: list[Heading] = []
     host: list[Line] = []
     words: tuple[Instruction, ...] = ()
@@ -39,16 +38,16 @@ def outline(program: Program) -> list[Heading]:
         run: list[Line] = []
         try:
             chains = list(chains_of(words[: step.count], first, contents.machine))
-            layers = _layers(contents, chains)
+            layers = [_layer(contents, chain) for chain in chains]
             run.append((f"run    instructions {first}..{first + step.count - 1}, {_cycles(chains)} cycles",))
         except ArtefactError as error:
-            layers = by_nodes(listed[first : first + step.count])
+            layers = by_nodes(images.listing(itcm, contents.instructions)[first : first + step.count])
             run.append((f"run    refused: {error.problems[0].reason}",))
         lines = [(f"segment {number}",), *host, *_loads(contents, step), *run, *_stores(contents, step)]
         found += [Heading("segment", first, step.count, tuple(lines)), *layers]
         host, number = [], number + 1
     if host:
-        found.append(Heading("segment", len(listed), 0, (("the host's last steps",), *host)))
+        found.append(Heading("segment", len(itcm) // isa.WORD_BYTES, 0, (("the host's last steps",), *host)))
     return found
 
 
@@ -83,10 +82,6 @@ def _move(what: str, move: TensorMove, size: int) -> Line:
 
 def _words(where: Map) -> str:
     return "words {}..{}".format(*where.span)
-
-
-def _layers(contents: Contents, chains: Sequence[Chain]) -> list[Heading]:
-    return [_layer(contents, chain) for chain in chains]
 
 
 def _layer(contents: Contents, chain: Chain) -> Heading:

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SCALES, SIZES
-from npuc.ops.resize import interpolation
+from npuc.ops.resize import interpolation, matrix_of
 from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
@@ -76,7 +76,4 @@ def _joint(axes: list[int], shape: tuple[int, ...]) -> list[list[int]]:
 
 def weights(node: Node, extent: int, size: int, scale: float) -> Array:
     """(size, extent) float32: how much of each input element is in each output element of an axis."""
-    matrix = np.zeros((size, extent), np.float32)
-    for index, weight in zip(*interpolation(node, extent, size, scale), strict=True):
-        np.add.at(matrix, (np.arange(size), index), weight)
-    return matrix
+    return matrix_of(*interpolation(node, extent, size, scale), extent)

@@ -83,14 +83,18 @@ def _move(what: str, move: TensorMove, contents: Contents) -> Line:
     return (f"{what:<5}  {size}", Name(move.tensor), f" [{'x'.join(map(str, move.map_shape))}]")
 
 
+def _by_layer(contents: Contents) -> Iterator[list[Produced]]:
+    """Operations, one behind the other, that are for the same nodes."""
+    return (list(group) for _, group in groupby(contents.operations, lambda each: each.nodes))
+
+
 def _layers(contents: Contents, reported: Sequence[Mapping[str, Any]]) -> Iterator[Heading]:
     """The operations that are for the same nodes: their result, and what the cycle model takes of them."""
     cycles = {each.get("instruction"): each.get("cycles") for each in reported}
-    for nodes, group in groupby(contents.operations, lambda each: each.nodes):
-        members = list(group)
+    for members in _by_layer(contents):
         start, last = members[0].start, members[-1]
         took = cycles.get(start)
-        line: Line = names_of(nodes)
+        line: Line = names_of(members[0].nodes)
         for each in members:
             if each.result:
                 shape = "x".join(map(str, each.result.map_shape))
@@ -102,9 +106,7 @@ def _layers(contents: Contents, reported: Sequence[Mapping[str, Any]]) -> Iterat
 
 def _operations(contents: Contents, commands: Sequence[Command], registers: RegisterMap) -> Iterator[Heading]:
     pointers: dict[str, int] = {}
-    for nodes, group in groupby(contents.operations, lambda each: each.nodes):
-        del nodes
-        members = list(group)
+    for members in _by_layer(contents):
         for number, each in enumerate(members, 1):
             yield from _operation(each, (number, len(members)), commands, registers, pointers)
 
