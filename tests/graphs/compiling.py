@@ -42,8 +42,10 @@ WINOGRAD = 3.0
 """How many times as much it is where 8-bit weights are transformed before they are rounded."""
 NO_ORACLE = "onnxruntime refuses"
 HOSTED = "ok, partly on the host"
-FOREIGN = {"Tanh": "Sin", "Softsign": "Atan", "Elu": "Celu", "Neg": "Sign", "Exp": "Cos", "Abs": "Selu"}
-"""Operators that npuc has, and what takes their place to try those that only the host knows."""
+FOREIGN = {"Tanh": "Asinh", "Softsign": "Atan", "Elu": "Celu", "Neg": "Sign", "Exp": "Atan", "Abs": "Selu"}
+"""Operators that npuc has, and what takes their place to try those that only the host knows.
+
+None is steeper than its slope at 0: a sine of thousands would show a rounding before it as another value."""
 
 
 @dataclass(frozen=True)

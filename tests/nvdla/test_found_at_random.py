@@ -73,6 +73,20 @@ def test_upper_limits_that_saturation_cannot_be(
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads"),
+    [(1, 1, (0, 0, 8, 7)), (3, 1, (2, 0, 12, 0)), (2, 2, (5, 0, 12, 1)), (1, 3, (0, 0, 12, 0))],
+)
+def test_no_tile_of_a_convolution_begins_below_its_map(
+    kernel: int, stride: int, pads: tuple[int, ...], name: str, tmp_path: Path
+) -> None:
+    """Rows that only padding makes belong to the tile before them: one of their own took the map's last line."""
+    constants = {"w": weights(17, 4, kernel, 1), "b": weights(17, 1).ravel(), "v": weights(5, 17, 1, 1)}
+    nodes = [node("Conv", "x w b", "a", pads=pads, strides=(stride, 1)), node("Conv", "a v", "y")]
+    expect_exact(verified(network(nodes, (1, 4, 3, 4), constants), tmp_path, name))
+
+
+@BOTH
 @pytest.mark.parametrize("mode", ["edge", "reflect", "constant"])
 def test_padding_of_any_mode_and_axis(mode: str, name: str, tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "a"), node("Pad", "a p", "b", mode=mode), node("Conv", "b v", "y")]

@@ -77,6 +77,10 @@ class Geometry:
         begin, stop = max(start, 0), min(end, self.height)
         return (begin, stop - begin) if stop > begin else (min(begin, self.height - 1), 1)
 
+    def may_begin(self, row: int) -> bool:
+        """Whether a tile may begin with a row of output: its window begins no lower than the map's last line."""
+        return row * self.stride_y - self.top < self.height
+
     def most_lines(self, rows: int) -> int:
         """The most lines that a tile of so many rows needs."""
         return min(self.reached(rows), self.height)
@@ -192,7 +196,7 @@ def equal_edges(height: int, count: int, form: WeightForm = DIRECT) -> tuple[int
 
 def row_tiles(geometry: Geometry, edges: Sequence[int]) -> Iterator[RowTile]:
     """The rows of output between edges: first rows of tiles, and the height."""
-    for row, end in pairwise(edges):
+    for row, end in pairwise([*filter(geometry.may_begin, edges[:-1]), edges[-1]]):
         line, lines = geometry.lines(row, end - row)
         yield RowTile(row, end - row, line, lines)
 

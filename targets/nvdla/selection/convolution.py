@@ -85,8 +85,9 @@ def _selected(
     for part in parts:
         shape = _shape(context, node, part, x, layer.form)
         kernels = _kernels(context, node, part, shape)
-        for first, end in pairwise(edges):
-            begin, stop = pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
+        begins = [first for first in edges[:-1] if shape.may_begin(_rows(context, layer, first, first + 1)[0])]
+        for first, end in pairwise((*begins, edges[-1])):
+            begin, stop = _rows(context, layer, first, end)
             whole = RowTile(begin, stop - begin, *shape.lines(begin, stop - begin))
             if layer.pool:
                 pooling = pooling_behind(context, layer.pool, part, (first, end))
@@ -94,6 +95,11 @@ def _selected(
                 continue
             for tile, batches in in_batches(context.machine, shape, whole, part.result(y, whole)):
                 yield _in_batches(_convolution(context, layer, part, kernels, shape, tile), batches)
+
+
+def _rows(context: Context, layer: Layer, first: int, end: int) -> tuple[int, int]:
+    """The rows of the convolution, from the first to before the last, that rows of the layer's result need."""
+    return pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
 
 
 def _convolution(
@@ -162,7 +168,7 @@ def needed_lines(context: Context, layer: Layer, rows: int) -> int:
     """The lines of the input that the first rows of the result need."""
     x = context.placed[layer.node.inputs[0]]
     shape = _shape(context, layer.node, passes(context, layer.node)[0], x, layer.form)
-    begin, lines = shape.lines(0, pooled_rows(context, layer.pool, 0, rows)[1] if layer.pool else rows)
+    begin, lines = shape.lines(*_rows(context, layer, 0, rows))
     return (begin + lines - 1) * shape.line_step + 1
 
 
