@@ -16,8 +16,10 @@ def shift_right(values: Array, shift: int) -> Array:
         return values
     if shift > 62:
         return np.zeros_like(values)
-    half = np.int64(1) << (shift - 1)
-    return (values + half - (values < 0)) >> shift
+    rounded = np.asarray(values + (np.int64(1) << (shift - 1)))
+    rounded -= values < 0
+    rounded >>= shift
+    return rounded
 
 
 def shift_left(values: Array, shift: int, bits: int) -> Array:

@@ -112,7 +112,7 @@ def _image_sums(layer: Layer, image: Array) -> Array:
     else:
         total = _saturating(layer, image, most)
     sums = _untransformed(layer, total) if layer.winograd else total.reshape(*layer.out, -1)
-    return sums if layer.floating else np.rint(sums).astype(np.int64)
+    return sums if layer.floating else sums.astype(np.int64)
 
 
 def _bound(layer: Layer, image: Array) -> float:

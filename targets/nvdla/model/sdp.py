@@ -216,7 +216,8 @@ def _converted(task: Task, values: Array) -> Array:
             return _out_lanes(task, result, kind)
         whole = np.rint(np.nan_to_num(result.astype(np.float64)))
         return _out_lanes(task, saturate(whole, 8 * BYTES[kind]).astype(DTYPES[kind]), kind)
-    scaled = _scaled(values - group.signed("CVT_OFFSET"), group.signed("CVT_SCALE"), group["CVT_SHIFT"])
+    offset, scale = group.signed("CVT_OFFSET"), group.signed("CVT_SCALE")
+    scaled = _scaled(values - offset if offset else values, scale, group["CVT_SHIFT"])
     narrow = saturate(scaled, 17)
     if kind == "fp16":
         return _out_lanes(task, fp16.stored(narrow.astype(np.float32)), kind)
@@ -226,7 +227,7 @@ def _converted(task: Task, values: Array) -> Array:
 
 
 def _scaled(values: Array, scale: int, shift: int) -> Array:
-    return shift_right(values * scale, shift)
+    return shift_right(values * scale if scale != 1 else values, shift)
 
 
 def _out_lanes(task: Task, values: Array, kind: str) -> Array:
