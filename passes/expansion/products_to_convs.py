@@ -41,7 +41,7 @@ def _matmul(rewriter: Rewriter, node: Node) -> bool:
         return False
     first = constants[1]
     x, w = node.inputs if first else node.inputs[::-1]
-    if not only_float(rewriter, x, w):
+    if not only_float(rewriter, x, w) or not rewriter.types[x].size:
         return False
     shape, taps = rewriter.shape(x), rewriter.constants[w]
     taps = taps.swapaxes(-1, -2) if first else taps

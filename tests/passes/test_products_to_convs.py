@@ -56,3 +56,10 @@ def test_matrices_from_the_left_take_no_transposition() -> None:
 def test_a_product_of_two_computed_tensors_stays() -> None:
     graph = network((2, 4, 4), "y", node("Tanh", "x", "a"), node("MatMul", "x a", "y"))
     assert products_to_convs(graph) is graph
+
+
+@pytest.mark.parametrize(("x", "w"), [((3, 0), (0, 5)), ((0, 3), (3, 4)), ((1, 0), (0, 1)), ((2, 3), (3, 0))])
+def test_a_product_that_sums_or_gives_nothing_stays(x: Shape, w: Shape) -> None:
+    for op, inputs, shapes in (("MatMul", "x w", (x, w)), ("MatMul", "w x", (x[::-1], w[::-1]))):
+        graph = network(shapes[0], "y", node(op, inputs, "y"), w=shapes[1])
+        assert products_to_convs(graph) is graph
