@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,7 +18,15 @@ class Activity:
     start: int
     end: int
     tensor: str | None = None
-    """The result's name, by which layers of the report are found."""
+    """The result's name."""
+    layer: int | None = None
+    """Of the report's layers, counted from 0."""
+    instruction: int | None = None
+    """Of the listing: the first that it executes."""
+    bytes: int = 0
+    """Moved between memories, or to and from the array."""
+    producers: tuple[int, ...] = ()
+    """The activities, counted from 0, whose results it takes."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +48,38 @@ class Timeline:
     cycles: int
     activities: tuple[Activity, ...]
     buffers: tuple[Buffer, ...]
+    array: str | None = None
+    """The engine that multiplies."""
 
     @property
     def engines(self) -> tuple[str, ...]:
         """In order of their first activity."""
         return tuple(dict.fromkeys(each.engine for each in self.activities))
+
+    def measured(self, cycles: Sequence[int]) -> Timeline:
+        """The same where activities of the array take other cycles, in order: what comes later moves.
+
+        For machines whose engines work in turn. Raises ValueError where the array has not as many activities.
+        """
+        found = [each for each in self.activities if each.engine == self.array]
+        changes = sorted(
+            (each.end, took - (each.end - each.start)) for each, took in zip(found, cycles, strict=True)
+        )
+        ends, moves = [end for end, _ in changes], [0, *accumulate(change for _, change in changes)]
+
+        def moved(at: int) -> int:
+            return at + moves[bisect_right(ends, at)]
+
+        return Timeline(
+            moved(self.cycles),
+            tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.activities),
+            tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.buffers),
+            self.array,
+        )
+
+
+def layer_at(layers: Sequence[Mapping[str, Any]], instruction: int) -> int | None:
+    """The layer of the report, counted from 0, that an instruction belongs to; None before the first."""
+    firsts = [each["instruction"] for each in layers]
+    number = bisect_right(firsts, instruction) - 1
+    return None if number < 0 else number

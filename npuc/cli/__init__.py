@@ -107,6 +107,7 @@ for command in (
     comparing.compare,
     sweeping.sweep,
     reporting.report,
+    reporting.trace,
     reporting.explain,
     listing.targets,
     listing.operators,

@@ -142,6 +142,72 @@ def _verified(
 
 @click.command()
 @click.argument("artefact", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, metavar="F.pftrace", help="The trace.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["perfetto", "json"]),
+    default="perfetto",
+    show_default=True,
+    help="Perfetto's own format, or Chrome's trace events. The Perfetto UI opens both.",
+)
+@click.option("--stepping", is_flag=True, help="Count the cycles with the simulator that steps through them.")
+@data_option
+@modified_option
+@custom_ops_option
+@limit_options
+@json_option
+def trace(
+    artefact: Path,
+    output: Path,
+    form: str,
+    stepping: bool,
+    data: tuple[Path, ...],
+    allow_modified: bool,
+    as_json: bool,
+) -> None:
+    """Write a run of a program as a trace for Perfetto. A nanosecond is a cycle.
+
+    https://ui.perfetto.dev opens it: a lane for every engine, counters for memories, bytes and multipliers, and
+    flows from what computes a tensor to what reads it.
+
+    \b
+    Examples:
+      npuc trace resnet8.npu -o resnet8.pftrace
+      npuc trace resnet8.npu -o resnet8.json --format json
+    """
+    from npuc.program import showing
+    from npuc.reports import trace_files, tracing
+    from npuc.storage.files import replacing
+
+    program, target = load_program(artefact, allow_modified)
+    if data and not stepping:
+        raise click.UsageError("--data needs --stepping")
+    measured = _stepped(program, target, data) if stepping else None
+    with showing(artefact):
+        timeline = target.timeline(program)
+        found = tracing.trace(program, timeline if measured is None else timeline.measured(measured))
+        content = (trace_files.perfetto if form == "perfetto" else trace_files.chrome)(found)
+    with replacing(output) as staging:
+        staging.write_bytes(content)
+    if as_json:
+        told = {"cycles": timeline.cycles, "slices": len(found.slices), "counters": len(found.counters)}
+        print_json({"status": "ok", "output": str(output), "bytes": len(content), **told})
+    else:
+        say(f"{output}: {len(content):,} bytes, {len(found.slices)} slices in {len(found.lanes)} lanes")
+
+
+def _stepped(program: Program, target: Target, data: tuple[Path, ...]) -> list[int]:
+    """What each layer took on the simulator that counts cycles, for a sample of the data or a synthetic one."""
+    stepper = target.stepper(program, None)
+    if stepper is None:
+        raise click.UsageError(f"{target.name} has no simulator for --stepping")
+    stepper(_samples(program, data).first(1).inputs)
+    return [layer["cycles"] for layer in stepper.report()["layers"]]
+
+
+@click.command()
+@click.argument("artefact", type=PATH)
 @click.argument("node")
 @click.option("--model", type=PATH, help="What it was compiled from: errors are measured and told.")
 @data_option

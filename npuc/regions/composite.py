@@ -18,7 +18,7 @@ from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
 from npuc.target import Options, Origin, Outlining, Stepper, Target, names
 from npuc.target import target as find
-from npuc.timeline import Activity, Buffer, Timeline
+from npuc.timeline import Activity, Timeline
 
 
 def target_of(program: Program) -> Target:
@@ -81,24 +81,29 @@ class Composite:
 
     def timeline(self, program: Program) -> Timeline:
         """One part after the other, without the time that the host takes."""
-        cycles, activities, buffers = 0, list[Activity](), list[Buffer]()
+        whole = Timeline(0, (), ())
+        layers = instructions = 0
         for number, (_, part) in enumerate(_parts(program)):
             found = self.inner.timeline(part)
-            activities += [
+            activities = (_moved(each, number, whole, layers, instructions) for each in found.activities)
+            buffers = (
                 replace(
                     each,
-                    start=each.start + cycles,
-                    end=each.end + cycles,
-                    tensor=None if each.tensor is None else within(number, each.tensor),
+                    label=within(number, each.label),
+                    start=each.start + whole.cycles,
+                    end=each.end + whole.cycles,
                 )
-                for each in found.activities
-            ]
-            buffers += [
-                replace(each, label=within(number, each.label), start=each.start + cycles, end=each.end + cycles)
                 for each in found.buffers
-            ]
-            cycles += found.cycles
-        return Timeline(cycles, tuple(activities), tuple(buffers))
+            )
+            whole = Timeline(
+                whole.cycles + found.cycles,
+                (*whole.activities, *activities),
+                (*whole.buffers, *buffers),
+                found.array,
+            )
+            layers += len(part.report["layers"])
+            instructions += len(self.inner.listing(part))
+        return whole
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions of all parts, numbered on; `part` names the part of each."""
@@ -205,6 +210,19 @@ def _part_exported(
     except NpucError as error:
         where = f"{step.path}, between {', '.join(regions)}"
         raise type(error).of(replace(each, reason=f"{where}: {each.reason}") for each in error.problems) from error
+
+
+def _moved(each: Activity, number: int, before: Timeline, layers: int, instructions: int) -> Activity:
+    """An activity of a part behind others; layers, instructions: of those parts."""
+    return replace(
+        each,
+        start=each.start + before.cycles,
+        end=each.end + before.cycles,
+        tensor=None if each.tensor is None else within(number, each.tensor),
+        layer=None if each.layer is None else each.layer + layers,
+        instruction=None if each.instruction is None else each.instruction + instructions,
+        producers=tuple(at + len(before.activities) for at in each.producers),
+    )
 
 
 def _parts(program: Program) -> Iterator[tuple[Step, Program]]:

@@ -47,4 +47,4 @@ def test_host_and_array_work_in_turn() -> None:
     found = timeline(_compiled(DIGITS, "default"))
     in_order = sorted(found.activities, key=lambda each: each.start)
     assert all(before.end <= after.start for before, after in pairwise(in_order))
-    assert in_order[0].engine == "host" and in_order[-1].label.startswith("store")
+    assert in_order[0].engine == "load" and in_order[-1].label.startswith("store")

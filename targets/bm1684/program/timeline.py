@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from npuc.program import Program
+from npuc.targets.bm1684.lowering.kernel import Address, System
+from npuc.targets.bm1684.plan.pricing import system_bytes
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, instructions
 from npuc.timeline import Activity, Buffer, Timeline
 
@@ -14,16 +16,32 @@ def timeline(program: Program) -> Timeline:
     calls = instructions(program)
     starts = _starts(calls)
     clock = {(region, engine): start for region, start in enumerate(starts) for engine in ("gdma", "bdc")}
+    layers = {layer["name"]: number for number, layer in enumerate(program.report["layers"])}
     activities: list[Activity] = []
-    for call in calls:
+    writers: dict[Address | System, int] = {}
+    for number, call in enumerate(calls):
         start = clock[call.region, call.engine]
         clock[call.region, call.engine] = start + call.cycles
-        activities.append(Activity(call.engine.upper(), call.call.name, start, start + call.cycles, call.tensor))
+        written, *read = [arg for arg in call.call.args if isinstance(arg, (Address, System))] or [None]
+        found = Activity(
+            call.engine.upper(),
+            call.call.name,
+            start,
+            start + call.cycles,
+            call.tensor,
+            layers.get(call.tensor),
+            call.index,
+            system_bytes(call.call) if call.call.on_gdma else 0,
+            tuple(dict.fromkeys(writers[place] for place in read if place in writers)),
+        )
+        activities.append(found)
+        if written is not None:
+            writers[written] = number
     local = (
         Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
         for each in Contents.occupied(program.manifest, len(starts) - 1)
     )
-    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])))
+    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC")
 
 
 def _system(program: Program, end: int) -> Iterator[Buffer]:

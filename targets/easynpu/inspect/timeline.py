@@ -6,7 +6,10 @@ model, transfers those that the machine's host_bytes_per_cycle gives.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +21,9 @@ from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 from npuc.targets.easynpu.simulate.walk import chains_of
-from npuc.timeline import Activity, Buffer, Timeline
+from npuc.timeline import Activity, Buffer, Timeline, layer_at
 
-ARRAY, HOST = "array", "host"
+ARRAY, LOAD, STORE = "array", "load", "store"
 NOBODY = -1
 """Of words that nothing was written to."""
 
@@ -32,7 +35,8 @@ def timeline(program: Program) -> Timeline:
     for step in contents.steps:
         if isinstance(step, Segment):
             run.segment(step)
-    return Timeline(run.cycle, tuple(run.activities), tuple(run.buffers))
+    activities = tuple(_with_bytes(run.activities, program.report["layers"]))
+    return Timeline(run.cycle, activities, tuple(run.buffers), ARRAY)
 
 
 @dataclass
@@ -44,6 +48,8 @@ class _Run:
     cycle: int = 0
     activities: list[Activity] = field(default_factory=list[Activity])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
+    writers: list[int] = field(default_factory=list[int])
+    """For every buffer the activity that writes it."""
     holders: dict[str, Array] = field(default_factory=dict[str, Array])
     words: tuple[isa.Instruction, ...] = ()
 
@@ -53,41 +59,45 @@ class _Run:
         weights: list[Buffer] = []
         for image in segment.images:
             data = image.data(self.program.files, machine)
-            self._transfer(f"load {image.memory}", len(data))
+            self._transfer(LOAD, image.memory, len(data))
             if image.memory == "itcm":
                 first, self.words = image.start, isa.bytes_to_words(data)
             else:
                 weights.append(self._buffer("weight", image.file, image.address, image.words, self.cycle))
         for move in segment.loads:
-            self._transfer(f"load {move.tensor}", self._bytes(move))
-            self._write(move.map, move.tensor, self.cycle)
+            self._transfer(LOAD, move.tensor, self._bytes(move))
+            self._write(move.map, move.tensor, self.cycle, len(self.activities) - 1)
         self._chains(first, segment.count)
         self.buffers += [replace(each, end=self.cycle) for each in weights]
+        self.writers += [NOBODY] * len(weights)
         for move in segment.stores:
-            self._read(move.map)
-            self._transfer(f"store {move.tensor}", self._bytes(move))
+            self._transfer(STORE, move.tensor, self._bytes(move), self._read(move.map))
 
     def _chains(self, first: int, count: int) -> None:
         for chain in chains_of(self.words[:count], first, self.contents.machine):
             started, self.cycle = self.cycle, self.cycle + chain.cycles
             label = " ; ".join(disassemble(stage.word) for stage in chain.stages)
-            end = self._tensor(chain.stages[-1].number)
-            self.activities.append(Activity(ARRAY, label, started, self.cycle, end))
-            for where in chain.read:
-                self._read(where)
+            tensor = self._tensor(chain.stages[-1].number)
+            taken = {each for where in chain.read for each in self._read(where)}
+            number = chain.stages[0].number
+            layer = layer_at(self.program.report["layers"], number)
+            self.activities.append(
+                Activity(ARRAY, label, started, self.cycle, tensor, layer, number, producers=tuple(sorted(taken)))
+            )
             for stage in chain.stages:
                 for where in chain.written(stage):
-                    self._write(where, self._tensor(stage.number) or "", started)
+                    self._write(where, self._tensor(stage.number) or "", started, len(self.activities) - 1)
 
     def _tensor(self, number: int) -> str | None:
         """What an instruction word computes, where the manifest tells."""
         table = self.contents.instructions
         return table[number].tensor if number < len(table) else None
 
-    def _transfer(self, label: str, size: int) -> None:
+    def _transfer(self, engine: str, what: str, size: int, producers: Sequence[int] = ()) -> None:
         started = self.cycle
         self.cycle += -(-size // self.contents.machine.host_bytes_per_cycle)
-        self.activities.append(Activity(HOST, label, started, self.cycle))
+        found = Activity(engine, f"{engine} {what}", started, self.cycle, bytes=size, producers=tuple(producers))
+        self.activities.append(found)
 
     def _bytes(self, move: TensorMove) -> int:
         return feature_words(move.channels, move.height, move.width) * self.contents.machine.word_bytes
@@ -102,21 +112,37 @@ class _Run:
         if not 0 <= first <= last < self.contents.machine.capacity_words(where.place.memory):
             raise ArtefactError("E503", f"words {first} to {last} of {where.place.memory} are beyond the memory")
 
-    def _write(self, where: Map, tensor: str, start: int) -> None:
+    def _write(self, where: Map, tensor: str, start: int, writer: int) -> None:
         self._expect_inside(where)
         first, last = where.span
         self._holders(where)[where.grid] = len(self.buffers)
         self.buffers.append(self._buffer(where.place.memory, tensor, first, last - first + 1, start))
+        self.writers.append(writer)
 
-    def _read(self, where: Map) -> None:
-        """What lies there is in use until now."""
+    def _read(self, where: Map) -> list[int]:
+        """What lies there is in use until now; the activities that wrote it."""
         self._expect_inside(where)
         holders = self._holders(where)[where.grid]
-        for at in np.unique(holders[holders != NOBODY]).tolist():
+        found: list[int] = np.unique(holders[holders != NOBODY]).tolist()
+        for at in found:
             self.buffers[at] = replace(self.buffers[at], end=self.cycle)
+        return [self.writers[at] for at in found]
 
     def _holders(self, where: Map) -> Array:
         """The buffer that each word of the memory belongs to, by position."""
         memory = where.place.memory
         words = self.contents.machine.capacity_words(memory)
         return self.holders.setdefault(memory, np.full(words, NOBODY))
+
+
+def _with_bytes(activities: Sequence[Activity], layers: Sequence[Mapping[str, Any]]) -> Iterator[Activity]:
+    """The activities, those of a layer with equal shares of what it moves between the DTCMs and the array."""
+    counts = Counter(each.layer for each in activities)
+    seen = Counter[int | None]()
+    for each in activities:
+        if each.layer is None:
+            yield each
+            continue
+        moved, share, parts = layers[each.layer]["bytes"], seen[each.layer], counts[each.layer]
+        seen[each.layer] += 1
+        yield replace(each, bytes=moved * (share + 1) // parts - moved * share // parts)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.storage.records import read
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
+from npuc.text import count
 from npuc.timeline import Activity, Buffer, Timeline
 
-ENGINES = {
-    "convolution": "CONV + SDP",
-    "elementwise": "SDP",
-    "pooling": "PDP",
-    "normalisation": "CDP",
-    "contraction": "RUBIK",
-}
+OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction")
+ARRAY, MEMORY = "CONV", "DRAM"
+UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK."}
+"""The units in the order in which data flows, and how the titles of their registers begin."""
 READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
 """The registers that say where an operation reads."""
 
@@ -33,12 +32,15 @@ class _Layer:
     cycles: int
     instruction: int
     jobs: int
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
 class _Job:
     """An operation: when its layer runs, the registers written for it, and the tensor that it completes."""
 
+    layer: int
+    instruction: int
     start: int
     end: int
     slot: tuple[int, int]
@@ -53,33 +55,75 @@ def timeline(program: Program) -> Timeline:
     A map lies in DRAM from the layer that completes it (or the host's store) to the last one that reads it. Raises
     ArtefactError (E502, E503) where the program is not one that npuc wrote.
     """
-    activities: list[Activity] = []
-    at = 0
     layers = _layers(program)
-    for layer in layers:
-        end = at + layer.cycles
-        activities.append(Activity(ENGINES[layer.op], layer.op, at, end, layer.name))
-        at = end
+    ends = list(accumulate((layer.cycles for layer in layers), initial=0))
     contents = Contents.of(program.manifest)
-    jobs = list(_jobs(program, contents, layers, activities))
-    buffers = (*_constants(program, contents, at), *_maps(contents, jobs, at), *_banks(contents, jobs))
-    return Timeline(at, tuple(activities), buffers)
+    jobs = list(_jobs(program, contents, layers, ends))
+    maps = list(_maps(contents, jobs, ends[-1]))
+    activities = (*_activities(layers, jobs, maps, contents), *_moves(layers, ends))
+    buffers = (*_constants(program, contents, ends[-1]), *(each for _, each in maps), *_banks(contents, jobs))
+    return Timeline(ends[-1], activities, buffers, ARRAY)
+
+
+def _activities(
+    layers: Sequence[_Layer], jobs: Sequence[_Job], maps: Sequence[tuple[int, Buffer]], contents: Contents
+) -> list[Activity]:
+    """Every unit that an operation takes, side by side: each feeds the next, the first reads maps of others."""
+    found: list[Activity] = []
+    lasts: list[int | None] = []
+    for number, job in enumerate(jobs):
+        layer = layers[job.layer]
+        makers = [lasts[at] for at in _makers(number, job, maps, contents.dram.base)]
+        producers = tuple(dict.fromkeys(each for each in makers if each is not None))
+        units = [unit for unit, title in UNITS.items() if any(each.startswith(title) for each in job.registers)]
+        for unit in units:
+            found.append(
+                Activity(unit, layer.op, *job.slot, layer.name, job.layer, job.instruction, producers=producers)
+            )
+            producers = (len(found) - 1,)
+        lasts.append(len(found) - 1 if units else None)
+    return found
+
+
+def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], base: int) -> Iterator[int]:
+    """The operations that completed what one reads."""
+    for title, value in job.registers.items():
+        if READS.search(title):
+            at = value - base
+            written = (maker for maker, each in maps if each.address <= at < each.address + each.size)
+            maker = max((each for each in written if each < number), default=-1)
+            if maker >= 0:
+                yield maker
+
+
+def _moves(layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[Activity]:
+    """What memory moves for every layer, spread over its time."""
+    for number, layer in enumerate(layers):
+        if layer.bytes:
+            yield Activity(
+                MEMORY,
+                f"{layer.op}: {count(layer.bytes)} bytes",
+                ends[number],
+                ends[number + 1],
+                layer.name,
+                number,
+                layer.instruction,
+                layer.bytes,
+            )
 
 
 def _layers(program: Program) -> tuple[_Layer, ...]:
     """Those of the report. Raises ArtefactError (E502) where they are not what npuc wrote."""
     found = read(tuple[_Layer, ...], program.report["layers"], "report.layers")
     for number, each in enumerate(found):
-        if each.op not in ENGINES or each.jobs < 1:
+        if each.op not in OPERATIONS or each.jobs < 1:
             reason = f"manifest.json is damaged: report.layers[{number}] is {each.jobs} times {each.op}"
-            raise ArtefactError("E502", reason, limit=", ".join(ENGINES), remedy="compile the model again")
+            raise ArtefactError("E502", reason, limit=", ".join(OPERATIONS), remedy="compile the model again")
     return found
 
 
-def _jobs(
-    program: Program, contents: Contents, layers: Sequence[_Layer], activities: Sequence[Activity]
-) -> Iterator[_Job]:
-    """Every operation, with the time of the layer that its commands belong to."""
+def _jobs(program: Program, contents: Contents, layers: Sequence[_Layer], ends: Sequence[int]) -> Iterator[_Job]:
+    """Every operation, with the time of the layer that its commands belong to; ends: where layers meet."""
     registers = register_map_of(contents.machine)
     commands = decode(program.files.get("registers.bin", b""), registers)
     seen = [0] * len(layers)
@@ -87,14 +131,14 @@ def _jobs(
         number = max((at for at, layer in enumerate(layers) if layer.instruction <= each.start), default=None)
         if number is None:
             continue
-        start, end, parts = activities[number].start, activities[number].end, layers[number].jobs
+        start, end, parts = ends[number], ends[number + 1], layers[number].jobs
         edges = tuple(start + (end - start) * part // parts for part in (seen[number], seen[number] + 1))
         seen[number] += 1
         given = (
             command for command in commands[each.start : each.start + each.count] if isinstance(command, Write)
         )
         written = {registers.at(command.address).title: command.value for command in given}
-        yield _Job(start, end, (edges[0], edges[1]), written, each.result)
+        yield _Job(number, each.start, start, end, (edges[0], edges[1]), written, each.result)
 
 
 def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffer]:
@@ -104,8 +148,8 @@ def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffe
         yield Buffer("dram", image.file, image.address - contents.dram.base, size, 0, end)
 
 
-def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[Buffer]:
-    """The tensors in DRAM: those that the host stores, and those that operations complete."""
+def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, Buffer]]:
+    """The tensors in DRAM, each with the operation that completes it, -1 for those that the host stores."""
     segments = [step for step in contents.steps if isinstance(step, Segment)]
     fetched = {move.tensor for segment in segments for move in segment.stores}
     stored = [(-1, 0, move) for segment in segments for move in segment.loads]
@@ -121,7 +165,7 @@ def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[Buffer
         reused = next(reuses, len(later))
         last = max((job.end for job in later[:reused] if _reads(job, first, first + size)), default=written)
         until = min(end if move.tensor in fetched else last, later[reused].start if reused < len(later) else end)
-        yield Buffer("dram", move.tensor, first - contents.dram.base, size, start, max(until, written))
+        yield number, Buffer("dram", move.tensor, first - contents.dram.base, size, start, max(until, written))
 
 
 def _reads(job: _Job, first: int, behind: int) -> bool:
