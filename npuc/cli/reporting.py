@@ -30,12 +30,21 @@ if TYPE_CHECKING:
 
 SAMPLES = 64
 """Of the data, for histograms and errors."""
-SYNTHETIC = 4
+SYNTHETIC, MACS = 4, 4_000_000_000
+"""Of each kind one, of large networks fewer: no more than take so many MACs, and at least one."""
 
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The page.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The file.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "csv", "json"]),
+    default="html",
+    show_default=True,
+    help="A page, a line for every layer, or all of the report.",
+)
 @click.option("--model", type=PATH, help="What it was compiled from: errors per layer are measured and shown.")
 @data_option
 @chip_options
@@ -46,6 +55,7 @@ SYNTHETIC = 4
 def report(
     artefact: Path,
     output: Path,
+    form: str,
     model: Path | None,
     data: tuple[Path, ...],
     chip_model: str,
@@ -57,9 +67,9 @@ def report(
     \b
     Examples:
       npuc report resnet8.npu -o resnet8.html
+      npuc report resnet8.npu -o resnet8.csv --format csv
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
-    from npuc.page.page import page
     from npuc.program import showing
     from npuc.storage.files import replacing
 
@@ -67,15 +77,45 @@ def report(
     expect_chip_model(target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
-    evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
-    with showing(artefact):
-        text = page(program, target, evidence).encode()
+    if form == "html":
+        from npuc.page.page import page
+
+        evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
+        with showing(artefact):
+            text = page(program, target, evidence).encode()
+    else:
+        text = _table(artefact, program, target, form, model, data, chip_model, allow_modified)
     with replacing(output) as staging:
         staging.write_bytes(text)
     if as_json:
         print_json({"status": "ok", "output": str(output), "bytes": len(text)})
     else:
         say(f"{output}: {len(text):,} bytes")
+
+
+def _table(
+    artefact: Path,
+    program: Program,
+    target: Target,
+    form: str,
+    model: Path | None,
+    data: tuple[Path, ...],
+    chip_model: str,
+    allow_modified: bool,
+) -> bytes:
+    """The report as CSV or JSON, with the errors of layers if there is a model."""
+    from npuc.escaping import json_text
+    from npuc.program import showing
+    from npuc.reports.layers import as_csv, layers_of
+
+    checked = None
+    if model is not None:
+        samples = _samples(program, data)
+        checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
+    with showing(artefact):
+        layers = list(layers_of(program.report, checked))
+        found = as_csv(layers) if form == "csv" else json_text({**program.report, "layers": layers})
+    return f"{found}\n".encode()
 
 
 def _evidence(
@@ -118,7 +158,8 @@ def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
     from npuc.storage import data as samples_of
 
     inputs = program_inputs(program)
-    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.varied(inputs, SYNTHETIC)
+    few = min(SYNTHETIC, max(MACS // max(program.report["macs"], 1), 1))
+    return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.varied(inputs, few)
 
 
 def _verified(

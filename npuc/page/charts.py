@@ -7,7 +7,7 @@ from math import log10
 from typing import Any
 
 from npuc.ir import Array
-from npuc.page.svg import Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
+from npuc.page.svg import Bands, Scale, horizontal_axis, picture, short_number, tag, text, titled, vertical_axis
 from npuc.text import count, short
 from npuc.timeline import Buffer, Timeline
 
@@ -15,12 +15,16 @@ WIDTH = 1080
 LEFT = 90
 LANE = 26
 MEMORY_HEIGHT = 200
+MOSTLY_EMPTY = 8
+"""A memory with so many times the bytes that are used."""
+NAME = 28
+"""Characters of a name on a bar, at most."""
 
 Layer = Mapping[str, Any]
 
 
-def engines(timeline: Timeline) -> str:
-    """A lane per engine, a bar per activity, in cycles."""
+def engines(timeline: Timeline, names: Sequence[str]) -> str:
+    """A lane per engine, a bar per activity, in cycles; names: short ones of the report's layers."""
     lanes = timeline.engines
     scale = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20)
     bottom = 10 + LANE * len(lanes)
@@ -34,32 +38,46 @@ def engines(timeline: Timeline) -> str:
                 "rect", x=scale.at(each.start), y=top, width=width, height=LANE - 6, class_=f"series{row % 6}"
             )
             cost = f"{count(each.end - each.start)} cycles from {count(each.start)}"
-            hint = f"{each.tensor or each.label}\n{each.label}\n{cost}"
-            parts.append(titled(bar, hint))
+            moved = f"\n{count(each.bytes)} bytes" if each.bytes else ""
+            hint = f"{each.tensor or each.label}\n{each.label}\n{cost}{moved}"
+            name = each.label if each.layer is None else names[each.layer]
+            parts.append(titled(bar, hint, data_layer=each.layer, data_name=short(name, NAME)))
     return picture(WIDTH, bottom + 34, "Timeline of the engines", parts)
 
 
-def memory(timeline: Timeline, name: str, capacity: int) -> str:
-    """The buffers of a memory: cycles to the right, addresses upward."""
+def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, int]) -> str:
+    """The buffers of a memory: cycles to the right, addresses upward; layers: of the tensors, by number."""
     found = [each for each in timeline.buffers if each.memory == name]
-    across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), Scale(max(capacity, 1), MEMORY_HEIGHT + 20, 20)
+    across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
     parts = [
         horizontal_axis(across, 20, MEMORY_HEIGHT + 20, "cycles"),
         vertical_axis(up, LEFT, WIDTH - 20, "bytes"),
     ]
-    parts += [_buffer(each, across, up, number) for number, each in enumerate(found)]
+    parts += [_buffer(each, across, up, number, layers.get(each.label)) for number, each in enumerate(found)]
     return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
 
 
-def _buffer(each: Buffer, across: Scale, up: Scale, number: int) -> str:
+def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:
+    """All addresses; of a memory that is mostly empty, the parts that are used."""
+    used: list[tuple[float, float]] = []
+    for first, last in sorted((each.address, each.address + each.size) for each in found):
+        if used and first - used[-1][1] <= capacity / MOSTLY_EMPTY:
+            used[-1] = used[-1][0], max(used[-1][1], last)
+        else:
+            used.append((first, last))
+    if sum(last - first for first, last in used) * MOSTLY_EMPTY > capacity:
+        return Scale(max(capacity, 1), MEMORY_HEIGHT + 20, 20)
+    return Bands(tuple(used), MEMORY_HEIGHT + 20, 20)
+
+
+def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: int | None) -> str:
     left, top = across.at(each.start), up.at(each.address + each.size)
     width, height = max(across.at(each.end) - left, 0.6), max(up.at(each.address) - top, 0.6)
-    parts = [tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")]
-    if width > 60 and height > 12:
-        parts.append(text(short(each.label, int(width / 7)), x=left + 4, y=top + height / 2 + 4, class_="inside"))
+    bar = tag("rect", x=left, y=top, width=width, height=height, class_=f"buffer series{number % 6}")
     last = each.address + each.size - 1
     where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
-    return titled("".join(parts), f"{each.label}\n{where}")
+    name = short(each.label, NAME) if height > 12 else None
+    return titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
 
 
 def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
@@ -68,8 +86,8 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
     peak: MACs a cycle; bandwidth: bytes a cycle. Layers that say how many bytes they move (`bytes`) are drawn.
     """
     points = [
-        (layer["macs"] / layer["bytes"], layer["macs"] / layer["cycles"], layer)
-        for layer in layers
+        (layer["macs"] / layer["bytes"], layer["macs"] / layer["cycles"], number)
+        for number, layer in enumerate(layers)
         if layer["macs"] and layer.get("bytes") and layer["cycles"]
     ]
     if not points:
@@ -83,12 +101,16 @@ def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:
     line = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in roof)
     parts = [horizontal_axis(across, 20, 320, "MACs a byte"), vertical_axis(up, LEFT, WIDTH - 20, "MACs a cycle")]
     parts.append(tag("polyline", points=line, class_="roof"))
-    for x, y, layer in points:
-        radius = 3 + 9 * (layer["cycles"] / max(each["cycles"] for _, _, each in points)) ** 0.5
+    longest = max(layers[number]["cycles"] for _, _, number in points)
+    for x, y, number in points:
+        layer = layers[number]
+        radius = 3 + 9 * (layer["cycles"] / longest) ** 0.5
         dot = tag("circle", cx=across.at(x), cy=up.at(y), r=radius, class_="dot series0")
         parts.append(
             titled(
-                dot, f"{layer['name']}\n{x:.1f} MACs a byte, {y:.2f} MACs a cycle\n{count(layer['cycles'])} cycles"
+                dot,
+                f"{layer['name']}\n{x:.1f} MACs a byte, {y:.2f} MACs a cycle\n{count(layer['cycles'])} cycles",
+                data_layer=number,
             )
         )
     return picture(WIDTH, 354, "Roofline", parts)

@@ -22,6 +22,8 @@ class Box:
     reads: tuple[str, ...]
     shades: Mapping[str, float]
     """By what the boxes may be coloured: 0 (nothing) to 1 (the most of all)."""
+    layer: int | None = None
+    """Of the report, by number."""
 
 
 def drawing(boxes: Sequence[Box]) -> str:
@@ -77,4 +79,5 @@ def _box(box: Box, x: float, y: float) -> str:
         text(short(box.title, 22), x=x + BOX_WIDTH / 2, y=y + 14, class_="middle"),
         text(short(box.tensor, 24), x=x + BOX_WIDTH / 2, y=y + 27, class_="middle note"),
     ]
-    return titled("".join(parts), box.hint, class_="box")
+    focus = None if box.layer is None else 0
+    return titled("".join(parts), box.hint, class_="box", data_layer=box.layer, tabindex=focus)

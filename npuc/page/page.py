@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import numpy as np
 from npuc import __version__
 from npuc.escaping import html_json
 from npuc.ir import Array
+from npuc.outline import short_names
 from npuc.page import charts, network
 from npuc.page.rendering import rendered
 from npuc.program import Program
+from npuc.reports.layers import layers_of
 from npuc.target import Target
 from npuc.text import costs, count, short
 from npuc.timeline import Timeline
@@ -71,8 +74,9 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     from markupsafe import Markup
 
     report, timeline = program.report, target.timeline(program)
-    layers = list(_layers(report, evidence.verification))
+    layers = list(layers_of(report, evidence.verification))
     boxes = _boxes(evidence.graph, layers)
+    names, tensors = short_names(layer["name"] for layer in layers), _by_tensor(timeline, boxes)
     shades = [("cycles", "cycles"), *([("error", "error")] if evidence.verification else [])]
     found: dict[str, Any] = {
         "title": _name(program),
@@ -84,12 +88,12 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "network": Markup(network.drawing(boxes)) if boxes else "",
         "shades": shades,
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
-        "timeline": Markup(charts.engines(timeline)),
-        "maps": [(name, Markup(each)) for name, each in _maps(report, timeline)],
+        "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
+        "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors)],
         "roofline": Markup(_roofline(report, layers)),
-        "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence)],
+        "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence, tensors)],
         "samples": evidence.samples,
-        "instructions": [_instruction(entry) for entry in target.listing(program)],
+        "instructions": list(_instructions(target.listing(program), layers)),
         "fields": Markup(html_json(_meanings(target))),
         "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
     }
@@ -162,22 +166,6 @@ def _memory(name: str, use: Report) -> dict[str, Any]:
     }
 
 
-def _layers(report: Report, verification: Report | None) -> Iterator[dict[str, Any]]:
-    """The layers' rows with what follows from them, and their errors if they were verified."""
-    errors = {layer["name"]: layer for layer in verification["layers"]} if verification else {}
-    total = max(report["cycles"], 1)
-    for layer in report["layers"]:
-        error = errors.get(layer["name"], {})
-        ideal = layer.get("ideal_cycles")
-        yield {
-            **layer,
-            "share": 100 * layer["cycles"] / total,
-            "utilization": ideal / layer["cycles"] if ideal and layer["cycles"] else None,
-            "sqnr_db": error.get("sqnr_db"),
-            "single_db": (error.get("single") or {}).get("sqnr_db"),
-        }
-
-
 def _cell(layer: Report, column: Column) -> dict[str, Any]:
     """A table cell: text, the value that sorting compares, a hint."""
     value = layer.get(column.key)
@@ -207,10 +195,11 @@ def _boxes(graph: Report, layers: Sequence[Report]) -> list[network.Box]:
     """The integer network's layers, coloured by those of the report that contain them."""
     most = max((layer["cycles"] for layer in layers), default=1) or 1
     noisiest = min((layer["sqnr_db"] for layer in layers if layer["sqnr_db"] is not None), default=0.0)
-    by_node = {node: layer for layer in layers for node in layer["nodes"]}
+    by_node = _by_node(layers)
     found: list[network.Box] = []
     for each in graph.get("layers", ()):
-        layer = next((by_node[node] for node in each["nodes"] if node in by_node), None)
+        number = next((by_node[node] for node in each["nodes"] if node in by_node), None)
+        layer = None if number is None else layers[number]
         shades = {"cycles": layer["cycles"] / most if layer else 0.0}
         decibels = layer["sqnr_db"] if layer else None
         shades["error"] = 0.0 if decibels is None else max(0.0, min(1.0, 1 - (decibels - noisiest) / 40))
@@ -222,15 +211,26 @@ def _boxes(graph: Report, layers: Sequence[Report]) -> list[network.Box]:
         error = "" if decibels is None else f"\n{decibels:.1f} dB"
         hint = f"{each['tensor']}\n{', '.join(each['nodes'])}\n{cost}{error}"
         title = f"{each['op'].removeprefix('Int')} {layer['op'] if layer else ''}".strip()
-        found.append(network.Box(each["tensor"], title, hint, tuple(each["inputs"]), shades))
+        found.append(network.Box(each["tensor"], title, hint, tuple(each["inputs"]), shades, number))
     return found
 
 
-def _maps(report: Report, timeline: Timeline) -> Iterator[tuple[str, str]]:
+def _by_node(layers: Sequence[Report]) -> dict[str, int]:
+    """The layer, by number, that each node of the model is in."""
+    return {node: number for number, layer in enumerate(layers) for node in layer["nodes"]}
+
+
+def _by_tensor(timeline: Timeline, boxes: Sequence[network.Box]) -> dict[str, int]:
+    """The layer, by number, that computes each tensor."""
+    found = {each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None}
+    return found | {box.tensor: box.layer for box in boxes if box.layer is not None}
+
+
+def _maps(report: Report, timeline: Timeline, layers: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """A drawing for every memory that the timeline knows."""
     for name, use in report["memory"].items():
         if any(each.memory == name for each in timeline.buffers):
-            yield name, charts.memory(timeline, name, _height(use))
+            yield name, charts.memory(timeline, name, _height(use), layers)
 
 
 def _height(use: Report) -> int:
@@ -245,7 +245,7 @@ def _roofline(report: Report, layers: Sequence[Report]) -> str:
     return charts.roofline(layers, report["macs_per_cycle"], report["bytes_per_cycle"])
 
 
-def _histograms(evidence: Evidence) -> Iterator[dict[str, Any]]:
+def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     tensors = evidence.graph.get("tensors", {})
     for name, values in evidence.histograms.items():
         scale = tensors.get(name, {}).get("scale")
@@ -253,16 +253,28 @@ def _histograms(evidence: Evidence) -> Iterator[dict[str, Any]]:
         note = f"scale {scale:.6g}, " if scale is not None else ""
         yield {
             "name": name,
+            "layer": layers.get(name),
             "short": short(name, 38),
             "note": f"{note}{100 * limits:.2f} % at the limits",
             "drawing": charts.histogram(values),
         }
 
 
+def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterator[dict[str, Any]]:
+    """The listing, in runs of instructions that belong to one layer."""
+    by_node = _by_node(layers)
+
+    def layer_of(entry: Report) -> int | None:
+        return next((by_node[node] for node in entry["nodes"] if node in by_node), None)
+
+    for layer, run in groupby(listing, layer_of):
+        yield {"layer": layer, "rows": [_instruction(entry) for entry in run]}
+
+
 def _instruction(entry: Report) -> dict[str, Any]:
-    """A line of the listing, its fields apart: `name=value` belongs to the field `name`."""
+    """A line of the listing, its fields apart: those are `name=value`."""
     nodes = ", ".join(entry["nodes"])
-    parts = [{"text": part, "field": part.split("=")[0] if "=" in part else ""} for part in entry["text"].split()]
+    parts = [{"text": part, "field": "=" in part} for part in entry["text"].split()]
     return {"index": entry["index"], "parts": parts, "nodes": nodes, "short": short(nodes, 60)}
 
 

@@ -22,4 +22,74 @@ for (const heading of document.querySelectorAll(".sortable th")) {
 }
 
 const fields = JSON.parse(document.getElementById("fields").textContent);
-for (const span of document.querySelectorAll("[data-f]")) span.title = fields[span.dataset.f] ?? "";
+for (const field of document.querySelectorAll(".listing i")) field.title = fields[field.textContent.split("=")[0]] ?? "";
+
+// One layer in every view: whatever belongs to it carries its number.
+function choose(layer) {
+  for (const element of document.querySelectorAll(".chosen")) element.classList.remove("chosen");
+  const same = layer === undefined ? [] : document.querySelectorAll(`[data-layer="${layer}"]`);
+  for (const element of same) element.classList.add("chosen");
+  for (const view of document.querySelectorAll(".scroll")) {
+    const element = view.querySelector(".chosen");
+    if (!element) continue;
+    const inner = element.getBoundingClientRect(), outer = view.getBoundingClientRect();
+    if (inner.top < outer.top || inner.bottom > outer.bottom) view.scrollTop += inner.top - outer.top - outer.height / 3;
+    if (inner.left < outer.left || inner.left > outer.right) view.scrollLeft += inner.left - outer.left - outer.width / 3;
+  }
+}
+document.addEventListener("click", (event) => {
+  const element = event.target.closest("[data-layer]");
+  if (element) choose(element.classList.contains("chosen") ? undefined : element.dataset.layer);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") choose();
+  if (event.key === "Enter" && document.activeElement.dataset.layer) choose(document.activeElement.dataset.layer);
+});
+
+// The network's size.
+for (const button of document.querySelectorAll("[data-size]")) {
+  button.addEventListener("click", () => {
+    const picture = document.querySelector(".graph svg"), factor = Number(button.dataset.size);
+    for (const side of ["width", "height"]) picture.setAttribute(side, picture[side].baseVal.value * factor);
+  });
+}
+
+// Drawings over time stretch to the right together; what is written on them keeps its width.
+const views = [...document.querySelectorAll(".wide")];
+const MOST = 4096, LETTER = 6.5;
+let zoom = 1;
+function stretch(factor, from = 0) {
+  const before = zoom, left = views.length ? views[0].scrollLeft : 0;
+  zoom = factor ? Math.min(Math.max(zoom * factor, 1), MOST) : 1;
+  for (const view of views) {
+    const picture = view.firstElementChild, width = picture.viewBox.baseVal.width;
+    picture.style.setProperty("--stretch", zoom);
+    picture.setAttribute("preserveAspectRatio", "none");
+    picture.setAttribute("width", width * zoom);
+    for (const bar of picture.querySelectorAll("[data-name]")) {
+      const box = bar.querySelector("rect"), letters = Math.floor((box.width.baseVal.value * zoom - 8) / LETTER);
+      bar.querySelector("text")?.remove();
+      if (letters < 3) continue;
+      const label = document.createElementNS("http://www.w3.org/2000/svg", "text");
+      const name = bar.dataset.name;
+      label.textContent = name.length > letters ? `${name.slice(0, letters - 1)}\u2026` : name;
+      label.setAttribute("class", "inside");
+      label.setAttribute("x", box.x.baseVal.value + 4 / zoom);
+      label.setAttribute("y", box.y.baseVal.value + box.height.baseVal.value / 2 + 4);
+      bar.append(label);
+    }
+    view.scrollLeft = (left + from) * (zoom / before) - from;
+  }
+}
+for (const button of document.querySelectorAll("[data-zoom]")) {
+  button.addEventListener("click", () => stretch(Number(button.dataset.zoom), views[0].clientWidth / 2));
+}
+for (const view of views) {
+  view.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    stretch(event.deltaY < 0 ? 1.25 : 0.8, event.clientX - view.getBoundingClientRect().left);
+  }, { passive: false });
+  view.addEventListener("scroll", () => { for (const other of views) other.scrollLeft = view.scrollLeft; });
+}
+stretch(1);

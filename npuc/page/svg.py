@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import ClassVar
 
 from npuc.escaping import html
 
 
 def tag(name: str, content: str | Iterable[str] = "", **attributes: object) -> str:
-    """An element; an underscore in an attribute's name is a hyphen, a trailing one is dropped.
+    """An element; an underscore in an attribute's name is a hyphen, a trailing one is dropped; None is left out.
 
     >>> tag("rect", x=1, y=2.5, class_="bar")
     '<rect x="1" y="2.5" class="bar"/>'
     """
     inner = content if isinstance(content, str) else "".join(content)
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html(_number(value))}"' for key, value in attributes.items()
+        f' {key.rstrip("_").replace("_", "-")}="{html(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
     )
     return f"<{name}{written}>{inner}</{name}>" if inner else f"<{name}{written}/>"
 
@@ -74,6 +77,32 @@ class Scale:
         return [step * number for number in range(ceil(self.least / step), floor(self.most / step + 1e-9) + 1)]
 
 
+@dataclass(frozen=True)
+class Bands:
+    """Values of a few intervals as positions from `start` to `end`: what lies between two of them takes GAP."""
+
+    intervals: tuple[tuple[float, float], ...]
+    """In order, apart."""
+    start: float
+    end: float
+
+    GAP: ClassVar[float] = 12
+
+    def at(self, value: float) -> float:
+        """The position of a value of an interval."""
+        length = sum(high - low for low, high in self.intervals) or 1
+        gap = self.GAP if self.end > self.start else -self.GAP
+        room = self.end - self.start - gap * (len(self.intervals) - 1)
+        below = [max(min(value, high) - low, 0) for low, high in self.intervals]
+        gaps = sum(value >= low for low, _ in self.intervals[1:])
+        return self.start + gap * gaps + room * sum(below) / length
+
+    @property
+    def ticks(self) -> list[float]:
+        """Where intervals begin and end."""
+        return [edge for interval in self.intervals for edge in interval]
+
+
 def short_number(value: float) -> str:
     """A number for an axis.
 
@@ -98,7 +127,7 @@ def horizontal_axis(scale: Scale, top: float, bottom: float, unit: str) -> str:
     return "".join([*lines, *labels, text(unit, x=scale.end, y=bottom + 28, class_="tick end")])
 
 
-def vertical_axis(scale: Scale, left: float, right: float, unit: str) -> str:
+def vertical_axis(scale: Scale | Bands, left: float, right: float, unit: str) -> str:
     """Horizontal grid lines with their values at the left, and the unit above."""
     lines = [
         tag("line", x1=left, x2=right, y1=scale.at(value), y2=scale.at(value), class_="grid")

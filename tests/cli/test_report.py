@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -87,14 +90,64 @@ def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_a_browser_opens_it_without_an_error(page: Path, tmp_path: Path) -> None:
+VIEWS = {"network": ".box", "layers": "tr", "timeline": "g", "memory": "g", "roofline": "g", "instructions": "td"}
+"""Every view of a layer, and what in it a user clicks."""
+CLICKS = """<script>
+const found = {}, chosen = () => [...document.querySelectorAll(".chosen")];
+for (const [view, what] of Object.entries(VIEWS)) {
+  const inside = `#${view} [data-layer="1"]`;
+  const element = document.querySelector(`${inside} ${what}`) ?? document.querySelector(inside);
+  element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  const layers = new Set(chosen().map((each) => each.dataset.layer));
+  found[view] = [[...layers], [...new Set(chosen().map((each) => each.closest("section").id))].sort()];
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+  found[view].push(chosen().length);
+}
+document.querySelector('[data-zoom="2"]').click();
+const drawings = [...document.querySelectorAll(".wide svg")];
+found.stretched = drawings.map((each) => each.width.baseVal.value / each.viewBox.baseVal.width);
+document.body.dataset.found = JSON.stringify(found);
+</script></body>"""
+
+
+def _opened(page: Path, folder: Path) -> str:
+    """The page as Chromium has it once its scripts have run, without a message on its console."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
     flags += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
     done = subprocess.run(
-        ["chromium", *flags, f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()],
+        ["chromium", *flags, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> None:
+    clicking = tmp_path / "clicking.html"
+    clicks = CLICKS.replace("VIEWS", json.dumps(VIEWS))
+    clicking.write_text(page.read_text(encoding="utf-8").replace("</body>", clicks), encoding="utf-8")
+    shown = _opened(clicking, tmp_path)
     # the script has run: the first way of colouring is chosen, and fields have their meanings
-    assert 'aria-pressed="true"' in done.stdout and 'title="Hk, bits 63:56' in done.stdout
+    assert 'aria-pressed="true"' in shown and 'title="Hk, bits 63:56' in shown
+    (told,) = re.findall(r'data-found="([^"]*)"', shown)
+    found = json.loads(unescape(told))
+    assert set(found.pop("stretched")) == {2}
+    assert found.keys() == VIEWS.keys()
+    for layers, sections, left in found.values():
+        assert (layers, left) == (["1"], 0) and set(sections) >= VIEWS.keys()
+
+
+def test_layers_as_a_table_and_the_report_as_json(digits: Digits, tmp_path: Path) -> None:
+    report = json.loads((digits.program / "manifest.json").read_text())["report"]
+    layers = report["layers"]
+    npuc("report", digits.program, "-o", tmp_path / "l.csv", "--format", "csv").done()
+    with (tmp_path / "l.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == [layer["name"] for layer in layers]
+    assert [row["nodes"].split("; ") for row in rows] == [layer["nodes"] for layer in layers]
+    assert [int(row["cycles"]) for row in rows] == [layer["cycles"] for layer in layers]
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(100)
+    npuc("report", digits.program, "-o", tmp_path / "r.json", "--format", "json", "--model", digits.model).done()
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["cycles"] == report["cycles"] and found["layers"][0]["sqnr_db"] > 10
