@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npuc.budget import budget
-from npuc.errors import NpucError, Problem, UnsupportedOperator
+from npuc.errors import ArtefactError, NpucError, Problem, UnsupportedOperator
 from npuc.frontend import load as load_model
 from npuc.ir import Array, Graph, Node, TensorType
 from npuc.passes import FLOAT_PASSES
@@ -38,8 +38,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def passes_of(target: Target, options: Options) -> tuple[Pass, ...]:
-    """The passes a model goes through on its way to the target, in order."""
-    return (*FLOAT_PASSES, *target.passes(options))
+    """The passes a model goes through on its way to the target, in order.
+
+    Raises ValueError for a target that leaves out a pass that there is not.
+    """
+    shared = {each.__name__: each for each in FLOAT_PASSES}
+    if unknown := set(target.left_out) - shared.keys():
+        raise ValueError(f"{target.name} leaves out passes that are not shared: {', '.join(sorted(unknown))}")
+    return (*(each for name, each in shared.items() if name not in target.left_out), *target.passes(options))
 
 
 def optimised(
@@ -123,6 +129,9 @@ def compilation(
 
     options.begin("reading the model")
     graph = optimised(model, target, shapes, options, recording)
+    target.machine_values(
+        options.machine
+    )  # a machine that there is not is refused, whatever the target reads of it
     found = target.problems(graph, options)
     if found:
         raise NpucError.of(found)
@@ -134,6 +143,7 @@ def compilation(
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None
+    _expect_report(program, target)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     named = replace(program, manifest={**program.manifest, "model": origin})
     return Compilation(with_rewrites(named, steps), samples, graph)
@@ -208,6 +218,14 @@ def with_rewrites(program: Program, steps: Steps) -> Program:
     graph = json.loads(program.evidence["graph.json"])
     graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
     return replace(program, evidence={**program.evidence, "graph.json": canonical_json(graph)})
+
+
+def _expect_report(program: Program, target: Target) -> None:
+    """Raises ValueError, for the target's author, where the report lacks what every command shows."""
+    try:
+        _ = as_loaded(program).report
+    except ArtefactError as error:
+        raise ValueError(f"{target.name} writes a report that npuc cannot show: {error}") from None
 
 
 def _with_operators(error: NpucError, graph: Graph) -> NpucError:

@@ -117,6 +117,7 @@ class _Report:
     segments: int
     macs: int
     cycles: int
+    ideal_cycles: float
     utilization: float | None
     memory: Mapping[str, _MemoryUse]
     host_steps: tuple[_HostNode, ...]

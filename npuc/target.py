@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from npuc.annotation import MemoryAnnotation
-from npuc.errors import ArtefactError, Problem
+from npuc.errors import ArtefactError, DoesNotFit, Problem
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
-from npuc.timeline import Timeline
+from npuc.timeline import Timeline, in_turn
 
 if TYPE_CHECKING:
     from npuc.outline import Heading
@@ -191,32 +191,38 @@ class Describing(Protocol):
 
 
 class Target(Protocol):
-    """A machine npuc compiles for."""
+    """A machine npuc compiles for.
+
+    A class that inherits it says `name`, `problems`, `lower`, `runner` and `listing`; the rest has defaults: a
+    machine without parameters, memories, cycles of its own and words to assemble.
+    """
 
     name: str
-    summary: str
-    memories: tuple[str, ...]
-    precisions: tuple[str, ...]
+    summary: str = ""
+    memories: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("int8",)
     """Number formats it computes in, the usual one first."""
-    exports: tuple[str, ...]
+    exports: tuple[str, ...] = ("bin",)
     """Formats of `exported`."""
-    players: tuple[str, ...]
+    players: tuple[str, ...] = ()
     """What can play the test programs that it exports, the usual one first; none where it exports none."""
-    chip_models: tuple[str, ...]
+    chip_models: tuple[str, ...] = ("own",)
     """What `runner` can simulate on: npuc's own model, the same as accuracy needs it (quick), the vendor's, the
     hardware description."""
-    inexact: tuple[str, ...]
+    inexact: tuple[str, ...] = ()
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
-    weight_forms: tuple[str, ...]
+    weight_forms: tuple[str, ...] = ()
     """What --weights may ask for; none where weights have one form."""
+    left_out: tuple[str, ...] = ()
+    """Passes that all targets share and this one does without, by name: it has the operator that they rewrite."""
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Run after the passes that all targets share."""
-        ...
+        return ()
 
     def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
         """What a node of the float graph would take alone; None where the target cannot run it, or cannot tell."""
-        ...
+        return None
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Everything in the optimised float graph that the target cannot run, all at once."""
@@ -238,11 +244,11 @@ class Target(Protocol):
 
         trace: the file that the first sample's signals are written to, cycle by cycle (.vcd).
         """
-        ...
+        return None
 
     def timeline(self, program: Program) -> Timeline:
-        """When its engines work, and what its memories hold meanwhile."""
-        ...
+        """When its engines work, and what its memories hold meanwhile; by default one layer after the other."""
+        return in_turn(program.report["layers"], self.name)
 
     def listing(self, program: Program) -> list[dict[str, Any]]:
         """The instructions in order: number, word, text, source nodes."""
@@ -250,42 +256,45 @@ class Target(Protocol):
 
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """Which instruction computed this element of a tensor that the machine computes."""
-        ...
+        return last_writer(self.listing(program), tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What the bytes of a file of the program are, where the machine's loads and words tell."""
-        ...
+        return ()
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """The same for a file of raw words."""
-        ...
+        """The same as `listing` for a file of raw words. Raises ArtefactError (E501) where there are none."""
+        reason = f"'{path}' is no program, and {self.name} has no words that could be told from other bytes"
+        raise ArtefactError("E501", reason, limit="the directory npuc compile wrote")
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of every instruction word or register."""
-        ...
+        return {}
 
     def assembled(self, program: Program, listing: Path) -> Program:
-        """The program with the words of a listing file in place of its own."""
-        ...
+        """The program with the words of a listing file in place of its own. Raises ArtefactError (E504)."""
+        raise ArtefactError("E504", f"'{listing}': {self.name} has no instruction words to assemble")
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The memory images in a file format, and a map of what goes where, by file name.
 
         player: what will play a test program, one of `players`; None: the usual one, or the format is none.
         """
-        ...
+        return dict(program.files)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a shipped machine or of a TOML file; None: the default. Raises DoesNotFit (E305)."""
-        ...
+        if name not in (None, *self.machines()):
+            raise DoesNotFit("E305", f"{self.name} has no machine '{name}'", limit=", ".join(self.machines()))
+        return {"name": "default"}
 
     def machines(self) -> list[str]:
         """The machines that ship with npuc."""
-        ...
+        return ["default"]
 
     def operators(self) -> list[dict[str, str]]:
         """The supported-operators table: operator, how it runs, its constraints."""
-        ...
+        return []
 
 
 # name -> module and attribute, imported only when the target is used

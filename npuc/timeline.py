@@ -83,3 +83,13 @@ def layer_at(layers: Sequence[Mapping[str, Any]], instruction: int) -> int | Non
     firsts = [each["instruction"] for each in layers]
     number = bisect_right(firsts, instruction) - 1
     return None if number < 0 else number
+
+
+def in_turn(layers: Sequence[Mapping[str, Any]], engine: str) -> Timeline:
+    """The layers of a report one after the other on one engine, its multipliers' array."""
+    ends = [0, *accumulate(each["cycles"] for each in layers)]
+    busy = tuple(
+        Activity(engine, each["op"], ends[number], ends[number + 1], each["name"], number)
+        for number, each in enumerate(layers)
+    )
+    return Timeline(ends[-1], busy, (), engine)

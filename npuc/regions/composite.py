@@ -45,6 +45,7 @@ class Composite:
         self.name, self.summary, self.memories = inner.name, inner.summary, inner.memories
         self.precisions, self.exports, self.players = inner.precisions, inner.exports, inner.players
         self.chip_models, self.inexact, self.weight_forms = inner.chip_models, inner.inexact, inner.weight_forms
+        self.left_out = inner.left_out
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The target's."""

@@ -24,7 +24,7 @@ def batch_to_channels(graph: Graph) -> Graph:
 
 def _as_channels(rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
-    if len(shape) != 4 or shape[0] == 1:
+    if len(shape) != 4 or shape[0] < 2:
         return False
     N, channels = shape[:2]
     inputs: tuple[str, ...] = ()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
-from npuc.errors import DoesNotFit, NpucError, Problem
+from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.ir import Graph, Node
+from npuc.ir import Graph
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.storage.records import read
-from npuc.target import Options, Origin
+from npuc.target import Options, Origin, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import rules, slicing
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 FIRMWARE_HEADER = "okk_fix8b.h"
 
 
-class Bm1684:
+class Bm1684(Target):
     """BM1684 as a Target: fp32 by the public interface, 8 bits by functions of the firmware library beside it."""
 
     name = "bm1684"
@@ -59,19 +58,13 @@ class Bm1684:
     memories = ("local", "system")
     precisions = ("fp32", "int8")
     exports = ("okkernel",)
-    players: tuple[str, ...] = ()
     chip_models = ("own", "vendor")
-    inexact: tuple[str, ...] = ()
-    weight_forms: tuple[str, ...] = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """What the machine has no calls for becomes what it has."""
         from npuc.targets.bm1684.network.passes import FIXED, PASSES
 
         return FIXED if options.precision == "int8" else PASSES
-
-    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """None: a node alone is not planned."""
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that has no calls, each with its constraint."""
@@ -166,9 +159,6 @@ class Bm1684:
         """The calls of the table on npuc's model of the interface, or on the vendor's."""
         return Runner(program, chip_model)
 
-    def stepper(self, program: Program, trace: Path | None) -> None:
-        """None: the simulator counts cycles by call, not by signal."""
-
     def timeline(self, program: Program) -> Timeline:
         """What GDMA and BDC do when, and the buffers of local memory."""
         return timeline(program)
@@ -190,18 +180,6 @@ class Bm1684:
         from npuc.targets.bm1684.program import annotation
 
         return annotation.memory_annotations(program, name)
-
-    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """There are no instruction words. Raises UnsupportedOperator."""
-        raise _no_words(f"'{path}' is a file")
-
-    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        """Empty: a program is C, not words."""
-        return {}
-
-    def assembled(self, program: Program, listing: Path) -> Program:  # noqa: ARG002  (as Target)
-        """There are no instruction words. Raises UnsupportedOperator."""
-        raise _no_words(f"'{listing}' is a listing")
 
     def exported(  # (as Target)
         self,
@@ -227,10 +205,6 @@ class Bm1684:
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
         return machines.load(name).as_dict()
-
-    def machines(self) -> list[str]:
-        """Machine descriptions that ship with npuc."""
-        return ["default"]
 
     def operators(self) -> list[dict[str, str]]:
         """Operators with the calls they become and their constraints."""
@@ -286,11 +260,6 @@ def _listed(call: Instruction) -> dict[str, Any]:
         "region": call.region,
         "cycles": call.cycles,
     }
-
-
-def _no_words(what: str) -> NpucError:
-    remedy = "compile again, or export the kernel as C and edit that"
-    return NpucError("E503", f"{what}, and bm1684 has no instruction words", remedy=remedy)
 
 
 BM1684 = Bm1684()

@@ -15,7 +15,7 @@ from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin
+from npuc.target import Options, Origin, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
@@ -31,7 +31,7 @@ LISTED = 512
 """Bytes that the listing takes for one of a word."""
 
 
-class EasyNpu:
+class EasyNpu(Target):
     """EasyNPU as a Target."""
 
     name = "easynpu"
@@ -39,11 +39,9 @@ class EasyNpu:
     memories = ("fmap", "skip", "weight", "itcm")
     precisions = ("int8",)
     exports = ("bin", "readmemh", "c")
-    players: tuple[str, ...] = ()
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
-    weight_forms: tuple[str, ...] = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """Those of every program, and two for the document, which has no slopes per channel and keeps no psums."""

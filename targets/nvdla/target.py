@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
-from npuc.ir import Graph, Node
+from npuc.ir import Graph
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
-from npuc.target import FLOATING, TARGETS, Options, Origin, last_writer
+from npuc.target import FLOATING, TARGETS, Options, Target
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from npuc.targets.nvdla.program.running import Runner
 
 
-class Nvdla:
+class Nvdla(Target):
     """One configuration of NVDLA as a Target."""
 
     memories = ("dram", "cbuf")
@@ -55,11 +54,6 @@ class Nvdla:
         return passes(
             machine, options.precision, tables="HardSwish" in support.table_ops(machine, options.precision)
         )
-
-    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        """Not told of single nodes: what a node costs depends on its neighbours."""
-        del graph, node, options
-        return None
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         """Every node that neither NVDLA nor the host may run, each with its constraint."""
@@ -146,10 +140,6 @@ class Nvdla:
 
         return Runner(program, quick=chip_model == "quick")
 
-    def stepper(self, program: Program, trace: Path | None) -> None:
-        """NVDLA has none."""
-        del program, trace
-
     def timeline(self, program: Program) -> Timeline:
         """Layers one after the other, the maps in DRAM, and the banks of the convolution buffer."""
         return timeline(program)
@@ -184,11 +174,6 @@ class Nvdla:
         operations = Contents.of(program.manifest).operations
         return {each.result.tensor: frozenset(each.nodes) for each in operations if each.result}
 
-    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
-        """The last command for the tensor."""
-        del element
-        return last_writer(self.listing(program), tensor)
-
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""
         from npuc.targets.nvdla.program import annotation
@@ -196,10 +181,6 @@ class Nvdla:
         if name == "registers.bin":
             return annotation.commands([(entry["text"], entry["nodes"]) for entry in self.listing(program)])
         return annotation.constants(program, name)
-
-    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        """Commands without a program are not told apart from other files."""
-        raise ArtefactError("E501", f"'{path}' is not an NVDLA program", limit="the directory npuc compile wrote")
 
     def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
         """The fields of every register, with the values that have names."""
@@ -217,11 +198,6 @@ class Nvdla:
             ]
             for title, fields in known.items()
         }
-
-    def assembled(self, program: Program, listing: Path) -> Program:
-        """Register programs are not assembled from listings."""
-        del program
-        raise ArtefactError("E504", f"'{listing}': NVDLA has registers, no instruction words to assemble")
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
         """The program's files as they are, as test programs, as the stock runtime loads them, or as C."""
@@ -244,10 +220,6 @@ class Nvdla:
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
         return machines.load(self.name, name).as_dict()
-
-    def machines(self) -> list[str]:
-        """Machine descriptions that ship with npuc."""
-        return ["default"]
 
     def operators(self) -> list[dict[str, str]]:
         """Operators that NVDLA runs with their constraints, then those that the host runs."""

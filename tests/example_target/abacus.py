@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from npuc.annotation import MemoryAnnotation
-from npuc.errors import ArtefactError, DoesNotFit, Problem
+from npuc.errors import Problem
 from npuc.evidence import evidence, signature
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
@@ -23,30 +22,21 @@ from npuc.quantize.network.build import quantise
 from npuc.quantize.scales.constraints import MOVEMENT, integer_nodes, tensors_of
 from npuc.storage.data import Samples
 from npuc.storage.records import read
-from npuc.target import Observer, Options, Origin, last_writer
-from npuc.timeline import Activity, Timeline
+from npuc.target import Observer, Options, Target
 
 RECORDS = "records.json"
 
 
-class Abacus:
-    """The whole Target protocol, as small as it gets."""
+class Abacus(Target):
+    """int8, with layers that the host runs among its own."""
 
     name = "abacus"
     summary = "an example: fully connected layers, one bead at a time"
     memories = ("beads",)
     precisions = ("int8",)
-    exports = ("bin",)
-    players: tuple[str, ...] = ()
-    chip_models = ("own",)
-    inexact = ()
-    weight_forms = ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         return (gemm_to_conv,)
-
-    def cycles(self, graph: Graph, node: Node, options: Options) -> int | None:
-        return None
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         return [
@@ -79,46 +69,14 @@ class Abacus:
     def runner(self, program: Program, chip_model: str = "own") -> Runner:
         return Runner(program)
 
-    def stepper(self, program: Program, trace: Path | None) -> None:
-        return None
-
-    def timeline(self, program: Program) -> Timeline:
-        ends = np.cumsum([0, *(layer["cycles"] for layer in program.manifest["report"]["layers"])]).tolist()
-        names = [layer["name"] for layer in program.manifest["report"]["layers"]]
-        busy = [Activity("beads", name, ends[at], ends[at + 1], name) for at, name in enumerate(names)]
-        return Timeline(ends[-1], tuple(busy), ())
-
     def listing(self, program: Program) -> list[dict[str, Any]]:
         return [
             {"index": at, "word": None, "text": _text(each), "nodes": each["nodes"], "tensor": each["y"]}
             for at, each in enumerate(_records(program))
         ]
 
-    def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
-        return last_writer(self.listing(program), tensor)
-
     def memory_annotations(self, program: Program, name: str) -> list[MemoryAnnotation]:
         return [MemoryAnnotation(0, "the records, as JSON")]
-
-    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
-        raise ArtefactError("E501", f"'{path}' is not an abacus program", limit="the directory npuc compile wrote")
-
-    def layout(self) -> Mapping[str, list[dict[str, str | int]]]:
-        return {}
-
-    def assembled(self, program: Program, listing: Path) -> Program:
-        raise ArtefactError("E504", f"'{listing}': the abacus has records, no instruction words to assemble")
-
-    def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        return dict(program.files)
-
-    def machine_values(self, name: str | None) -> dict[str, Any]:
-        if name not in (None, "default"):
-            raise DoesNotFit("E305", f"the abacus has no machine '{name}'", limit="default")
-        return {"name": "default"}
-
-    def machines(self) -> list[str]:
-        return ["default"]
 
     def operators(self) -> list[dict[str, str]]:
         return [

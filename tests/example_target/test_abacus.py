@@ -17,7 +17,7 @@ from tests.cli.process import npuc
 HERE = Path(__file__).resolve().parent
 
 
-def _install(folder: Path, name: str, value: str) -> None:
+def install(folder: Path, name: str, value: str) -> None:
     """What an installer leaves of a package: the entry points of its pyproject.toml."""
     info = folder / f"npuc_{name}-0.1.0.dist-info"
     info.mkdir(parents=True)
@@ -29,7 +29,7 @@ def _install(folder: Path, name: str, value: str) -> None:
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toml = (HERE / "pyproject.toml").read_text(encoding="utf-8")
     ((name, value),) = re.findall(r'"npuc\.targets"\]\n(\w+) = "(.*)"', toml)
-    _install(tmp_path / "site", name, value)
+    install(tmp_path / "site", name, value)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.syspath_prepend(str(HERE))
 
@@ -131,6 +131,6 @@ def test_without_the_package_there_is_no_abacus(model: Path) -> None:
 def test_a_package_that_cannot_be_imported_is_named(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _install(tmp_path / "site", "broken", "no_such_module:TARGET")
+    install(tmp_path / "site", "broken", "no_such_module:TARGET")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert "no_such_module:TARGET" in npuc("compile", model, "--target", "broken").refused("E507")

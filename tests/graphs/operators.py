@@ -117,7 +117,7 @@ def power(net: Drawing) -> object:
 def window(net: Drawing, spatial: Shape, *, pool: bool) -> dict[str, Attr]:
     """Kernel, strides, dilations and pads; uneven pads and kernels as large as the map among them."""
     rank = len(spatial)
-    kernel = tuple(min(net.pick((1, 2, 3, 3, 3, 4, 5, extent)), extent + 2) for extent in spatial)
+    kernel = tuple(min(net.pick((1, 2, 3, 3, 3, 4, 5, max(extent, 1))), extent + 2) for extent in spatial)
     stride, dilation = net.pick((1, 1, 1, 2, 2, 3)), net.pick((1, 1, 1, 1, 2, 3))
     strides = tuple(stride if net.chance(0.8) else net.number(1, 3) for _ in kernel)
     dilations = tuple(dilation if net.chance(0.8) else net.number(1, 2) for _ in kernel)

@@ -165,3 +165,12 @@ def test_pooling_in_a_row_shares_the_image() -> None:
 def test_a_dense_convolution_does_not_take_samples_as_channels() -> None:
     graph = network(IMAGES, "y", node("Conv", "x w", "y"), w=(3, 3, 2, 2))
     assert batch_to_channels(graph) is graph
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "Conv"])
+def test_no_samples_are_no_channels(op: str) -> None:
+    layer = node(
+        op, "x w" if op == "Conv" else "x", "y", kernel_shape=(2, 2), **({"group": 3} if op == "Conv" else {})
+    )
+    graph = network((0, 3, 6, 7), "y", layer, w=(3, 1, 2, 2))
+    assert batch_to_channels(graph) is graph
