@@ -92,6 +92,7 @@ def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
         "operators": ("operators", "--target", "easynpu"),
         "rtl": ("rtl", program, "-o", "rtl"),
         "targets": ("targets",),
+        "trace": ("trace", program, "-o", "t.pftrace", "--stepping"),
     }
 
 
@@ -108,12 +109,12 @@ def expect_clean(folder: Path, left: set[str]) -> None:
     assert not [name for name in found if name.startswith(".")]
     if "out.npu" in found:
         load(folder / "out.npu")
-    assert found - {"out.npu", "y.npz", "r.html", "q.onnx", "c", "rtl"} == left
+    assert found - {"out.npu", "y.npz", "r.html", "q.onnx", "c", "rtl", "t.pftrace"} == left
 
 
 NAMES = [
     "compile", "bm1684", "nvdla", "run", "verify", "report", "export", "dump", "quantize", "sweep", "accuracy",
-    "assemble", "check", "compare", "diff", "explain", "operators", "rtl", "targets",
+    "assemble", "check", "compare", "diff", "explain", "operators", "rtl", "targets", "trace",
 ]  # fmt: skip
 
 
