@@ -298,7 +298,9 @@ def _verified(model: Path, compiled: Program, case: Case, stacked: Mapping[str, 
 
 def _refusal(error: NpucError, case: Case) -> Finding | str:
     first = error.problems[0]
-    if all(each.code.startswith(REFUSALS) for each in error.problems):
+    # what takes an operator's place may be infinite where that is not, as behind a logarithm of 0
+    known = (*REFUSALS, "E402") if case.foreign else REFUSALS
+    if all(each.code.startswith(known) for each in error.problems):
         return re.sub(r"-?\d+", "N", f"{first.code} {first.op or ''}: {first.reason}")
     return Finding(str(case), f"refused with {first.code}", str(error).splitlines()[0][:300])
 
