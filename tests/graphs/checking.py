@@ -36,6 +36,8 @@ SMALL_LIMITS: tuple[Pass, ...] = (
     SplitBatch(most_lines=2),
 )
 """Passes with limits that small graphs reach."""
+FLAT = 1e-3
+"""The deviation of values over their mean below which differences from the mean are little but rounding."""
 NEAR = 2e-4
 """Of the largest magnitude: folding reorders float32 sums and products."""
 
@@ -172,6 +174,8 @@ def check_passes(
         except Exception:
             oracles = []  # onnxruntime has no such form, as cubic Resize of volumes: the interpreter alone judges
         for exact, known in zip(oracles, values, strict=False):
+            if _cancels(graph, known):
+                continue
             for name, value in exact.items():
                 if seen := difference(value, known[name]):
                     yield Finding("interpreter", "not what onnxruntime gives", f"{name} {seen}")
@@ -183,6 +187,17 @@ def check_passes(
         elif after is not None and after is not graph:
             yield from same_meaning(after, feeds, values, name)
     yield from check_pipelines(graph, feeds, values, targets)
+
+
+def _cancels(graph: Graph, values: Mapping[str, Array]) -> bool:
+    """Whether onnxruntime gives rounding alone: it normalises x as x * a + (b - mean * a), and x is all mean."""
+    for node in graph.nodes:
+        if node.op == "InstanceNormalization":
+            x = values[node.inputs[0]]
+            axes = tuple(range(2, x.ndim))
+            if x.size and (x.std(axes) < FLAT * np.abs(x.mean(axes))).any():
+                return True
+    return False
 
 
 def check_pipelines(
