@@ -120,7 +120,7 @@ def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]
     for each in found:
         taken[each.layer] = taken.get(each.layer, 0) + each.end - each.start
     spans = [
-        (each.start, each.end, 100 * layers[each.layer]["ideal_cycles"] / taken[each.layer])
+        (each.start, each.end, 100 * (layers[each.layer].get("ideal_cycles") or 0) / taken[each.layer])
         for each in found
         if each.layer is not None and each.end > each.start
     ]
