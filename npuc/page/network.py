@@ -1,15 +1,19 @@
-"""The network drawn from top to bottom: a box per layer, in rows by the longest way from an input."""
+"""The network drawn from top to bottom: a box per layer, regions outlined."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from npuc.page.layering import layering
 from npuc.page.svg import picture, tag, text, titled
 from npuc.text import short
 
 BOX_WIDTH, BOX_HEIGHT = 150, 34
 GAP_X, GAP_Y = 26, 22
+MARGIN, OUTLINE = 12, 8
+"""Round the picture; round a region."""
 
 
 @dataclass(frozen=True)
@@ -24,52 +28,68 @@ class Box:
     """By what the boxes may be coloured: 0 (nothing) to 1 (the most of all)."""
     layer: int | None = None
     """Of the report, by number."""
+    region: str = ""
+    """The part of the program that it belongs to."""
 
 
 def drawing(boxes: Sequence[Box]) -> str:
     """The graph as a picture; the shades become style properties that the page chooses from."""
-    placed = _placed(boxes)
-    rows = max((row for row, _ in placed.values()), default=0) + 1
-    columns = max((column for _, column in placed.values()), default=0) + 1
-    corners = {
-        tensor: (10 + column * (BOX_WIDTH + GAP_X), 10 + row * (BOX_HEIGHT + GAP_Y))
-        for tensor, (row, column) in placed.items()
-    }
-    edges = [_edge(corners[name], corners[box.tensor]) for box in boxes for name in box.reads if name in corners]
+    placed = layering({box.tensor: box.reads for box in boxes})
+    corners = {tensor: (_x(column), _y(row)) for tensor, (row, column) in placed.boxes.items()}
+    edges = [
+        _edge(corners[above], [(_x(column), _y(row)) for row, column in passed], corners[below])
+        for (above, below), passed in placed.edges.items()
+    ]
+    width = max((x for x, _ in corners.values()), default=0) + BOX_WIDTH + MARGIN
+    height = max((y for _, y in corners.values()), default=0) + BOX_HEIGHT + MARGIN
+    passing = [_x(column) + BOX_WIDTH / 2 + MARGIN for passed in placed.edges.values() for _, column in passed]
+    outlines = [
+        _outline(name, [corners[box.tensor] for box in members]) for name, members in _regions(boxes).items()
+    ]
     drawn = [_box(box, *corners[box.tensor]) for box in boxes]
-    width, height = 20 + columns * (BOX_WIDTH + GAP_X) - GAP_X, 20 + rows * (BOX_HEIGHT + GAP_Y) - GAP_Y
-    return picture(width, height, "The network's layers", [*edges, *drawn])
+    return picture(max([width, *passing]), height, "The network's layers", [*outlines, *edges, *drawn])
 
 
-def _placed(boxes: Sequence[Box]) -> dict[str, tuple[int, float]]:
-    """Row and column of each box: a row below all it reads, in the column of the first thing it reads if free."""
-    found: dict[str, tuple[int, float]] = {}
-    taken: set[tuple[int, float]] = set()
+def _x(column: float) -> float:
+    return MARGIN + column * (BOX_WIDTH + GAP_X)
+
+
+def _y(row: int) -> float:
+    return MARGIN + row * (BOX_HEIGHT + GAP_Y)
+
+
+def _regions(boxes: Sequence[Box]) -> dict[str, list[Box]]:
+    """The boxes of each region; nothing where there is only one."""
+    found: dict[str, list[Box]] = {}
     for box in boxes:
-        known = [found[name] for name in box.reads if name in found]
-        row = max((row + 1 for row, _ in known), default=0)
-        column = known[0][1] if known else 0
-        while (row, column) in taken:
-            column += 1
-        found[box.tensor] = row, column
-        taken.add(found[box.tensor])
-    return found
+        found.setdefault(box.region, []).append(box)
+    return found if len(found) > 1 else {}
 
 
-def _edge(above: tuple[float, float], below: tuple[float, float]) -> str:
-    """From the bottom of one box to the top of the other; over several rows it swings aside."""
-    x1, y1 = above[0] + BOX_WIDTH / 2, above[1] + BOX_HEIGHT
-    x2, y2 = below[0] + BOX_WIDTH / 2, below[1]
-    aside = BOX_WIDTH / 2 + GAP_X / 2 if y2 - y1 > GAP_Y and x1 == x2 else 0
-    middle = (y1 + y2) / 2
-    if not aside:
-        return tag("path", d=f"M{x1:g} {y1:g} C{x1:g} {middle:g} {x2:g} {middle:g} {x2:g} {y2:g}", class_="edge")
-    side = x1 + aside
-    return tag(
-        "path",
-        d=f"M{x1:g} {y1:g} C{side:g} {y1:g} {side:g} {y1:g} {side:g} {middle:g} S{side:g} {y2:g} {x2:g} {y2:g}",
-        class_="edge",
-    )
+def _outline(name: str, corners: Sequence[tuple[float, float]]) -> str:
+    """Round the boxes of a region, which follow each other: its name on a hint."""
+    left, top = min(x for x, _ in corners) - OUTLINE, min(y for _, y in corners) - OUTLINE
+    width = max(x for x, _ in corners) + BOX_WIDTH + OUTLINE - left
+    height = max(y for _, y in corners) + BOX_HEIGHT + OUTLINE - top
+    return titled(tag("rect", x=left, y=top, width=width, height=height, rx=8, class_="region"), name)
+
+
+def _edge(above: tuple[float, float], passed: Sequence[tuple[float, float]], below: tuple[float, float]) -> str:
+    """From the bottom of one box to the top of the other, down through the rows that it passes."""
+    middle = BOX_WIDTH / 2
+    stops = [(above[0], above[1] + BOX_HEIGHT)]
+    stops += [stop for x, y in passed for stop in ((x, y), (x, y + BOX_HEIGHT))]
+    stops.append(below)
+    path = f"M{_number(stops[0][0] + middle)} {_number(stops[0][1])}"
+    for number, ((x1, y1), (x2, y2)) in enumerate(pairwise(stops)):
+        half = _number((y1 + y2) / 2)
+        start, end = _number(x1 + middle), _number(x2 + middle)
+        path += f" V{_number(y2)}" if number % 2 else f" C{start} {half} {end} {half} {end} {_number(y2)}"
+    return tag("path", d=path, class_="edge")
+
+
+def _number(value: float) -> str:
+    return f"{round(value, 1):g}"
 
 
 def _box(box: Box, x: float, y: float) -> str:

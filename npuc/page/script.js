@@ -46,12 +46,36 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && document.activeElement.dataset.layer) choose(document.activeElement.dataset.layer);
 });
 
-// The network's size.
+// The network: zoom by buttons or Ctrl and the wheel, pan by dragging.
+const graph = document.querySelector(".graph");
+function resize(factor, x = graph.clientWidth / 2, y = graph.clientHeight / 2) {
+  const picture = graph.firstElementChild, box = picture.viewBox.baseVal;
+  const before = picture.width.baseVal.value / box.width;
+  const fitting = Math.min(1, graph.clientWidth / box.width, graph.clientHeight / box.height);
+  const after = factor ? Math.min(Math.max(before * factor, 0.05), 4) : fitting;
+  const left = graph.scrollLeft + x, top = graph.scrollTop + y;
+  for (const side of ["width", "height"]) picture.setAttribute(side, box[side] * after);
+  graph.scrollTo(left * (after / before) - x, top * (after / before) - y);
+}
 for (const button of document.querySelectorAll("[data-size]")) {
-  button.addEventListener("click", () => {
-    const picture = document.querySelector(".graph svg"), factor = Number(button.dataset.size);
-    for (const side of ["width", "height"]) picture.setAttribute(side, picture[side].baseVal.value * factor);
+  button.addEventListener("click", () => resize(Number(button.dataset.size)));
+}
+if (graph) {
+  graph.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const outer = graph.getBoundingClientRect();
+    resize(event.deltaY < 0 ? 1.25 : 0.8, event.clientX - outer.left, event.clientY - outer.top);
+  }, { passive: false });
+  let dragged = 0;
+  graph.addEventListener("pointerdown", () => { dragged = 0; });
+  graph.addEventListener("pointermove", (event) => {
+    if (event.buttons !== 1 || event.pointerType === "touch") return;
+    dragged += Math.abs(event.movementX) + Math.abs(event.movementY);
+    graph.scrollBy(-event.movementX, -event.movementY);
   });
+  // the end of a drag is no click on what lies under it
+  graph.addEventListener("click", (event) => { if (dragged > 4) event.stopPropagation(); });
 }
 
 // Drawings over time stretch to the right together; what is written on them keeps its width.

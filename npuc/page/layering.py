@@ -1,0 +1,102 @@
+"""Where the boxes of a graph stand: rows by the longest way from an input, few crossings, short edges.
+
+The three steps of Sugiyama, Tagawa and Toda, "Methods for Visual Understanding of Hierarchical System Structures"
+(1981): layers, their order by barycentres, positions. An edge over several rows gets a place in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+SWEEPS = 8
+NARROW = 0.3
+"""The width of an edge that passes a row, in columns."""
+MOST_PASSES = 4000
+"""Rows that edges pass, in all, up to which they get places of their own: else the drawing takes too long."""
+
+Vertex = str | tuple[str, str, int]
+"""A box, or where an edge (from, to) passes a row."""
+
+
+@dataclass(frozen=True)
+class Layering:
+    """Row and column of each box, and of the points that each edge passes, from top to bottom."""
+
+    boxes: Mapping[str, tuple[int, float]]
+    edges: Mapping[tuple[str, str], tuple[tuple[int, float], ...]]
+
+
+def layering(reads: Mapping[str, Sequence[str]]) -> Layering:
+    """The places of boxes, in an order in which each follows all it reads; unknown names are left out."""
+    rank: dict[str, int] = {}
+    for name, read in reads.items():
+        rank[name] = 1 + max((rank[each] for each in read if each in rank), default=-1)
+    edges = [(each, name) for name, read in reads.items() for each in dict.fromkeys(read) if each in rank]
+    passed = sum(rank[below] - rank[above] - 1 for above, below in edges)
+    paths = {edge: _path(edge, rank if passed <= MOST_PASSES else {}) for edge in edges}
+    rows: list[list[Vertex]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    above: dict[Vertex, list[Vertex]] = {}
+    below: dict[Vertex, list[Vertex]] = {}
+    for name, row in rank.items():
+        rows[row].append(name)
+    for path in paths.values():
+        for each in path:
+            if isinstance(each, tuple):
+                rows[each[2]].append(each)
+        for first, second in pairwise(path):
+            above.setdefault(second, []).append(first)
+            below.setdefault(first, []).append(second)
+    at = _columns(rows, above, below)
+    boxes = {name: (rank[name], at[name]) for name in rank}
+    points = {
+        edge: tuple((each[2], at[each]) for each in path if isinstance(each, tuple))
+        for edge, path in paths.items()
+    }
+    return Layering(boxes, points)
+
+
+def _path(edge: tuple[str, str], rank: Mapping[str, int]) -> list[Vertex]:
+    above, below = edge
+    passed = range(rank[above] + 1, rank[below]) if rank else ()
+    return [above, *((above, below, row) for row in passed), below]
+
+
+def _columns(
+    rows: Sequence[Sequence[Vertex]],
+    above: Mapping[Vertex, Sequence[Vertex]],
+    below: Mapping[Vertex, Sequence[Vertex]],
+) -> dict[Vertex, float]:
+    """Each near the mean of its neighbours, by sweeps down and up, the rest of a row beside it; the first is 0."""
+    at: dict[Vertex, float] = {}
+    for row in rows:
+        at |= _spread([(float(number), each) for number, each in enumerate(row)])
+    for sweep in range(SWEEPS):
+        downward = sweep % 2 == 0
+        neighbours = above if downward else below
+        for row in rows if downward else reversed(rows):
+            at |= _spread(
+                [(_mean([at[other] for other in neighbours.get(each, ())], at[each]), each) for each in row]
+            )
+    least = min(at.values(), default=0.0)
+    return {each: column - least for each, column in at.items()}
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def _spread(wanted: list[tuple[float, Vertex]]) -> dict[Vertex, float]:
+    """Columns of a row in the order of what is wanted, none overlapping, as near to it on average as may be."""
+    found: list[tuple[float, Vertex]] = []
+    ordered = sorted(wanted, key=lambda each: each[0])
+    for column, each in ordered:
+        least = found[-1][0] + (_width(found[-1][1]) + _width(each)) / 2 if found else column
+        found.append((max(column, least), each))
+    shift = _mean([got - asked for (got, _), (asked, _) in zip(found, ordered, strict=True)], 0.0)
+    return {each: column - shift for column, each in found}
+
+
+def _width(each: Vertex) -> float:
+    return NARROW if isinstance(each, tuple) else 1.0
