@@ -23,12 +23,15 @@ from npuc.cli.options import (
     modified_option,
 )
 from npuc.cli.output import load_program, print_json, say
-from npuc.escaping import printed
+from npuc.escaping import printed, terminal
 
 if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.reports.disassembly import Disassembly
     from npuc.target import Target
+
+ANNOTATED = "onnx-annotated"
+"""The format of `export` that every target has: the model itself."""
 
 
 @click.command()
@@ -186,12 +189,28 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
         say(f"{words} instructions -> {output}")
 
 
+def _annotated(artefact: Path, program: Program, model: Path) -> dict[str, bytes]:
+    """The model, and with each node what became of it."""
+    from npuc.frontend.reading import read_model
+    from npuc.program import file_sha256, showing
+    from npuc.reports.annotated import annotated
+
+    found = read_model(model)
+    if program.model.sha256 != file_sha256(model):
+        say(
+            f"warning: {terminal(str(artefact))} was compiled from another file than {terminal(str(model))}",
+            err=True,
+        )
+    with showing(artefact):
+        return {f"{model.stem}.onnx": annotated(found, program.report).SerializeToString(deterministic=True)}
+
+
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
     "--format",
     "form",
-    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable")),
+    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", ANNOTATED)),
     required=True,
     help="File format.",
 )
@@ -201,12 +220,19 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
     help="What plays an nvdla-trace: a player that takes the file in order (default), NVDLA's own environment,"
     " where every block has a sequencer, or the Verilator test bench of NVDLA's tree.",
 )
+@click.option("--model", type=PATH, help=f"What it was compiled from, for {ANNOTATED}.")
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
 @limit_options
 def export(
-    artefact: Path, form: str, player: str | None, output: Path, allow_modified: bool, as_json: bool
+    artefact: Path,
+    form: str,
+    player: str | None,
+    model: Path | None,
+    output: Path,
+    allow_modified: bool,
+    as_json: bool,
 ) -> None:
     """Write memory images for hardware. A map.json says what goes where.
 
@@ -215,15 +241,18 @@ def export(
       npuc export resnet8.npu --format readmemh -o images
       npuc export resnet8.npu --format c -o firmware
       npuc export resnet8.npu --format nvdla-trace --player sequencers -o trace
+      npuc export resnet8.npu --format onnx-annotated --model resnet8.onnx -o a
     """
     from npuc import program as programs
 
     program, target = load_program(artefact, allow_modified)
-    if form not in target.exports:
+    if (model is None) == (form == ANNOTATED):
+        raise click.UsageError(f"--model and {ANNOTATED} go together")
+    if form not in (*target.exports, ANNOTATED):
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
-    files = target.exported(program, form, player)
+    files = target.exported(program, form, player) if model is None else _annotated(artefact, program, model)
     programs.save_files(files, output)
     if as_json:
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})

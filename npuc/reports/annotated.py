@@ -1,0 +1,54 @@
+"""The model with what became of each node written beside it, as viewers of ONNX files show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+Report = Mapping[str, Any]
+PREFIX = "npuc."
+METADATA_IR = 10
+"""The oldest IR version whose nodes have metadata."""
+OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction")
+"""What is told of the layer that a node is part of."""
+
+
+def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
+    """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes and tile.
+
+    Weights in files of their own stay where they are.
+    """
+    import onnx
+
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    found.ir_version = max(found.ir_version, METADATA_IR)
+    known = dict(_of_nodes(report))
+    for at, node in enumerate(found.graph.node):
+        for key, value in known.get(node.name or f"{node.op_type}_{at}", {}).items():
+            node.metadata_props.add(key=f"{PREFIX}{key}", value=value)
+    totals = {"target": report["target"], "machine": report["machine"], "cycles": report["cycles"]}
+    for key, value in totals.items():
+        found.metadata_props.add(key=f"{PREFIX}{key}", value=str(value))
+    return found
+
+
+def _of_nodes(report: Report) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every node of the model with what is known of it."""
+    layers = {node: layer for layer in report["layers"] for node in layer["nodes"]}
+    for part in report.get("partitions", ()):
+        for node in part["nodes"]:
+            told = {"place": part["place"]}
+            layer = layers.get(node)
+            if layer is not None:
+                told["layer"] = layer["name"]
+                told |= {key: _text(layer[key]) for key in OF_LAYER if layer.get(key) is not None}
+                told["share"] = f"{100 * layer['cycles'] / max(report['cycles'], 1):.1f} %"
+            yield node, told
+
+
+def _text(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, list) else str(value)

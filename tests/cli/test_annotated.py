@@ -1,0 +1,67 @@
+"""`npuc export --format onnx-annotated`: the model is what it was, and says what became of each node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+import pytest
+
+from tests.cli.process import Digits, WriteModel, compiled, npuc
+
+
+def told(node: onnx.NodeProto) -> dict[str, str]:
+    return {each.key: each.value for each in node.metadata_props}
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--target", "nvdla-small"), ("--target", "bm1684"), ("--deny", "MaxPool")]
+)
+def test_nodes_say_where_they_run_and_what_their_layer_costs(
+    options: tuple[str, ...], digits: Digits, tmp_path: Path
+) -> None:
+    compiled(digits.model, tmp_path / "o", *options).done()
+    arguments = ("--format", "onnx-annotated", "--model", digits.model, "-o", tmp_path / "a")
+    npuc("export", tmp_path / "o", *arguments).done()
+    report = json.loads((tmp_path / "o" / "manifest.json").read_text())["report"]
+    found = onnx.load(tmp_path / "a" / "digits.onnx")
+    onnx.checker.check_model(found, full_check=True)
+    places = {node: part["place"] for part in report["partitions"] for node in part["nodes"]}
+    assert {node.name: told(node)["npuc.place"] for node in found.graph.node} == places
+    layers = {told(node)["npuc.layer"]: told(node) for node in found.graph.node if "npuc.layer" in told(node)}
+    assert {name: int(each["npuc.cycles"]) for name, each in layers.items()} == {
+        layer["name"]: layer["cycles"] for layer in report["layers"]
+    }
+    for node in found.graph.node:
+        del node.metadata_props[:]
+    del found.metadata_props[:]
+    found.ir_version = onnx.load(digits.model).ir_version
+    assert found == onnx.load(digits.model)
+
+
+def test_names_of_any_kind_and_nodes_without_one(write: WriteModel, tmp_path: Path) -> None:
+    model = write(
+        "g (float[1,3,8,8] x) => (float[1,4,8,8] y) { a = Conv <kernel_shape = [1, 1]> (x, w)\n y = Atan(a) }",
+        w=(4, 3, 1, 1),
+    )
+    compiled(model, tmp_path / "o").done()
+    npuc("export", tmp_path / "o", "--format", "onnx-annotated", "--model", model, "-o", tmp_path / "a").done()
+    conv, atan = onnx.load(tmp_path / "a" / "m.onnx").graph.node
+    assert (told(conv)["npuc.place"], told(atan)) == ("npu", {"npuc.place": "host"})
+    ort.InferenceSession(str(tmp_path / "a" / "m.onnx"))
+
+
+def test_another_model_is_warned_of_and_what_is_missing_is_told(
+    digits: Digits, write: WriteModel, tmp_path: Path
+) -> None:
+    other = write("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    arguments = ("export", digits.program, "--format", "onnx-annotated", "-o", tmp_path / "a")
+    assert "--model" in npuc(*arguments).usage()
+    assert (
+        "--model"
+        in npuc("export", digits.program, "--format", "c", "--model", other, "-o", tmp_path / "a").usage()
+    )
+    assert "another file" in npuc(*arguments, "--model", other).err
+    npuc(*arguments, "--model", digits.few).refused("E102")
