@@ -130,13 +130,17 @@ def _evidence(
     """What simulation and verification on the data, or on a few synthetic samples, show."""
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
+    from npuc.program import showing
+    from npuc.regions.artefact import steps_of
     from npuc.target import FLOATING
 
     samples = _samples(program, data)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
     graph = _graph(artefact, program, allow_modified)
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
-    found = Evidence(graph, values, about)
+    with showing(artefact):
+        steps = tuple(steps_of(program))
+    found = Evidence(graph, steps, values, about)
     if model is None:
         return found
     checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)

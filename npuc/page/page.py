@@ -14,6 +14,7 @@ from npuc.escaping import html_json
 from npuc.ir import Array
 from npuc.outline import short_names
 from npuc.page import charts, network
+from npuc.page.boxes import SHADES, boxes_of, by_node
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.layers import layers_of
@@ -32,6 +33,8 @@ class Evidence:
 
     graph: Report = field(default_factory=dict[str, Any])
     """graph.json."""
+    steps: Sequence[Report] = ()
+    """What runs one after another, within parts too."""
     histograms: Mapping[str, Array] = field(default_factory=dict[str, Array])
     """How often each int8 value occurs, -128 first, by tensor."""
     samples: str = ""
@@ -67,8 +70,6 @@ COLUMNS = (
     Column("sqnr_db", "entire dB", "signal to noise against fp32, the network quantised up to here"),
     Column("single_db", "single dB", "signal to noise of this layer alone on exact inputs"),
 )
-SHADES = {"cycles": "cycles", "bytes": "bytes", "error": "SQNR"}
-"""What the network may be coloured by, and what the page calls it."""
 
 
 def page(program: Program, target: Target, evidence: Evidence) -> str:
@@ -77,7 +78,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
 
     report, timeline = program.report, target.timeline(program)
     layers = list(layers_of(report, evidence.verification))
-    boxes = _boxes(report, evidence.graph, layers)
+    boxes = boxes_of(program, evidence.steps, evidence.graph, layers)
     names, tensors = short_names(layer["name"] for layer in layers), _by_tensor(timeline, boxes)
     found: dict[str, Any] = {
         "title": _name(program),
@@ -87,7 +88,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "host_steps": report["host_steps"],
         "partitions": _partitions(report),
         "network": Markup(network.drawing(boxes)) if boxes else "",
-        "shades": [(key, SHADES[key]) for key in _shades(layers)],
+        "shades": [(key, SHADES[key]) for key in SHADES if any(key in box.shades for box in boxes)],
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
         "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
         "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors)],
@@ -192,66 +193,6 @@ def _cell(layer: Report, column: Column) -> dict[str, Any]:
             return {"text": short(str(value), 44), "sort": None, "hint": hint, "numeric": False}
 
 
-def _boxes(report: Report, graph: Report, layers: Sequence[Report]) -> list[network.Box]:
-    """The network's layers, coloured by those of the report that contain them."""
-    by_node, tensors = _by_node(layers), graph.get("tensors", {})
-    regions = {node: _region(part) for part in report.get("partitions", ()) for node in part["nodes"]}
-    shades = _shades(layers)
-    found: list[network.Box] = []
-    for each in graph.get("layers", ()):
-        number = next((by_node[node] for node in each["nodes"] if node in by_node), None)
-        layer = None if number is None else layers[number]
-        hint = "\n".join(_hints(each, layer, tensors.get(each["tensor"], {})))
-        title = f"{each['op'].removeprefix('Int')} {layer['op'] if layer else ''}".strip()
-        region = next((regions[node] for node in each["nodes"] if node in regions), "")
-        shade = {} if number is None else {key: values[number] for key, values in shades.items()}
-        found.append(network.Box(each["tensor"], title, hint, tuple(each["inputs"]), shade, number, region))
-    return found
-
-
-def _region(part: Report) -> str:
-    return f"{part['path'] or 'whole program'} on the {part['place'].replace('npu', 'NPU')}"
-
-
-def _shades(layers: Sequence[Report]) -> dict[str, list[float]]:
-    """What the boxes may be coloured by, where it is known: for every layer 0 (nothing) to 1 (the most of all)."""
-    found: dict[str, list[float]] = {}
-    for key in ("cycles", "bytes"):
-        values = [layer.get(key) or 0 for layer in layers]
-        if any(values):
-            found[key] = [value / max(values) for value in values]
-    decibels = [layer["sqnr_db"] for layer in layers]
-    known = [each for each in decibels if each is not None]
-    if known:
-        noisiest = min(known)
-        found["error"] = [0.0 if each is None else max(1 - (each - noisiest) / 40, 0.0) for each in decibels]
-    return found
-
-
-def _hints(each: Report, layer: Report | None, tensor: Report) -> Iterator[str]:
-    """What resting on a box tells: names, shape, scale, costs and certificates."""
-    yield from (each["tensor"], ", ".join(each["nodes"]))
-    if "shape" in tensor:
-        yield "shape " + " x ".join(map(str, tensor["shape"]))
-    if tensor.get("scale") is not None:
-        yield f"scale {tensor['scale']:.6g}, zero point {tensor.get('zero_point', 0)}"
-    if layer is None:
-        yield "not an instruction of its own"
-        return
-    yield f"{count(layer['cycles'])} cycles" + (f", {count(layer['bytes'])} bytes" if layer.get("bytes") else "")
-    if layer.get("tile"):
-        yield "tile " + " x ".join(map(str, layer["tile"]))
-    if layer.get("accumulator_bound") is not None:
-        yield f"accumulators stay within {count(layer['accumulator_bound'])}"
-    if layer["sqnr_db"] is not None:
-        yield f"{layer['sqnr_db']:.1f} dB"
-
-
-def _by_node(layers: Sequence[Report]) -> dict[str, int]:
-    """The layer, by number, that each node of the model is in."""
-    return {node: number for number, layer in enumerate(layers) for node in layer["nodes"]}
-
-
 def _by_tensor(timeline: Timeline, boxes: Sequence[network.Box]) -> dict[str, int]:
     """The layer, by number, that computes each tensor."""
     found = {each.tensor: each.layer for each in timeline.activities if each.tensor and each.layer is not None}
@@ -294,10 +235,10 @@ def _histograms(evidence: Evidence, layers: Mapping[str, int]) -> Iterator[dict[
 
 def _instructions(listing: Iterable[Report], layers: Sequence[Report]) -> Iterator[dict[str, Any]]:
     """The listing, in runs of instructions that belong to one layer."""
-    by_node = _by_node(layers)
+    numbers = by_node(layers)
 
     def layer_of(entry: Report) -> int | None:
-        return next((by_node[node] for node in entry["nodes"] if node in by_node), None)
+        return next((numbers[node] for node in entry["nodes"] if node in numbers), None)
 
     for layer, run in groupby(listing, layer_of):
         yield {"layer": layer, "rows": [_instruction(entry) for entry in run]}

@@ -10,7 +10,7 @@ ONNX model in a file of the program. Steps hand tensors to one another by the na
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,3 +102,14 @@ def part_of(program: Program, path: str) -> Program:
     inside.pop(MANIFEST)
     evidence = {each: data for each in EVIDENCE if (data := program.evidence.get(f"{path}/{each}")) is not None}
     return Program(manifest, inside, evidence)
+
+
+def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:
+    """What runs one after another, as manifests have it: the steps, and after a part of the NPU those within it.
+
+    Raises ArtefactError (E502) where a part is missing or damaged.
+    """
+    for step in program.manifest.get("steps", ()):
+        yield step
+        if step["kind"] == NPU:
+            yield from part_of(program, step["path"]).manifest.get("steps", ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from math import prod
@@ -161,9 +161,20 @@ def _layer(graph: Graph, kernel: Kernel, name: str, machine: Machine, peak: int)
         "gdma_cycles": total.gdma,
         "bound": "gdma" if total.gdma > total.bdc else "bdc",
         "ideal_cycles": multiplied / peak,
+        "bytes": _moved(kernel.regions, name),
         "regions": len(regions),
         **_widths(graph, name, machine),
     }
+
+
+def _moved(regions: Iterable[KernelRegion], layer: str | None = None) -> int:
+    """Bytes between system memory and local memory: all, or those for a layer, wherever they are moved."""
+    return sum(
+        pricing.system_bytes(call)
+        for region in regions
+        for call, owner in zip(region.gdma, region.owners, strict=True)
+        if layer is None or owner.node == layer
+    )
 
 
 def _widths(graph: Graph, name: str, machine: Machine) -> dict[str, Any]:
@@ -221,7 +232,9 @@ def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, sy
         "ideal_cycles": ideal,
         "utilization": ideal / total.cycles if total.cycles else None,
         "clock_mhz": machine.mhz,
-        "traffic_bytes": sum(pricing.system_bytes(call) for region in kernel.regions for call in region.gdma),
+        "macs_per_cycle": peak,
+        "bytes_per_cycle": machine.dram_bytes_per_cycle,
+        "traffic_bytes": _moved(kernel.regions),
         "memory": {
             "local": _memory(kernel.peak, machine.local_bytes, lower_bound(lowered)),
             "system": _memory(taken, None, taken - lowered.scratch_bytes),
