@@ -94,6 +94,8 @@ def test_sums_are_those_of_the_report(target: str, programs: dict[str, Path], tm
     traffic = found.sum("bytes", *MEMORY[target])
     extra = report["host_traffic"]["instruction_bytes"] if target == "easynpu" else 0
     assert traffic == report["traffic_bytes"] + extra > 0
+    if target == "bm1684":
+        assert sum(layer["bytes"] for layer in report["layers"]) == traffic
     array = found.lanes[TARGETS[target]]
     assert {each.details["layer"] for each in array} <= {each["name"] for each in report["layers"]}
     if target == "easynpu":
