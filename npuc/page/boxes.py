@@ -64,7 +64,7 @@ def _title(op: str, instruction: str) -> str:
 
 def _is_host(step: Report) -> bool:
     """Whether a step is a part of the model on the host: more than a conversion of its data for the machine."""
-    return step["kind"] == "host" and not step.get("conversion", False)
+    return step.get("kind", "host") == "host" and not step.get("conversion", False)
 
 
 def _host_box(step: Report, reads: Sequence[str], parts: Sequence[Report]) -> Box:

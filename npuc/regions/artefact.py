@@ -111,5 +111,5 @@ def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:
     """
     for step in program.manifest.get("steps", ()):
         yield step
-        if step["kind"] == NPU:
+        if step.get("kind") == NPU:
             yield from part_of(program, step["path"]).manifest.get("steps", ())
