@@ -23,6 +23,8 @@ from npuc.text import costs, count, short
 from npuc.timeline import Timeline
 
 Report = Mapping[str, Any]
+MOST_LISTED = 20_000
+"""Instructions that a page shows: browsers take long for more."""
 MOSTLY_EMPTY = 20
 """A memory with so many times the capacity of what is used."""
 
@@ -76,7 +78,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
     """The page. Raises ArtefactError where the program could not be run."""
     from markupsafe import Markup
 
-    report, timeline = program.report, target.timeline(program)
+    report, timeline, listing = program.report, target.timeline(program), target.listing(program)
     layers = list(layers_of(report, evidence.verification))
     boxes = boxes_of(program, evidence.steps, evidence.graph, layers)
     names, tensors = short_names(layer["name"] for layer in layers), _by_tensor(timeline, boxes)
@@ -95,7 +97,8 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "roofline": Markup(_roofline(report, layers)),
         "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence, tensors)],
         "samples": evidence.samples,
-        "instructions": list(_instructions(target.listing(program), layers)),
+        "instructions": list(_instructions(listing[:MOST_LISTED], layers)),
+        "left_out": count(len(listing) - MOST_LISTED) if len(listing) > MOST_LISTED else "",
         "fields": Markup(html_json(_meanings(target))),
         "footer": f"npuc {__version__}; every number is of this program and the cycle model of its machine.",
     }

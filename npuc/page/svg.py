@@ -47,13 +47,19 @@ def picture(width: float, height: float, label: str, parts: Iterable[str]) -> st
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from 0 or a power of ten to `most`, as positions from `start` to `end`."""
+    """Values from 0 or a power of ten to `most`, as positions from `start` to `end`.
+
+    >>> Scale(2, 0, 1).ticks, Scale(2, 0, 1, whole=True).ticks
+    ([0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 1.0, 2.0])
+    """
 
     most: float
     start: float
     end: float
     least: float = 0.0
     logarithmic: bool = False
+    whole: bool = False
+    """Values are integers, and so are ticks."""
 
     def at(self, value: float) -> float:
         """The position of a value."""
@@ -74,6 +80,7 @@ class Scale:
             return [self.least]
         step = 10.0 ** floor(log10(span / 4))
         step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 6)
+        step = max(step, 1.0) if self.whole else step
         return [step * number for number in range(ceil(self.least / step), floor(self.most / step + 1e-9) + 1)]
 
 

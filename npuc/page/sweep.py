@@ -76,7 +76,9 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
     if low > 0 and high / low > LOGARITHMIC:
         return Scale(high * 1.3, start, end, low / 1.3, True)
     room = 0.08 * (high - low) or 0.1 * high or 1.0
-    return Scale(high + room, start, end, max(low - room, 0.0))
+    return Scale(
+        high + room, start, end, max(low - room, 0.0), whole=all(isinstance(each, int) for each in values)
+    )
 
 
 def _steps(best: Sequence[tuple[float, int]], across: Scale, up: Scale) -> str:

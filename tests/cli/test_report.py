@@ -151,3 +151,14 @@ def test_layers_as_a_table_and_the_report_as_json(digits: Digits, tmp_path: Path
     npuc("report", digits.program, "-o", tmp_path / "r.json", "--format", "json", "--model", digits.model).done()
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["cycles"] == report["cycles"] and found["layers"][0]["sqnr_db"] > 10
+
+
+def test_a_long_listing_is_cut_and_the_page_says_so(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npuc.page.page.MOST_LISTED", 3)
+    npuc("report", digits.program, "-o", tmp_path / "r.html").done()
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    count = len(npuc("dump", digits.program, "--json").json["instructions"])
+    assert f"{count - 3} more instructions are left out" in text
+    assert len(re.findall(r'<td class="n">\d+</td><td><code>', text)) == 3
