@@ -123,3 +123,19 @@ def test_an_output_behind_which_a_moved_tensor_is_rounded_is_not_rounded() -> No
     x = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32) + 9
     (found,) = session(to_onnx(graph)).run(["t"], {"x": x})
     np.testing.assert_allclose(found, x @ w, rtol=1e-6)
+
+
+def test_a_product_behind_pooling_whose_shape_onnxruntime_mistakes_is_computed() -> None:
+    """It infers 4 rows, of which the last would lie in padding alone, and joins MatMul and Add for so many."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,8,8,8] x) => (float[1,8,3,1] y) {
+        a = AveragePool <ceil_mode = 1, kernel_shape = [2, 4], pads = [1, 1, 1, 1], strides = [3, 3]> (x)
+        b = MatMul(a, w)
+        y = Add(b, c)
+    }"""
+    model = onnx.parser.parse_model(text)
+    w, c = np.array([[1.5], [-2.0], [0.25]], np.float32), np.array([0.5], np.float32)
+    model.graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(c, "c")])
+    x = np.random.default_rng(0).normal(0.3, 1, (1, 8, 8, 8)).astype(np.float32)
+    (found,) = session(model).run(None, {"x": x})
+    (wanted,) = session(model, few_runs=True).run(None, {"x": x})
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
