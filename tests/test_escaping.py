@@ -206,6 +206,7 @@ OURS = {
     },
     "the page's templates and drawings escape what they are given (rendering.py, svg.py)": {
         ("charts.py", "name"), ("charts.py", "each.label"), ("charts.py", "layer['name']"),
+        ("boxes.py", "op"), ("boxes.py", "step['node']"), ("boxes.py", "why['op']"),
         ("page.py", "why['op']"), ("page.py", "report['machine']"), ("sweep.py", "name"),
         ("sweep.py", "report['model']"),
         ("sweep.py", "report['machine']"), ("sweep.py", "point['machine']"),
