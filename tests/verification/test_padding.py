@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from npuc.api import compile, verify
 from npuc.target import Options
-from npuc.verification.padding import model_of
+from npuc.verification.padding import has_automatic_padding, model_of
 
 SHAPE = (1, 4, 5, 5)
 
@@ -63,3 +63,24 @@ def test_the_padding_is_that_of_the_definition(tmp_path: Path) -> None:
     assert found["pads"] == [2, 2, 2, 2]
     found = {each.name: list(each.ints) for each in transposed.attribute if each.ints}
     assert (found["pads"], found["output_padding"]) == ([0, 0, 0, 0], [1, 1])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of bytes as Protocol Buffers encodes it."""
+    length, size = len(content), bytearray()
+    while length > 0x7F:
+        size.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([number << 3 | 2, *size, length]) + content
+
+
+def test_automatic_padding_is_found_wherever_the_file_names_it_and_not_in_weights(tmp_path: Path) -> None:
+    """Fields of a message may stand in any order; weights may hold any bytes."""
+    model = onnx.load(_dilated(tmp_path))
+    text = numpy_helper.from_array(np.frombuffer(b"SAME_UPPER" * 100, np.uint8), "w").SerializeToString()
+    (node,) = model.graph.node
+    first, behind = _field(5, text), _field(1, node.SerializeToString())
+    path = tmp_path / "ordered.onnx"
+    for content, automatic in ((first, False), (first + behind, True), (behind + first, True), (b"", False)):
+        path.write_bytes(_field(8, b"") + _field(7, content) if content else b"")
+        assert has_automatic_padding(path) is automatic

@@ -113,8 +113,10 @@ def elementwise(node: Node, emit: Emitter) -> None:
 def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     """X1, X2, table and converter of a double x with |x| <= bound."""
     alu1, mul1, alu2, mul2, table = operands(node)
+    rectified = False
     for stage, alu, mul in zip(stages(node), (alu1, alu2), (mul1, mul2), strict=True):
         x, bound = _staged(emit, x, bound, stage, alu, mul)
+        rectified = bool(stage.relu) or (rectified and stage.idle)
     placed = tables(node)
     if placed is not None:
         x = _interpolated(emit, x, placed, emit.graph.constants[table])
@@ -126,7 +128,8 @@ def _through(node: Node, emit: Emitter, x: str, bound: float) -> None:
     if offset:
         x = emit.step("Sub", x, emit.constant(np.float64(offset)))
     if (scale, shift) != (1, 0):
-        x = half_away(emit, emit.step("Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift))))
+        scaled = emit.step("Mul", x, emit.constant(np.ldexp(np.float64(scale), -shift)))
+        x = half_away(emit, scaled, positive=rectified and not table and offset <= 0 <= scale)
     _saturated(node, emit, x)
 
 

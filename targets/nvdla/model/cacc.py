@@ -7,6 +7,8 @@ Source: Numbers, as on the RTL.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from npuc.ir import Array
@@ -23,6 +25,8 @@ PARTIAL_BITS = {1: 34, 2: 48}
 OUT_BITS = 32
 LARGEST = 1 << 28
 """Numbers that the model takes for a map."""
+LARGEST_WEIGHT = 128
+"""The largest magnitude of int8."""
 EXACT_FLOAT32, EXACT_FLOAT64 = 1 << 24, 1 << 53
 OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T of F(2x2, 3x3)."""
@@ -46,10 +50,14 @@ def accumulate(group: Group, layer: Layer, *, exact: bool) -> tuple[Array, int]:
         raise trap(BLOCK, "packed results of several batches", limit="LINE_PACKED and SURF_PACKED = FALSE")
     if layer.floating and exact:
         return np.stack([_half_sums(layer, image) for image in layer.images]), 0
-    sums = np.stack([_image_sums(layer, image) for image in layer.images])
+    bounds = [_bound(layer, image) for image in layer.images]
+    images = [_image_sums(layer, image, bound) for image, bound in zip(layer.images, bounds, strict=True)]
+    sums = np.stack(images) if len(images) > 1 else images[0][np.newaxis]
     if layer.floating:
         return fp16.inner(sums), 0
     truncated = shift_right(sums, group["CLIP_TRUNCATE"])
+    if max(bounds) <= limits(OUT_BITS)[1]:
+        return truncated, 0
     clipped = saturate(truncated, OUT_BITS)
     return clipped, int(np.count_nonzero(clipped != truncated))
 
@@ -102,9 +110,8 @@ def _tiled(layer: Layer, sums: Array) -> Array:
     return split.reshape(TILE_STEP * tiles[0], TILE_STEP * tiles[1], -1)[:Ho, :Wo]
 
 
-def _image_sums(layer: Layer, image: Array) -> Array:
-    """The sums (Ho, Wo, K) of one image, int64 or float64."""
-    bound = _bound(layer, image)
+def _image_sums(layer: Layer, image: Array, bound: float) -> Array:
+    """The sums (Ho, Wo, K) of one image, int64 or float64; bound: what none of them exceeds."""
     most = limits(34 if layer.floating else PARTIAL_BITS[image.dtype.itemsize])[1]
     if layer.floating or bound <= most:
         dtype = np.float32 if bound < EXACT_FLOAT32 and not layer.floating else np.float64
@@ -116,10 +123,16 @@ def _image_sums(layer: Layer, image: Array) -> Array:
 
 
 def _bound(layer: Layer, image: Array) -> float:
-    """What no partial sum exceeds: the largest value times the sum of a kernel's weights."""
+    """What no partial sum exceeds: the largest value times the sum of a kernel's weights.
+
+    Of few products of int8 it is that of the largest weights there can be: they need not be looked at.
+    """
     if layer.floating:
         return 0.0
-    largest = float(np.abs(image.astype(np.int32)).max(initial=0))
+    largest = float(max(-int(image.min(initial=0)), int(image.max(initial=0))))
+    most = largest * LARGEST_WEIGHT * prod(layer.kernels.shape[:3])
+    if not layer.winograd and layer.kernels.dtype.itemsize == 1 and most < EXACT_FLOAT32:
+        return most
     axes = 2 if layer.winograd else (0, 1, 2)
     wide, sums = (np.int16, np.int32) if layer.kernels.dtype.itemsize == 1 else (np.int32, np.float64)
     weights = np.abs(layer.kernels, dtype=wide).sum(axis=axes, dtype=sums)

@@ -33,6 +33,13 @@ class Memory:
         self._add(regions)
 
     @classmethod
+    def blank(cls, address: int, size: int) -> Memory:
+        """One region of zeros."""
+        found = cls()
+        found._starts, found._regions = [address], [np.zeros(size, np.uint8)]
+        return found
+
+    @classmethod
     def covering(cls, spans: Iterable[tuple[int, int]], unit: int = PAGE, *, endless: bool = False) -> Memory:
         """Zeros where spans (address, bytes) lie, in whole units of that many bytes."""
         units = sorted({each for at, size in spans for each in range(at // unit, -(-(at + size) // unit))})

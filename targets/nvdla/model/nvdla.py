@@ -65,14 +65,17 @@ class Nvdla:
         """A register write. Raises ArtefactError (E503) for a group that runs, EncodingError for no register."""
         register = self.registers.map.at(address)
         self._expect_free(register)
-        if register.name == "D_OP_ENABLE" and not value & 1:
+        enables = register.name == "D_OP_ENABLE"
+        if enables and not value & 1:
             return
         self.registers.set(register, value)
-        if register.title == "CDMA.D_OP_ENABLE":
-            self._beside[self.registers.producer("CDMA")] = tuple(self._running)
-        if register.name == "D_OP_ENABLE":
+        if enables:
+            if register.block == "CDMA":
+                self._beside[self.registers.producer("CDMA")] = tuple(self._running)
             while (done := self._operations.next()) is not None:
                 self._finish(done)
+        elif register.of_group:
+            return
         elif register.name in ("S_LUT_ACCESS_CFG", "S_LUT_ACCESS_DATA"):
             self._access_table(register, value)
         elif register.block == "BDMA" and value & 1:
@@ -140,7 +143,7 @@ class Nvdla:
             return
         group = self.registers.producer(register.block)
         waits = self.registers.enabled(register.block, group)
-        if waits or any(each.groups.get(register.block) == group for each in self._running):
+        if waits or group in [each.groups.get(register.block) for each in self._running]:
             state = "waits to run" if waits else "may still run"
             reason = f"{register.name} of group {group} is written, which {state}"
             raise trap(register.block, reason, remedy="wait for its interrupt, or use the other group")

@@ -92,7 +92,7 @@ class Operations:
 
     def _blocks_of_sdp(self, group: Group) -> tuple[str, ...]:
         """The blocks that run with an operation of SDP."""
-        flying = group.named("FLYING_MODE") == "ON"
+        flying = _flies(group)
         rdma = self._enabled("SDP_RDMA")
         fetches = not flying or sdp.needs_memory(group) or (rdma is not None and _fetches_nothing(rdma))
         return (
@@ -104,8 +104,10 @@ class Operations:
     def _sdp(self) -> Operation | None:
         """SDP from memory or behind the convolution, and PDP behind it."""
         group = self._enabled("SDP")
-        blocks = self._blocks_of_sdp(group) if group is not None else ()
-        if group is None or not all(self._is_enabled(each) for each in blocks):
+        if group is None or (_flies(group) and not all(map(self._is_enabled, CONVOLUTION))):
+            return None
+        blocks = self._blocks_of_sdp(group)
+        if not all(map(self._is_enabled, blocks)):
             return None
         port = Port(self._memory, "SDP")
         flying, to_pdp = CONVOLUTION[0] in blocks, "PDP" in blocks
@@ -196,6 +198,11 @@ class Operations:
         for block, group in groups.items():
             self._registers.finish(block, group)
         return Operation(engine, groups, port, interrupts, fetched)
+
+
+def _flies(sdp: Group) -> bool:
+    """Whether an operation of SDP takes the sums of the convolution."""
+    return sdp.named("FLYING_MODE") == "ON"
 
 
 def _fetches_nothing(rdma: Group) -> bool:

@@ -140,11 +140,14 @@ class RegisterFile:
 
     def set(self, register: Register, value: int) -> None:
         """Stores what a program writes into the producer's group, or into a register that exists once."""
-        groups = [self.producer(register.block)] if register.of_group else range(GROUPS)
+        values = self._values[register.block]
+        if register.of_group:
+            values[self.producer(register.block)][register.name] = value
+            return
         if register.name == "S_POINTER":
             value = value & 1 | self.consumer(register.block) << 16
-        for each in groups:
-            self._values[register.block][each][register.name] = value
+        for each in values:
+            each[register.name] = value
 
     def report(self, block: str, name: str, group: int, value: int) -> None:
         """Stores what a block says of an operation, in a register of its group."""

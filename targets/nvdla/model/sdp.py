@@ -9,6 +9,7 @@ Source: Numbers, as on the RTL; fp16: FP16 Supporting (float32 inside, no shifts
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,8 @@ BLOCK = "SDP"
 INFINITY = float(np.finfo(np.float32).max)
 """What an infinity in an operand becomes (FP16 Supporting, Infinity)."""
 UNITS = ("BS", "BN", "EW")
+BAND = 1 << 16
+"""Elements that are computed at once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Task:
         """Whether values are float32."""
         return self.precision == "fp16"
 
+    def count(self, name: str, number: int) -> None:
+        """Adds to a counting register."""
+        self.reports[name] = self.reports.get(name, 0) + number
+
 
 def needs_memory(group: Group) -> bool:
     """Whether an operand comes from memory, so that SDP_RDMA must run."""
@@ -72,9 +79,30 @@ def run(task: Task, flying: Array | None) -> Array:
         raise trap(BLOCK, f"{task.machine.name} has no unit Y", limit="EW_BYPASS = YES")
     _expect_sizes(task, flying)
     values = _source(task) if flying is None else _from_cacc(task, flying)
+    memory = {
+        unit: sdp_rdma.operands(task.rdma, unit, task.machine, task.port)
+        for unit in UNITS
+        if not group[f"{unit}_BYPASS"]
+    }
+    bands = [_through(task, values[:, :, rows], memory, rows) for rows in _bands(values)]
+    return np.concatenate(bands, axis=2)
+
+
+def _bands(values: Array) -> Iterator[slice]:
+    """Rows whose elements stay in the cache of the processor while they pass through the units."""
+    height = values.shape[2]
+    rows = max(BAND * height // max(values.size, 1), 1)
+    return (slice(start, start + rows) for start in range(0, height, rows))
+
+
+def _through(task: Task, values: Array, memory: Mapping[str, Operands], rows: slice) -> Array:
+    """The outputs of some rows, given their inputs."""
+    band = {unit: operands.rows(rows) for unit, operands in memory.items()}
     for unit in UNITS[:2]:
-        values = _x(task, unit, values)
-    values = _y(task, values)
+        if unit in band:
+            values = _x(task, unit, values, band[unit])
+    if UNITS[2] in band:
+        values = _y(task, values, band[UNITS[2]])
     return _converted(task, values)
 
 
@@ -116,16 +144,13 @@ def _source(task: Task) -> Array:
     return cubes.with_lanes(values, task.machine.atom_elements(task.precision), task.group["CHANNEL"] + 1)
 
 
-def _x(task: Task, unit: str, values: Array) -> Array:
+def _x(task: Task, unit: str, values: Array, memory: Operands) -> Array:
     """BS or BN."""
     group = task.group
-    if group[f"{unit}_BYPASS"]:
-        return values
-    memory = sdp_rdma.operands(task.rdma, unit, task.machine, task.port)
     if not group[f"{unit}_ALU_BYPASS"]:
         operand = _operand(task, unit, "ALU", memory)
         if not task.floating:
-            operand = shift_left(operand, group[f"{unit}_ALU_SHIFT_VALUE"], 32)
+            operand = _scaled_up(operand, group[f"{unit}_ALU_SHIFT_VALUE"])
         values = _alu(task, group.named(f"{unit}_ALU_ALGO"), values, operand)
     plain = values
     if not group[f"{unit}_MUL_BYPASS"]:
@@ -150,11 +175,16 @@ def _operand(task: Task, unit: str, part: str, memory: Operands) -> Array:
     return np.array(signed(value, 16), np.int64)
 
 
+def _scaled_up(operand: Array, shift: int) -> Array:
+    """An operand of 16 bits times 2^shift, saturated to 32 bits, which a shift by up to 16 cannot exceed."""
+    return operand << shift if shift <= 16 else shift_left(operand, shift, 32)
+
+
 def _alu(task: Task, algorithm: str, values: Array, operand: Array) -> Array:
     """Maximum, minimum, sum, or 1 where two values differ."""
     if algorithm == "EQL":
         unequal = (values != operand).astype(values.dtype)
-        task.reports["D_STATUS"] = int(unequal.any())
+        task.reports["D_STATUS"] = task.reports.get("D_STATUS", 0) | int(unequal.any())
         return unequal
     if algorithm == "MAX":
         return fp16.larger(values, operand) if task.floating else np.maximum(values, operand)
@@ -167,12 +197,9 @@ def _product(task: Task, values: Array, operand: Array) -> Array:
     return fp16.multiply(values, operand) if task.floating else values * operand
 
 
-def _y(task: Task, values: Array) -> Array:
+def _y(task: Task, values: Array, memory: Operands) -> Array:
     """EW."""
     group = task.group
-    if group["EW_BYPASS"]:
-        return values
-    memory = sdp_rdma.operands(task.rdma, "EW", task.machine, task.port)
     if not group["EW_MUL_BYPASS"]:
         plain, values = values, _product(task, values, _y_operand(task, "MUL", memory))
         if not task.floating:
@@ -187,7 +214,8 @@ def _y(task: Task, values: Array) -> Array:
     if not task.machine.sdp_lut:
         raise trap(BLOCK, f"{task.machine.name} has no look-up tables in SDP", limit="EW_LUT_BYPASS = YES")
     values, counts = lut.look_up(group, task.tables, values, lut.SDP)
-    task.reports.update({f"D_PERF_{name}": each for name, each in counts.items()})
+    for name, each in counts.items():
+        task.count(f"D_PERF_{name}", each)
     return values
 
 
@@ -211,7 +239,7 @@ def _converted(task: Task, values: Array) -> Array:
     kind = group.named("OUT_PRECISION").lower()
     if task.floating:
         result = fp16.stored(values)
-        task.reports["D_STATUS_NAN_OUTPUT_NUM"] = fp16.nans(result)
+        task.count("D_STATUS_NAN_OUTPUT_NUM", fp16.nans(result))
         if kind == "fp16":
             return _out_lanes(task, result, kind)
         whole = np.rint(np.nan_to_num(result.astype(np.float64)))
@@ -222,7 +250,7 @@ def _converted(task: Task, values: Array) -> Array:
     if kind == "fp16":
         return _out_lanes(task, fp16.stored(narrow.astype(np.float32)), kind)
     result = saturate(narrow, 8 * BYTES[kind])
-    task.reports["D_PERF_OUT_SATURATION"] = int(np.count_nonzero(result != scaled))
+    task.count("D_PERF_OUT_SATURATION", int(np.count_nonzero(result != scaled)))
     return _out_lanes(task, result.astype(DTYPES[kind]), kind)
 
 

@@ -35,6 +35,12 @@ class Operands:
             raise trap("SDP", f"waits for {component} operands that {BLOCK} does not fetch", limit=known)
         return self.components[component]
 
+    def rows(self, rows: slice) -> Operands:
+        """Those of some rows; what every row has is that of each."""
+        return Operands(
+            {name: each if each.shape[2] == 1 else each[:, :, rows] for name, each in self.components.items()}
+        )
+
 
 def size(group: Group) -> tuple[int, int, int]:
     """Height, width and channels of the cube."""

@@ -80,7 +80,7 @@ class Runner:
     def _memory(self) -> Memory:
         """Memory before the first step: zeros, and the images."""
         dram = self.contents.dram
-        memory = Memory([(dram.base, np.zeros(dram.bytes, np.uint8))])
+        memory = Memory.blank(dram.base, dram.bytes)
         for image in dram.images:
             memory.write(image.address, image.data(self.files))
         return memory
