@@ -50,13 +50,13 @@ def _free(rewriter: Rewriter, node: Node, mixed: Mapping[Node, frozenset[str]]) 
     if not given:
         return False
     names = {name: rewriter.fresh(f"{name}/rescaled") for name in node.inputs if name in given}
-    before = [each for x, y in names.items() for each in _rescaled(rewriter, node, x, y)]
+    before = [each for x, y in names.items() for each in rescaled(rewriter, node, x, y)]
     rewriter.replace(node, *before, replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)))
     return True
 
 
-def _rescaled(rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
-    """The Rescale from x to y, on an image."""
+def rescaled(rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
+    """The Rescale before a node from x to y, on an image."""
     shape, size = rewriter.shape(x), rewriter.types[x].size
     if is_image(shape) or not size:
         return [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources)]

@@ -162,8 +162,11 @@ def rooms(graph: Graph, values: Sequence[Mapping[str, Array]], case: Case) -> di
 def _may_divide_by_zero(
     graph: Graph, node: Node, values: Sequence[Mapping[str, Array]], room: Mapping[str, float]
 ) -> bool:
-    """Whether a computed divisor is so small beside others of its tensor that rounding may make it 0."""
-    name = {"Div": node.inputs[-1], "Reciprocal": node.inputs[0]}.get(node.op, "")
+    """Whether a computed divisor is so small beside others of its tensor that rounding may make it 0.
+
+    A logarithm is infinite there as well.
+    """
+    name = {"Div": node.inputs[-1], "Reciprocal": node.inputs[0], "Log": node.inputs[0]}.get(node.op, "")
     if not name or name in graph.constants:
         return False
     return min(float(np.abs(each[name]).min(initial=np.inf)) for each in values) <= room.get(name, 0.0)

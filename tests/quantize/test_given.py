@@ -49,6 +49,21 @@ def test_where_two_roundings_meet_each_side_keeps_its_own() -> None:
     assert (found["a"], found["b"], found["p"], found["y"]) == (*(Steps(0.5, 3),) * 3, Steps(0.25, -128))
 
 
+@pytest.mark.parametrize("op", ["Neg", "Abs"])
+def test_what_is_computed_of_a_tensor_and_joins_its_relu_keeps_the_tensor_from_the_steps_of_both(op: str) -> None:
+    """All of relu(a) and -a share the steps 0..127.5 of what follows, which a does not fit."""
+    nodes = (
+        node("Conv", "x w", "a"),
+        node("Relu", "a", "r"),
+        node(op, "a", "n"),
+        node("Concat", "r n", "c", axis=1),
+    )
+    graph = network((1, 4, 3, 3), "y", *nodes, _rounded("c", "y", 0.5, -128), w=(4, 4, 1, 1))
+    integer = integer_nodes(graph, lambda _: True)
+    found = given_steps(graph, tensors_of(integer), equal_scales(graph, integer))
+    assert "a" not in found
+
+
 def test_a_tensor_beside_a_rescale_has_the_reach_of_the_other_side() -> None:
     scaled = [node("Rescale", "a", "b"), node("Rescale", "c", "d")]
     assert reaches(scaled, {"a": Steps(0.5), "d": Steps(1.0, -128)}) == {"b": 64.0, "c": 255.0}

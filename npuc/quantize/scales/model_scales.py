@@ -7,7 +7,7 @@ that a data movement makes of it. The given integers of weights need no annotati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,8 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     conversion (a FakeQuantize between different steps). Where something reads the tensor as it is, what another
     reader rounds to says nothing of it. A limit at 0 or a negative of what has steps needs no others.
     """
-    class_of = components(tensors, equal)
+    pairs = list(equal)
+    class_of, tied = components(tensors, pairs), frozenset(pairs)
     found: dict[str, Steps] = {}
     members: dict[str, list[str]] = {}
     for name, leader in class_of.items():
@@ -78,21 +79,26 @@ def given_steps(graph: Graph, tensors: Sequence[str], equal: Iterable[tuple[str,
     for node, steps in said:
         if node.op != "DequantizeLinear" and node.inputs[0] in class_of:
             leader = class_of[node.inputs[0]]
-            if leader not in found and all(_only_rounded(graph, each, class_of) for each in members[leader]):
+            if leader not in found and all(_only_rounded(graph, each, tied) for each in members[leader]):
                 found[leader] = steps
     return {name: found[leader] for name, leader in class_of.items() if leader in found}
 
 
-def _only_rounded(graph: Graph, tensor: str, class_of: Mapping[str, str]) -> bool:
-    """Whether all that reads a tensor rounds it, or moves it within its class.
+def _only_rounded(graph: Graph, tensor: str, equal: Collection[tuple[str, str]]) -> bool:
+    """Whether all that reads a tensor rounds it, or moves it to a result with its steps.
 
     Otherwise given steps need not reach the values that others read.
     """
-    alike = class_of[tensor]
     return tensor not in graph.outputs and all(
-        each.op in ("FakeQuantize", "QuantizeLinear") or class_of.get(each.output) == alike
+        each.op in ("FakeQuantize", "QuantizeLinear") or _moves(each, tensor, equal)
         for each in graph.readers[tensor]
     )
+
+
+def _moves(reader: Node, tensor: str, equal: Collection[tuple[str, str]]) -> bool:
+    """Whether it is the reader that ties its result to the tensor."""
+    first = reader.inputs[0]
+    return all((first, other) in equal for other in {tensor, reader.output} - {first})
 
 
 def _handed_on(node: Node, steps: Steps | None) -> Steps | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from npuc.ir import Graph, Node
+from npuc.passes.expansion.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.pipeline import run_passes
 from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
@@ -15,6 +17,7 @@ from npuc.target import Options
 from npuc.targets.bm1684.network import fixed
 from npuc.targets.bm1684.quantisation.builder import quantise
 from npuc.targets.bm1684.quantisation.layers import ONE_SHIFT
+from npuc.targets.bm1684.quantisation.steps import constraints
 
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
 """Every layer reads unsigned maps; results of ReLUs are such in any case."""
@@ -41,6 +44,8 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
     recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find)
     if not given:
+        copies = RescaleCoarseOperands(found, integer, lambda each, some, free: constraints(each, some, free, ()))
+        graph = run_passes(graph, (copies,))
         return best_network(graph, recipe, samples, level, options.method, found)
     made = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
     return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
+from npuc.passes.expansion.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
 from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
 from npuc.quantize.network.build import quantiser
-from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
+from npuc.quantize.scales.constraints import constraints_of, equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import IN_BIASES
 from npuc.quantize.scales.results import node_histograms
@@ -50,9 +51,16 @@ def network(
     known = {name: uniform(reach) for name, reach in reaches(nodes, given).items()}
     free = [name for name in tensors if name not in given and name not in known]
     found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
-    graph = run_passes(graph, (FoldShortCuts(found),), hook)
+    copies = RescaleCoarseOperands(
+        found,
+        lambda each: integer(each, machine),
+        lambda each, some, histograms: constraints_of(each, some, given, histograms),
+    )
+    graph = run_passes(graph, (FoldShortCuts(found), copies), hook)
     nodes = integer(graph, machine)
     tensors = tensors_of(nodes)
+    new = [name for name in tensors if name not in found and name not in given]
+    found |= node_histograms(find, graph, samples, new, nodes, given) if new else {}
     found = {name: found[name] for name in tensors if name in found}
     given = {name: given[name] for name in tensors if name in given}
     free_scales = not given

@@ -1,0 +1,62 @@
+"""Operands whose scale a much larger one beside them sets: a copy takes that scale, the operand keeps its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from npuc.ir import Graph, Node
+from npuc.passes.expansion.rescale_mixed_concats import rescaled
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, components
+from npuc.quantize.scales.constraints import data_inputs, tensors_of
+
+FEWEST = 8
+"""Steps that the largest value of a tensor is worth at least, for what computes with it."""
+Histograms = Mapping[str, Histogram]
+
+
+@dataclass(frozen=True)
+class RescaleCoarseOperands:
+    """Rescale before an operator whose operands must share a scale, where that would leave one too few steps.
+
+    Only of an operand that something else computes with: in max(x, exp(x)) the exponential needs the steps of x,
+    the maximum does not. Where the result is as coarse nothing is gained. histograms: of the tensors with free
+    scales. select: the nodes that become integer. constraints: what these demand of the free scales.
+    """
+
+    histograms: Histograms
+    select: Callable[[Graph], tuple[Node, ...]]
+    constraints: Callable[[Graph, Sequence[Node], Histograms], ScaleConstraints]
+    __name__ = "rescale_coarse_operands"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with copies of coarse operands."""
+        nodes = self.select(graph)
+        free = {name: self.histograms[name] for name in tensors_of(nodes) if name in self.histograms}
+        ties = {node: self.constraints(graph, (node,), free).equal for node in nodes}
+        joins = [node for node, pairs in ties.items() if pairs and len(free.keys() & {*data_inputs(node)}) > 1]
+        if not joins:
+            return graph
+        scales = choose_scales(free, self.constraints(graph, nodes, free), "minmax")
+        coarse = {name for name, scale in scales.items() if 0 < free[name].largest < FEWEST * scale}
+        class_of = components(free, (pair for node in nodes if node not in joins for pair in ties[node]))
+        computing = {node for node, pairs in ties.items() if not pairs}
+        needed = {class_of[name] for name in coarse if computing.intersection(graph.readers[name])}
+        lost = {class_of[name] for name in coarse}
+        found = {
+            node: {x for x in node.inputs if x in coarse and class_of[x] in needed}
+            for node in joins
+            if class_of[node.output] not in lost
+        }
+        return rewrite(graph, lambda rewriter, node: _copied(rewriter, node, found.get(node, ())))
+
+
+def _copied(rewriter: Rewriter, node: Node, operands: Collection[str]) -> bool:
+    if not operands:
+        return False
+    copies = {x: rewriter.fresh(f"{x}/copy") for x in node.inputs if x in operands}
+    before = [each for x, y in copies.items() for each in rescaled(rewriter, node, x, y)]
+    rewriter.replace(node, *before, replace(node, inputs=tuple(copies.get(name, name) for name in node.inputs)))
+    return True
