@@ -25,7 +25,7 @@ TOP = (
 )  # fmt: skip
 
 ROOMS = {
-    "npuc.passes": "rewriting cleanup recognition fusion expansion",
+    "npuc.passes": "rewriting cleanup recognition fusion expansion scales",
     "npuc.quantize": "arithmetic calibration scales network improvement qdq",
     "npuc.targets.easynpu": "machine layers plan program simulate network export rtl inspect target",
     "npuc.targets.nvdla": (

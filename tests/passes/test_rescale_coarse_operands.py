@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.constraints import constraints_of, tensors_of
 from tests.graphs.compiling import Case, verified

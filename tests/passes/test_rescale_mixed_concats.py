@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from npuc.passes.expansion.rescale_mixed_concats import rescale_mixed_concats
+from npuc.passes.scales.rescale_mixed_concats import rescale_mixed_concats
 from tests.passes.networks import assert_same_meaning, network, node, operators
 
 STEPS = {"scale": 0.05, "zero_point": 0, "dtype": "int8"}

@@ -26,7 +26,6 @@ from npuc.passes.expansion.pads_to_convs import pads_to_convs
 from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
-from npuc.passes.expansion.rescale_mixed_concats import rescale_mixed_concats
 from npuc.passes.expansion.resize_to_copies import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
@@ -36,6 +35,7 @@ from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_conv
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
+from npuc.passes.scales.rescale_mixed_concats import rescale_mixed_concats
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.expand_groups import expand_groups

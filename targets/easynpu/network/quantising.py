@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.rescale_coarse_operands import RescaleCoarseOperands
+from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.rescale_mixed_concats import rescaled
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.passes.scales.rescale_mixed_concats import rescaled
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, components
 from npuc.quantize.scales.constraints import data_inputs, tensors_of
