@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from npuc.ir import Graph, Node
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.passes.scales.rescale_mixed_concats import rescaled
+from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, components
-from npuc.quantize.scales.constraints import data_inputs, tensors_of
+from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, data_inputs, selects, tensors_of
 
 FEWEST = 8
 """Steps that the largest value of a tensor is worth at least, for what computes with it."""
+TYING = (*MOVEMENT, *SELECTION, "Add", "Neg")
+"""Operators that may have no arithmetic of their own for another scale."""
 Histograms = Mapping[str, Histogram]
 
 
@@ -35,14 +38,15 @@ class RescaleCoarseOperands:
         """The graph with copies of coarse operands."""
         nodes = self.select(graph)
         free = {name: self.histograms[name] for name in tensors_of(nodes) if name in self.histograms}
-        ties = {node: self.constraints(graph, (node,), free).equal for node in nodes}
-        joins = [node for node, pairs in ties.items() if pairs and len(free.keys() & {*data_inputs(node)}) > 1]
-        if not joins:
+        demands = self.constraints(graph, nodes, free)
+        ties = _ties(graph, nodes, frozenset(demands.equal))
+        joins = [node for node in ties if len(free.keys() & {*data_inputs(node)}) > 1]
+        if not _apart(joins, free, demands):
             return graph
-        scales = choose_scales(free, self.constraints(graph, nodes, free), "minmax")
+        scales = choose_scales(free, demands, "minmax")
         coarse = {name for name, scale in scales.items() if 0 < free[name].largest < FEWEST * scale}
-        class_of = components(free, (pair for node in nodes if node not in joins for pair in ties[node]))
-        computing = {node for node, pairs in ties.items() if not pairs}
+        class_of = components(free, (pair for node in ties if node not in joins for pair in ties[node]))
+        computing = {*nodes} - ties.keys()
         needed = {class_of[name] for name in coarse if computing.intersection(graph.readers[name])}
         lost = {class_of[name] for name in coarse}
         found = {
@@ -51,6 +55,30 @@ class RescaleCoarseOperands:
             if class_of[node.output] not in lost
         }
         return rewrite(graph, lambda rewriter, node: _copied(rewriter, node, found.get(node, ())))
+
+
+Pair = tuple[str, str]
+
+
+def _ties(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[Node, list[Pair]]:
+    """The nodes that tie their operands to each other or to their results, and these pairs."""
+    found: dict[Node, list[Pair]] = {}
+    for node in nodes:
+        if node.op in TYING or is_relu(node) or selects(graph, node):
+            first, *others = (*data_inputs(node), *node.outputs)
+            pairs = [(first, other) for other in others if (first, other) in equal]
+            found |= {node: pairs} if pairs else {}
+    return found
+
+
+def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -> bool:
+    """Whether an operand is so much smaller than a tensor of its scale that it may get too few steps."""
+    class_of = components(free, demands.equal)
+    largest: dict[str, float] = {}
+    for name, leader in class_of.items():
+        largest[leader] = max(largest.get(leader, 0.0), free[name].largest)
+    operands = {name for node in joins for name in node.inputs if name in free}
+    return any(0 < free[x].largest < largest[class_of[x]] * 2 * FEWEST / 127 for x in operands)
 
 
 def _copied(rewriter: Rewriter, node: Node, operands: Collection[str]) -> bool:
