@@ -80,6 +80,11 @@ class Node:
         """Types of the outputs by those of the inputs, as far as they were asked for (Op.typed)."""
         return {}
 
+    @cached_property
+    def windows(self) -> dict[tuple[int, ...], Any]:
+        """Windows by kernel, as far as they were asked for (ops.windows.window_of)."""
+        return {}
+
     @property
     def output(self) -> str:
         """The first (for most operators the only) output."""

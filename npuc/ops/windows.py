@@ -78,9 +78,13 @@ def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
 
     Raises E105 for a kernel without any extent, or a damaged one.
     """
+    found: Window | None = node.windows.get(kernel)
+    if found is not None:
+        return found
     if kernel and not 1 <= min(kernel) <= max(kernel) <= LARGEST:
         raise bad_node(node, f"the kernel is {list(kernel)}", limit=f"1..{LARGEST}")
     rank = len(kernel)
     ones, pads = (1,) * rank, PADS(node) or (0,) * (2 * rank)
     strides, dilations = STRIDES(node) or ones, DILATIONS(node) or ones
-    return Window(kernel, strides, pads[:rank], pads[rank:], dilations, CEIL_MODE(node))
+    window = node.windows[kernel] = Window(kernel, strides, pads[:rank], pads[rank:], dilations, CEIL_MODE(node))
+    return window

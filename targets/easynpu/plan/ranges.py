@@ -5,7 +5,8 @@ Rows and columns are independent, so all grids of a range are evaluated at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
 from math import ceil, inf
 
@@ -19,6 +20,7 @@ from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import Window, is_channelwise, is_tileable, ranges_for, whole
+from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
@@ -29,10 +31,24 @@ MOST_EXTENT = 256
 """Rows or columns of a map that the instruction word can say."""
 
 
+InTurn = Callable[[Node, tuple[Node, ...]], tuple[Layer, ...]]
+
+
+def parts_of(graph: Graph, machine: Machine) -> InTurn:
+    """`parts_in_turn` by node and what is fused behind it, which remembers what it found."""
+
+    @cache
+    def found(node: Node, chain: tuple[Node, ...]) -> tuple[Layer, ...]:
+        return parts_in_turn(graph, node, machine, chain)
+
+    return found
+
+
 class Range:
     """Consecutive nodes with every grid that may fit them; which ones do is found when it is asked.
 
-    tail: a range with the same end that begins later, whose tiles need the same of what both compute.
+    tail: a range with the same end that begins later, whose tiles need the same of what both compute. in_turn:
+    `parts_of`, which several ranges share.
     """
 
     def __init__(
@@ -42,8 +58,10 @@ class Range:
         machine: Machine,
         shares: Mapping[str, Share],
         tail: Range | None = None,
+        in_turn: InTurn | None = None,
     ) -> None:
         self.graph = graph
+        self._in_turn = in_turn or parts_of(graph, machine)
         self.nodes = tuple(nodes)
         self.machine = machine
         self.tensors = _tensors(graph, nodes)
@@ -148,7 +166,7 @@ class Range:
             while (chain[-1] if chain else node) in followers:
                 chain.append(followers[chain[-1] if chain else node])
             at = self.tensors.index(node.output)
-            for part in parts_in_turn(self.graph, node, self.machine, chain):
+            for part in self._in_turn(node, tuple(chain)):
                 fitting &= legal_tiles(part, self.machine, rows[:, None, at], columns[None, :, at])
         return fitting
 

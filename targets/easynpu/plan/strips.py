@@ -20,7 +20,7 @@ from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Grid, Share, Strip
-from npuc.targets.easynpu.plan.ranges import Range
+from npuc.targets.easynpu.plan.ranges import Range, parts_of
 from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
 MOST_UNITS = 32
@@ -75,12 +75,13 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
         "traffic": 1 / RARELY,
         "cycles": RARELY,
     }
+    in_turn = parts_of(graph, machine)
     for points in (units(graph, nodes, machine), range(len(nodes) + 1)):
         ranges: dict[tuple[int, int], Range] = {}
         for position, end in enumerate(points):
             tail: Range | None = None
             for start in reversed(points[max(0, position - MOST_UNITS) : position]):
-                tail = ranges[start, end] = Range(graph, nodes[start:end], machine, shares, tail)
+                tail = ranges[start, end] = Range(graph, nodes[start:end], machine, shares, tail, in_turn)
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)
         fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
