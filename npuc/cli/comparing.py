@@ -22,7 +22,7 @@ from npuc.cli.options import (
     shape_option,
     strict_option,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json, say
+from npuc.cli.output import announce_synthetic, load_graph, load_program, print_json, say
 from npuc.escaping import shown
 from npuc.text import closest
 
@@ -37,12 +37,19 @@ if TYPE_CHECKING:
 @click.argument("second", type=PATH)
 @data_option
 @click.option("--model", type=PATH, help="What both were compiled from: their accuracy on the data is compared.")
+@click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
 @modified_option
 @custom_ops_option
 @limit_options
 @json_option
 def diff(
-    first: Path, second: Path, data: tuple[Path, ...], model: Path | None, allow_modified: bool, as_json: bool
+    first: Path,
+    second: Path,
+    data: tuple[Path, ...],
+    model: Path | None,
+    output: Path | None,
+    allow_modified: bool,
+    as_json: bool,
 ) -> None:
     """Show what changed between two programs. With --data also how far their outputs are apart.
 
@@ -51,11 +58,13 @@ def diff(
       npuc compile m.onnx --target easynpu -o a.npu
       npuc compile m.onnx --target easynpu -o b.npu --machine large
       npuc diff a.npu b.npu
+      npuc diff a.npu b.npu -o difference.html
       npuc diff a.npu b.npu --data test.npz --model m.onnx
     """
     from npuc.program import showing
     from npuc.reports import summaries
     from npuc.reports.difference import difference
+    from npuc.storage.files import replacing
 
     pair = load_program(first, allow_modified), load_program(second, allow_modified)
     with showing(first):
@@ -66,10 +75,36 @@ def diff(
         report["outputs"] = _outputs(pair, data)
     if model is not None:
         report["accuracy"] = _accuracy(pair, data, model)
+    told = summaries.difference(shown(report), first, second)
+    if output is not None:
+        page = _page((first, second), pair, report, allow_modified).encode()
+        with replacing(output) as staging:
+            staging.write_bytes(page)
+        told = f"{output}: {len(page):,} bytes"
     if as_json:
         print_json(report)
     else:
-        say(summaries.difference(shown(report), first, second))
+        say(told)
+
+
+def _page(
+    paths: tuple[Path, Path],
+    pair: tuple[tuple[Program, Target], tuple[Program, Target]],
+    report: dict[str, Any],
+    allow_modified: bool,
+) -> str:
+    """The difference as a page; each program has the name of its file, or both paths where these are the same."""
+    from npuc.page.difference import Side, difference_page
+    from npuc.program import showing
+    from npuc.regions.artefact import steps_of
+
+    alike = paths[0].name == paths[1].name
+    sides: list[Side] = []
+    for path, (program, _) in zip(paths, pair, strict=True):
+        with showing(path):
+            graph = load_graph(path, program, allow_modified)
+            sides.append(Side(str(path) if alike else path.name, program, tuple(steps_of(program)), graph))
+    return difference_page(sides[0], sides[1], report)
 
 
 def _accuracy(

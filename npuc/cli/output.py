@@ -89,3 +89,12 @@ def load_program(artefact: Path, allow_modified: bool) -> tuple[Program, Target]
     if found := variants_of(loaded.manifest):
         raise undecided(artefact, found)
     return loaded, target_of(loaded)
+
+
+def load_graph(artefact: Path, program: Program, allow_modified: bool) -> Mapping[str, Any]:
+    """graph.json of a program. Raises ArtefactError where npuc did not write it so."""
+    from npuc.program import load_evidence
+    from npuc.verification.described import described
+
+    content = load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"]
+    return described(content, program.precision)

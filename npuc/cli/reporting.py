@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import load_program, print_json, say
+from npuc.cli.output import load_graph, load_program, print_json, say
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def _evidence(
 
     samples = _samples(program, data)
     about = f"{len(samples)} {'synthetic ' if samples.synthetic else ''}samples"
-    graph = _graph(artefact, program, allow_modified)
+    graph = load_graph(artefact, program, allow_modified)
     values = {} if program.precision in FLOATING else histograms(target.runner(program), samples)
     with showing(artefact):
         steps = tuple(steps_of(program))
@@ -145,15 +144,6 @@ def _evidence(
         return found
     checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
     return replace(found, verification=checked)
-
-
-def _graph(artefact: Path, program: Program, allow_modified: bool) -> Mapping[str, Any]:
-    """graph.json."""
-    from npuc.program import load_evidence
-    from npuc.verification.described import described
-
-    content = load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"]
-    return described(content, program.precision)
 
 
 def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
@@ -276,7 +266,7 @@ def explain(
     from npuc.reports.explanation import explanation
 
     program, target = load_program(artefact, allow_modified)
-    graph = _graph(artefact, program, allow_modified)
+    graph = load_graph(artefact, program, allow_modified)
     if data and model is None:
         raise click.UsageError("--data needs --model")
     checked = None

@@ -38,6 +38,7 @@ function choose(layer) {
   }
 }
 document.addEventListener("click", (event) => {
+  if (event.target.closest("summary")) return;
   const element = event.target.closest("[data-layer]");
   if (element) choose(element.classList.contains("chosen") ? undefined : element.dataset.layer);
 });
@@ -47,8 +48,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 // The network: zoom by buttons or Ctrl and the wheel, pan by dragging.
-const graph = document.querySelector(".graph");
-function resize(factor, x = graph.clientWidth / 2, y = graph.clientHeight / 2) {
+const graphs = document.querySelectorAll(".graph");
+function resize(graph, factor, x = graph.clientWidth / 2, y = graph.clientHeight / 2) {
   const picture = graph.firstElementChild, box = picture.viewBox.baseVal;
   const before = picture.width.baseVal.value / box.width;
   const fitting = Math.min(1, graph.clientWidth / box.width, graph.clientHeight / box.height);
@@ -58,14 +59,14 @@ function resize(factor, x = graph.clientWidth / 2, y = graph.clientHeight / 2) {
   graph.scrollTo(left * (after / before) - x, top * (after / before) - y);
 }
 for (const button of document.querySelectorAll("[data-size]")) {
-  button.addEventListener("click", () => resize(Number(button.dataset.size)));
+  button.addEventListener("click", () => { for (const graph of graphs) resize(graph, Number(button.dataset.size)); });
 }
-if (graph) {
+for (const graph of graphs) {
   graph.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
     const outer = graph.getBoundingClientRect();
-    resize(event.deltaY < 0 ? 1.25 : 0.8, event.clientX - outer.left, event.clientY - outer.top);
+    resize(graph, event.deltaY < 0 ? 1.25 : 0.8, event.clientX - outer.left, event.clientY - outer.top);
   }, { passive: false });
   let dragged = 0;
   graph.addEventListener("pointerdown", () => { dragged = 0; });

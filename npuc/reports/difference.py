@@ -23,7 +23,7 @@ def difference(first: tuple[Program, Target], second: tuple[Program, Target]) ->
     before, after = dict(_numbers(a)), dict(_numbers(b))
     totals = {key: [before.get(key), after.get(key)] for key in dict.fromkeys([*before, *after])}
     listings = [_instructions(target.listing(program)) for program, target in (first, second)]
-    groups = [_group(pair, listings) for pair in _aligned(a["layers"], b["layers"])]
+    groups = [_group(pair, listings) for pair in aligned(a["layers"], b["layers"])]
     changed = [group for group in groups if group["changed"] or group["removed"] or group["added"]]
     return {
         "status": "ok",
@@ -43,7 +43,7 @@ def _numbers(report: Report, within: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{within}{key}", value
 
 
-def _aligned(a: Sequence[Report], b: Sequence[Report]) -> Iterator[tuple[list[Report], list[Report]]]:
+def aligned(a: Sequence[Report], b: Sequence[Report]) -> Iterator[tuple[list[Report], list[Report]]]:
     """Layers of both programs in groups that share ONNX nodes, in the first program's order."""
     leader: dict[str, str] = {}
 

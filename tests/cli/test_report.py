@@ -5,41 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
 from tests.cli.process import Digits, npuc
-
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class _Structure(HTMLParser):
-    """Open elements, and everything that is referred to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.references: list[str] = []
-        self.ids: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.references += [value or "" for key, value in attrs if key in ("src", "href", "action", "data")]
-        self.ids += [value or "" for key, value in attrs if key == "id"]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +22,7 @@ def page(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_is_whole_and_refers_to_nothing_outside_itself(page: Path) -> None:
-    structure = _Structure()
+    structure = Structure()
     structure.feed(page.read_text(encoding="utf-8"))
     assert structure.open == [] and len(structure.ids) == len(set(structure.ids))
     assert structure.references and {each.removeprefix("#") for each in structure.references} <= set(structure.ids)
@@ -110,24 +82,12 @@ document.body.dataset.found = JSON.stringify(found);
 </script></body>"""
 
 
-def _opened(page: Path, folder: Path) -> str:
-    """The page as Chromium has it once its scripts have run, without a message on its console."""
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
-    done = subprocess.run(
-        ["chromium", *flags, f"--user-data-dir={folder}", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@NEEDS_CHROMIUM
 def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> None:
     clicking = tmp_path / "clicking.html"
     clicks = CLICKS.replace("VIEWS", json.dumps(VIEWS))
     clicking.write_text(page.read_text(encoding="utf-8").replace("</body>", clicks), encoding="utf-8")
-    shown = _opened(clicking, tmp_path)
+    shown = opened(clicking, tmp_path)
     # the script has run: the first way of colouring is chosen, and fields have their meanings
     assert 'aria-pressed="true"' in shown and 'title="Hk, bits 63:56' in shown
     (told,) = re.findall(r'data-found="([^"]*)"', shown)

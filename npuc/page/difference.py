@@ -1,0 +1,161 @@
+"""The page of a difference: totals, both networks side by side, and every layer that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from npuc import __version__
+from npuc.outline import short_names
+from npuc.page import network
+from npuc.page.boxes import boxes_of
+from npuc.page.rendering import rendered
+from npuc.program import Program
+from npuc.reports.difference import aligned
+from npuc.reports.layers import layers_of
+from npuc.text import count, short
+
+Report = Mapping[str, Any]
+MOST_LINES = 200
+"""Instructions of a layer that are shown, gone and new ones each."""
+SHADES = {"cycles": "difference in cycles", "bytes": "difference in bytes", "changed": "whether it changed"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two programs: its name, and what its network is drawn of."""
+
+    name: str
+    program: Program
+    steps: Sequence[Report]
+    """What runs one after another."""
+    graph: Report
+    """graph.json."""
+
+
+def difference_page(first: Side, second: Side, report: Report) -> str:
+    """The page as one file. report: that of npuc.reports.difference."""
+    from markupsafe import Markup
+
+    sides = first, second
+    groups = list(aligned(*(side.program.report["layers"] for side in sides)))
+    shades = _shades(groups, {node for each in report["layers"] for node in each["nodes"]})
+    names = short_names(layer["name"] for side in sides for layer in side.program.report["layers"])
+    rows = [_row(number, each, names) for number, each in _numbered(groups, report["layers"])]
+    found: dict[str, Any] = {
+        "title": f"{first.name} and {second.name}",
+        "lead": "; ".join(f"{side.name}: {_about(side.program)}" for side in sides),
+        "names": [side.name for side in sides],
+        "same": report["same"],
+        "totals": [_total(key, *values) for key, values in report["totals"].items()],
+        "outputs": report.get("outputs", ()),
+        "networks": [(side.name, Markup(_drawn(side, at, groups, shades))) for at, side in enumerate(sides)],
+        "shades": [(key, name) for key, name in SHADES.items() if any(each.get(key) for each in shades)],
+        "rows": rows,
+        "unchanged": count(report["unchanged_layers"]),
+        "footer": f"npuc {__version__}; layers stand beside one another where they share nodes of the model.",
+    }
+    return rendered("difference.html", found)
+
+
+def _about(program: Program) -> str:
+    report = program.report
+    return f"{report['target']}, machine {report['machine']}, {count(report['cycles'])} cycles"
+
+
+def _total(key: str, a: Any, b: Any) -> dict[str, str]:
+    """A line of the summary; the change in per cent where both are numbers."""
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (a, b))
+    return {
+        "key": key.replace("_", " ").replace(".", ": "),
+        "before": _value(a),
+        "after": _value(b),
+        "change": f"{100 * (b - a) / a:+.1f} %" if numbers and a else "",
+    }
+
+
+def _value(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return count(value)
+        case float():
+            return count(round(value)) if abs(value) >= 1000 else f"{value:.4g}"
+        case [int(rows), int(columns), int(cycles)]:
+            return f"{rows} x {columns} ({count(cycles)} cycles)"
+        case [*parts]:
+            return short(" x ".join(map(_value, parts)), 60)
+        case _:
+            return short(str(value), 60)
+
+
+Pair = tuple[list[Report], list[Report]]
+
+
+def _shades(groups: Sequence[Pair], changed: set[str]) -> list[dict[str, float]]:
+    """How the layers of each group are coloured: their share of the largest difference."""
+    found: list[dict[str, float]] = [{} for _ in groups]
+    for key in ("cycles", "bytes"):
+        apart = [abs(_sum(b, key) - _sum(a, key)) for a, b in groups]
+        if any(apart):
+            for shades, each in zip(found, apart, strict=True):
+                shades[key] = each / max(apart)
+    for shades, pair in zip(found, groups, strict=True):
+        shades["changed"] = float(
+            any(node in changed for layers in pair for each in layers for node in each["nodes"])
+        )
+    return found
+
+
+def _sum(layers: Sequence[Report], key: str) -> int:
+    return sum(layer.get(key) or 0 for layer in layers)
+
+
+def _drawn(side: Side, at: int, groups: Sequence[Pair], shades: Sequence[Mapping[str, float]]) -> str:
+    """The network of a side; a box carries the number of its group, so that both sides follow a click."""
+    layers = list(layers_of(side.program.report))
+    group_of = {layer["name"]: number for number, pair in enumerate(groups) for layer in pair[at]}
+    boxes: list[network.Box] = []
+    for box in boxes_of(side.program, side.steps, side.graph, layers):
+        group = None if box.layer is None else group_of[layers[box.layer]["name"]]
+        boxes.append(replace(box, layer=group, shades={} if group is None else shades[group]))
+    return network.drawing(boxes)
+
+
+def _numbered(groups: Sequence[Pair], changed: Sequence[Report]) -> list[tuple[int, Report]]:
+    """What changed, with the number of its group."""
+    first = {each["nodes"][0] if each["nodes"] else _named(each["layers"]): each for each in changed}
+    found: list[tuple[int, Report]] = []
+    for number, pair in enumerate(groups):
+        nodes = [node for layers in pair for layer in layers for node in layer["nodes"]]
+        key = nodes[0] if nodes else _named([[layer["name"] for layer in layers] for layers in pair])
+        if key in first:
+            found.append((number, first[key]))
+    return found
+
+
+def _named(layers: Sequence[Sequence[str]]) -> str:
+    return "layer " + next(name for names in layers for name in names)
+
+
+def _row(number: int, group: Report, names: Mapping[str, str]) -> dict[str, Any]:
+    """A line of the table of layers."""
+    before, after = (" + ".join(short(names[name], 40) for name in each) or "nothing" for each in group["layers"])
+    a, b = group["cycles"]
+    fields = {key: values for key, values in group["changed"].items() if key != "cycles"}
+    return {
+        "number": number,
+        "name": before if before == after else f"{before} \u2192 {after}",
+        "hint": ", ".join(group["nodes"]),
+        "cycles": [count(a), count(b)],
+        "change": {"text": f"{b - a:+,}" if a != b else "", "sort": b - a},
+        "fields": [f"{key.replace('_', ' ')}: {_value(x)} \u2192 {_value(y)}" for key, (x, y) in fields.items()],
+        "lines": [("-", each) for each in group["removed"][:MOST_LINES]]
+        + [("+", each) for each in group["added"][:MOST_LINES]],
+        "counts": f"\u2212{count(len(group['removed']))} +{count(len(group['added']))}",
+        "left_out": max(len(group["removed"]) - MOST_LINES, 0) + max(len(group["added"]) - MOST_LINES, 0),
+    }

@@ -1,0 +1,95 @@
+"""`npuc diff A B -o F.html`: both networks side by side, and what changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.cli.pages import NEEDS_CHROMIUM, Structure, opened
+from tests.cli.process import Digits, npuc
+
+CLICKS = """<script>
+const found = [], pair = [...document.querySelectorAll(".graph")];
+const changed = document.querySelector("tr[data-layer]").dataset.layer;
+const has = (each) => each.querySelectorAll(".chosen").length > 0;
+for (const one of pair) {
+  one.querySelector(`[data-layer="${changed}"] rect`).dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  found.push([pair.map(has), document.querySelectorAll("tr.chosen").length]);
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+}
+const widths = () => pair.map((each) => each.firstElementChild.width.baseVal.value);
+const before = widths();
+document.querySelector('[data-size="1.25"]').click();
+found.push(widths().map((each, at) => each / before[at]));
+document.body.dataset.found = JSON.stringify(found);
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def page(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("difference")
+    options = ("--machine", "large", "--isa", "documented", "--calibration", digits.calibration)
+    npuc("compile", digits.model, "--target", "easynpu", *options, "-o", folder / "large.npu").done()
+    npuc("diff", digits.program, folder / "large.npu", "-o", folder / "d.html").done()
+    return folder / "d.html"
+
+
+def test_the_page_is_whole_and_refers_to_nothing_outside_itself(page: Path) -> None:
+    structure = Structure()
+    structure.feed(page.read_text(encoding="utf-8"))
+    assert structure.open == [] and len(structure.ids) == len(set(structure.ids))
+    assert structure.references and {each.removeprefix("#") for each in structure.references} <= set(structure.ids)
+
+
+def test_what_changed_is_what_the_text_says(page: Path, digits: Digits) -> None:
+    report = npuc("diff", digits.program, page.parent / "large.npu", "--json").json
+    text = page.read_text(encoding="utf-8")
+    assert report["layers"] and text.count("<tr data-layer") == len(report["layers"])
+    assert f"{report['unchanged_layers']} unchanged" in text
+    plain = unescape(re.sub(r"<[^>]+>", "", text))
+    assert all(line in plain for group in report["layers"] for line in (*group["removed"], *group["added"]))
+    before, after = report["totals"]["memory.fmap.capacity_bytes"]
+    assert (
+        f"{before:,}" in plain and f"{after:,}" in plain and f"{100 * (after - before) / before:+.1f} %" in plain
+    )
+
+
+def test_a_program_beside_itself_has_two_networks_and_no_changes(digits: Digits, tmp_path: Path) -> None:
+    npuc("diff", digits.program, digits.program, "-o", tmp_path / "d.html").done()
+    text = (tmp_path / "d.html").read_text(encoding="utf-8")
+    assert "Both are the same program" in text and text.count('class="scroll graph"') == 2
+    assert "<tr data-layer" not in text
+
+
+def test_names_are_text_and_never_markup(digits: Digits, tmp_path: Path) -> None:
+    model = onnx.load(digits.model)
+    for node in model.graph.node:
+        node.name = f"<script>alert({node.name!r})</script>"
+    onnx.save(model, tmp_path / "m.onnx")
+    for number in "01":
+        options = ("--machine", "large") if number == "1" else ()
+        npuc(
+            "compile", tmp_path / "m.onnx", "--target", "easynpu", *options, "-o", tmp_path / f"<i>{number}"
+        ).done()
+    npuc("diff", tmp_path / "<i>0", tmp_path / "<i>1", "-o", tmp_path / "d.html").done()
+    text = (tmp_path / "d.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in text and "<i>" not in text and "&lt;script&gt;alert" in text
+
+
+def test_what_cannot_be_written_is_refused(digits: Digits, tmp_path: Path) -> None:
+    npuc("diff", digits.program, digits.program, "-o", tmp_path / "missing" / "d.html").refused("E506")
+
+
+@NEEDS_CHROMIUM
+def test_a_click_chooses_a_layer_in_both_networks(page: Path, tmp_path: Path) -> None:
+    clicking = tmp_path / "clicking.html"
+    clicking.write_text(page.read_text(encoding="utf-8").replace("</body>", CLICKS), encoding="utf-8")
+    (told,) = re.findall(r'data-found="([^"]*)"', opened(clicking, tmp_path))
+    first, second, factors = json.loads(unescape(told))
+    assert first == second == [[True, True], 1]
+    assert factors == pytest.approx([1.25, 1.25])
