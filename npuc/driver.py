@@ -149,6 +149,35 @@ def compilation(
     return Compilation(with_rewrites(named, steps), samples, graph)
 
 
+def float_passes(model: Path, program: Program, target: Target, told: Sequence[str]) -> Steps:
+    """What the passes over the float graph did when a program was compiled, done again on its model.
+
+    told: the rewrites that graph.json tells of. Nothing where these are others: the program was compiled with
+    other options.
+    """
+    steps: list[tuple[str, Graph, Graph]] = []
+
+    def recording(name: str, before: Graph, after: Graph, _seconds: float) -> None:
+        if after is not before:
+            steps.append((name, before, after))
+
+    shapes = {port.name: port.shape for port in program.inputs}
+    with TemporaryDirectory() as folder:
+        try:
+            optimised(model, target, shapes, _options_of(program, Path(folder)), recording)
+        except NpucError:  # a part of the model is the host's
+            return ()
+    found = [str(each) for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
+    return steps if [*told[: len(found)]] == found else ()
+
+
+def _options_of(program: Program, folder: Path) -> Options:
+    """The options that a program's manifest tells of; its machine becomes a file in the folder."""
+    machine = folder / "machine.toml"
+    machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
+    return Options(str(machine), program.precision, program.manifest.get("isa", "extended"))
+
+
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
     """A program compiled afresh from its model for its machine: what its files should be.
 
@@ -156,9 +185,7 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
     """
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
-        machine = Path(folder) / "machine.toml"
-        machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
-        options = Options(str(machine), precision=program.precision)
+        options = _options_of(program, Path(folder))
         try:
             fresh = as_loaded(compile_model(model, target, options, shapes)[0])
         except NpucError:

@@ -127,6 +127,7 @@ def _evidence(
     allow_modified: bool,
 ) -> Evidence:
     """What simulation and verification on the data, or on a few synthetic samples, show."""
+    from npuc.driver import float_passes
     from npuc.page.page import Evidence
     from npuc.page.values import histograms
     from npuc.program import showing
@@ -143,7 +144,8 @@ def _evidence(
     if model is None:
         return found
     checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
-    return replace(found, verification=checked)
+    told = [each["text"] for each in graph.get("rewrites", ())]
+    return replace(found, verification=checked, passes=float_passes(model, program, target, told))
 
 
 def _samples(program: Program, data: tuple[Path, ...]) -> Samples:

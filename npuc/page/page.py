@@ -11,10 +11,11 @@ import numpy as np
 
 from npuc import __version__
 from npuc.escaping import html_json
-from npuc.ir import Array
+from npuc.ir import Array, Graph
 from npuc.outline import short_names
 from npuc.page import charts, network
 from npuc.page.boxes import SHADES, boxes_of, by_node
+from npuc.page.passes import passes
 from npuc.page.rendering import rendered
 from npuc.program import Program
 from npuc.reports.layers import layers_of
@@ -43,6 +44,8 @@ class Evidence:
     """What the histograms were taken on."""
     verification: Report | None = None
     """The report of `npuc verify`."""
+    passes: Sequence[tuple[str, Graph, Graph]] = ()
+    """Name, graph before and graph after of the passes over the float graph."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "partitions": _partitions(report),
         "network": Markup(network.drawing(boxes)) if boxes else "",
         "shades": [(key, SHADES[key]) for key in SHADES if any(key in box.shades for box in boxes)],
+        "passes": passes(evidence.graph, evidence.passes, by_node(layers)),
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
         "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
         "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors)],
@@ -132,8 +136,13 @@ def _name(program: Program) -> str:
 
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The headings of what is there."""
-    wanted = {"network": found["network"], "roofline": found["roofline"], "values": found["histograms"]}
-    names = ("summary", "network", "layers", "timeline", "memory", "roofline", "values", "instructions")
+    wanted = {
+        "network": found["network"],
+        "passes": found["passes"],
+        "roofline": found["roofline"],
+        "values": found["histograms"],
+    }
+    names = ("summary", "network", "passes", "layers", "timeline", "memory", "roofline", "values", "instructions")
     return [(name, name.capitalize()) for name in names if wanted.get(name, True)]
 
 

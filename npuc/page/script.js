@@ -59,7 +59,7 @@ function resize(graph, factor, x = graph.clientWidth / 2, y = graph.clientHeight
   graph.scrollTo(left * (after / before) - x, top * (after / before) - y);
 }
 for (const button of document.querySelectorAll("[data-size]")) {
-  button.addEventListener("click", () => { for (const graph of graphs) resize(graph, Number(button.dataset.size)); });
+  button.addEventListener("click", () => { for (const graph of graphs) if (graph.offsetParent) resize(graph, Number(button.dataset.size)); });
 }
 for (const graph of graphs) {
   graph.addEventListener("wheel", (event) => {
@@ -77,6 +77,20 @@ for (const graph of graphs) {
   });
   // the end of a drag is no click on what lies under it
   graph.addEventListener("click", (event) => { if (dragged > 4) event.stopPropagation(); });
+}
+
+// The passes, one at a time.
+const steps = [...document.querySelectorAll(".pass")];
+function step(number) {
+  if (!steps[number]) return;
+  for (const [at, each] of steps.entries()) each.hidden = at !== number;
+  for (const button of document.querySelectorAll("[data-pass]")) button.setAttribute("aria-pressed", Number(button.dataset.pass) === number);
+}
+for (const button of document.querySelectorAll("[data-pass]")) {
+  button.addEventListener("click", () => step(Number(button.dataset.pass)));
+}
+for (const button of document.querySelectorAll("[data-step]")) {
+  button.addEventListener("click", () => step(steps.findIndex((each) => !each.hidden) + Number(button.dataset.step)));
 }
 
 // Drawings over time stretch to the right together; what is written on them keeps its width.

@@ -78,6 +78,12 @@ for (const [view, what] of Object.entries(VIEWS)) {
 document.querySelector('[data-zoom="2"]').click();
 const drawings = [...document.querySelectorAll(".wide svg")];
 found.stretched = drawings.map((each) => each.width.baseVal.value / each.viewBox.baseVal.width);
+const visible = () => [...document.querySelectorAll(".pass")].findIndex((each) => !each.hidden);
+found.passes = [visible()];
+for (const at of ["1", "1", "-1", "-1", "-1"]) {
+  document.querySelector(`[data-step="${at}"]`).click();
+  found.passes.push(visible());
+}
 document.body.dataset.found = JSON.stringify(found);
 </script></body>"""
 
@@ -93,6 +99,7 @@ def test_a_click_chooses_a_layer_in_every_view(page: Path, tmp_path: Path) -> No
     (told,) = re.findall(r'data-found="([^"]*)"', shown)
     found = json.loads(unescape(told))
     assert set(found.pop("stretched")) == {2}
+    assert found.pop("passes") == [0, 1, 1, 0, 0, 0]
     assert found.keys() == VIEWS.keys()
     for layers, sections, left in found.values():
         assert (layers, left) == (["1"], 0) and set(sections) >= VIEWS.keys()
@@ -122,3 +129,26 @@ def test_a_long_listing_is_cut_and_the_page_says_so(
     count = len(npuc("dump", digits.program, "--json").json["instructions"])
     assert f"{count - 3} more instructions are left out" in text
     assert len(re.findall(r'<td class="n">\d+</td><td><code>', text)) == 3
+
+
+def test_the_passes_are_told_and_the_graph_behind_each_is_drawn_of_the_model(page: Path, digits: Digits) -> None:
+    text = page.read_text(encoding="utf-8")
+    rewrites = json.loads((digits.program / "graph.json").read_text())["rewrites"]
+    names = list(dict.fromkeys(each["pass"] for each in rewrites))
+    assert text.count("data-pass=") == len(names) >= 2
+    plain = unescape(text)
+    assert all(each["text"].removeprefix(f"{each['pass']}: ") in plain for each in rewrites)
+    section = text[text.index('id="passes"') : text.index('id="layers"')]
+    assert (
+        section.count('class="scroll graph"') == len(names) and "--new:100%" in section and "--new:0%" in section
+    )
+
+
+def test_passes_that_do_other_than_the_program_tells_are_not_drawn(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("npuc.driver.rewrites", lambda *_: ["another rewrite"])
+    npuc("report", digits.program, "-o", tmp_path / "r.html", "--model", digits.model, "--data", digits.few).done()
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    section = text[text.index('id="passes"') : text.index('id="layers"')]
+    assert "<li" in section and "graph" not in section
