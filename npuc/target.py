@@ -190,6 +190,22 @@ class Describing(Protocol):
         ...
 
 
+@runtime_checkable
+class SelfTesting(Protocol):
+    """A target whose exports can bring samples along, and what the program makes of them."""
+
+    self_tests: tuple[str, ...]
+    """Formats that can."""
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+        """Files beside those of `exported`, or in place of them, for inputs (samples, *shape).
+
+        What is expected comes from the chip model, which reads the artefact alone. Raises ArtefactError (E506)
+        where that is no standard for hardware.
+        """
+        ...
+
+
 class Target(Protocol):
     """A machine npuc compiles for.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,11 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import load_program, print_json, say
+from npuc.cli.output import announce_synthetic, load_program, print_json, say
 from npuc.escaping import printed, terminal
 
 if TYPE_CHECKING:
+    from npuc.ir import Array
     from npuc.program import Program
     from npuc.reports.disassembly import Disassembly
     from npuc.target import Target
@@ -205,6 +206,23 @@ def _annotated(artefact: Path, program: Program, model: Path) -> dict[str, bytes
         return {f"{model.stem}.onnx": annotated(found, program.report).SerializeToString(deterministic=True)}
 
 
+SELF_TEST_SAMPLES = 2
+"""As many as fit into firmware."""
+
+
+def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
+    """The inputs of a self test: the user's, or synthetic ones."""
+    from npuc.driver import program_inputs
+    from npuc.storage import data as samples_of
+
+    inputs = program_inputs(program)
+    if files:
+        return samples_of.load(files, inputs).first(SELF_TEST_SAMPLES).inputs
+    samples = samples_of.varied(inputs, SELF_TEST_SAMPLES)
+    announce_synthetic("self test", "--data DATA.npz", samples, "varied")
+    return samples.inputs
+
+
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option(
@@ -221,6 +239,12 @@ def _annotated(artefact: Path, program: Program, model: Path) -> dict[str, bytes
     " where every block has a sequencer, or the Verilator test bench of NVDLA's tree.",
 )
 @click.option("--model", type=PATH, help=f"What it was compiled from, for {ANNOTATED}.")
+@click.option(
+    "--self-test",
+    is_flag=True,
+    help="Add samples, what npuc simulates for them, and a comparison (c, loadable, okkernel).",
+)
+@click.option("--data", type=PATH, multiple=True, help="The samples of the self test; two are taken (.npz).")
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
@@ -230,6 +254,8 @@ def export(
     form: str,
     player: str | None,
     model: Path | None,
+    self_test: bool,
+    data: tuple[Path, ...],
     output: Path,
     allow_modified: bool,
     as_json: bool,
@@ -239,11 +265,12 @@ def export(
     \b
     Examples:
       npuc export resnet8.npu --format readmemh -o images
-      npuc export resnet8.npu --format c -o firmware
+      npuc export resnet8.npu --format c --self-test --data test.npz -o firmware
       npuc export resnet8.npu --format nvdla-trace --player sequencers -o trace
       npuc export resnet8.npu --format onnx-annotated --model resnet8.onnx -o a
     """
     from npuc import program as programs
+    from npuc.target import SelfTesting
 
     program, target = load_program(artefact, allow_modified)
     if (model is None) == (form == ANNOTATED):
@@ -252,7 +279,14 @@ def export(
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
+    if data and not self_test:
+        raise click.UsageError("--data is for --self-test")
+    if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
+        known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
+        raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
     files = target.exported(program, form, player) if model is None else _annotated(artefact, program, model)
+    if isinstance(target, SelfTesting) and self_test:
+        files |= target.self_test(program, form, _vectors(program, data))
     programs.save_files(files, output)
     if as_json:
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})

@@ -9,14 +9,14 @@ from typing import Any
 
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, NpucError, Problem
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
 from npuc.outline import Heading, Line, by_nodes, names_of
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, Step, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Outlining, Stepper, Target, names
+from npuc.target import Options, Origin, Outlining, SelfTesting, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Timeline
 
@@ -46,6 +46,7 @@ class Composite:
         self.precisions, self.exports, self.players = inner.precisions, inner.exports, inner.players
         self.chip_models, self.inexact, self.weight_forms = inner.chip_models, inner.inexact, inner.weight_forms
         self.left_out = inner.left_out
+        self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The target's."""
@@ -188,6 +189,18 @@ class Composite:
             files |= regions_in_c(program)
         described = {key: program.manifest.get(key) for key in ("target", "inputs", "outputs")}
         return {**files, "steps.json": canonical_json({**described, **contents.as_json()})}
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+        """That of every part, with what reaches it, in its folder."""
+        fed: dict[int, Mapping[str, Array]] = {}
+        if not isinstance(self.inner, SelfTesting):
+            return {}
+        self.runner(program).watched(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
+        return {
+            f"{step.path}/{name}": data
+            for number, (step, part) in enumerate(_parts(program))
+            for name, data in self.inner.self_test(part, form, fed[number]).items()
+        }
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The target's."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
-from npuc.ir import Graph
+from npuc.ir import Array, Graph
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -58,6 +58,7 @@ class Bm1684(Target):
     memories = ("local", "system")
     precisions = ("fp32", "int8")
     exports = ("okkernel",)
+    self_tests = ("okkernel",)
     chip_models = ("own", "vendor")
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
@@ -201,6 +202,12 @@ class Bm1684(Target):
             **sdk.build_files(name),
             **({FIRMWARE_HEADER: (compilation.MODEL / FIRMWARE_HEADER).read_bytes()} if contents.steps else {}),
         }
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
+        """Samples, what the simulator makes of them, and a make target that runs and compares them."""
+        from npuc.targets.bm1684.export import self_test
+
+        return self_test.files(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""

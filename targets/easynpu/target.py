@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from npuc.annotation import MemoryAnnotation
 from npuc.budget import expect_room
 from npuc.errors import Problem
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -39,6 +39,7 @@ class EasyNpu(Target):
     memories = ("fmap", "skip", "weight", "itcm")
     precisions = ("int8",)
     exports = ("bin", "readmemh", "c")
+    self_tests = ("c",)
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
     host_layers = ("Conv",)
@@ -215,6 +216,12 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.export import images
 
         return images.exported(program, form)
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:  # noqa: ARG002
+        """Samples, what the simulator makes of them, and the comparison in C."""
+        from npuc.targets.easynpu.export import self_test
+
+        return self_test.files(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, Problem, UnsupportedOperator
-from npuc.ir import Graph
+from npuc.ir import Array, Graph
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -34,6 +34,7 @@ class Nvdla(Target):
 
     memories = ("dram", "cbuf")
     exports = ("bin", "nvdla-trace", "loadable", "c")
+    self_tests = ("c", "loadable")
     players: tuple[str, ...] = PLAYERS
     chip_models = ("own", "quick")
     host_layers = ("Conv",)
@@ -216,6 +217,16 @@ class Nvdla(Target):
         if form != "bin":
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)
+
+    def self_test(self, program: Program, form: str, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+        """Samples, what the functional model makes of them, and the comparison."""
+        if form == "loadable":
+            from npuc.targets.nvdla.loadable.self_test import files
+
+            return files(program, inputs)
+        from npuc.targets.nvdla.export import self_test
+
+        return self_test.files(program, inputs)
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""

@@ -93,13 +93,15 @@ class Runner:
             if observation is not None:
                 return observation.values(memory)
             self.cycles = cycles
-            return {
-                place.tensor: of_words(self._bytes(memory, place), place.shape, place.dtype).astype(
-                    self._dtype(place)
-                )
-                for place in self.contents.placements
-                if place.direction == "output"
-            }
+            return self._results(memory)
+
+    def _results(self, memory: Array) -> dict[str, Array]:
+        """The outputs in system memory."""
+        return {
+            place.tensor: of_words(self._bytes(memory, place), place.shape, place.dtype).astype(self._dtype(place))
+            for place in self.contents.placements
+            if place.direction == "output"
+        }
 
     def _dtype(self, place: Placement) -> str:
         """What an output is handed out as."""

@@ -37,7 +37,9 @@ def exported(program: Program) -> dict[str, bytes]:
     """
     contents = Contents.of(program.manifest)
     files = {
-        path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h", ".md")
+        path.name: path.read_bytes()
+        for path in sorted(SOURCES.iterdir())
+        if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
     }
     readme = Template(files["README.md"].decode()).substitute(_figures(program, contents))
     return {

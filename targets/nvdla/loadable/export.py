@@ -59,7 +59,19 @@ class _Recorder(Runner):
         self.wanted |= {move.tensor: tensors[move.tensor] for move in segment.stores}
 
 
-def _executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
+def _bound(recorder: _Recorder, ports: Ports) -> dict[str, bytes]:
+    """What the buffers of the inputs hold, by name."""
+    return {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
+
+
+def given_of(program: Program, ports: Ports, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+    """What the buffers of the inputs hold for one sample, by name."""
+    recorder = _Recorder(program)
+    recorder(inputs)
+    return _bound(recorder, ports)
+
+
+def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, bytes]) -> Executed:
     """What the firmware computes. Raises ArtefactError (E506) where it would hang, or run into its own results."""
     try:
         return run(loadable, machine, given)
@@ -76,8 +88,8 @@ def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> N
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder = _Recorder(program)
     recorder(synthetic(inputs, 1, SEED).inputs)
-    given = {port.name: recorder.given[port.move.tensor] for port in ports.inputs}
-    after = _executed(loadable, contents.machine, given)
+    given = _bound(recorder, ports)
+    after = executed(loadable, contents.machine, given)
     for port in ports.outputs:
         cube = port.move.cube(contents.machine)
         offset = port.move.place.address - contents.dram.base

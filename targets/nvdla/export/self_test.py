@@ -1,0 +1,68 @@
+"""The self test of a program in C: what every segment loads and stores for stored samples, and the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from npuc.errors import ArtefactError
+from npuc.ir import Array
+from npuc.program import Program
+from npuc.self_test.vectors import vectors
+from npuc.targets.nvdla.export.c_export import SOURCES
+from npuc.targets.nvdla.formats.precision import received
+from npuc.targets.nvdla.model import Nvdla
+from npuc.targets.nvdla.program.artefact import Segment, TensorMove
+from npuc.targets.nvdla.program.running import EXACT_PRODUCTS, Runner
+
+FOLDER = Path(__file__).parent / "c_self_test"
+MAKE = """
+# The same with the samples and the comparison of npuc_self_test.h
+OBJECTS += npuc_self_test.o npuc_vectors.o
+HEADERS += npuc_self_test.h
+"""
+
+
+class _Recorder(Runner):
+    """A runner that keeps what segments load and store, as npuc_put takes it."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.pairs: list[tuple[list[Array], list[Array]]] = []
+
+    def _segment(
+        self, segment: Segment, nvdla: Nvdla, tensors: dict[str, Array], seen: dict[str, list[Array]] | None
+    ) -> None:
+        loads = _values(segment.loads, tensors)
+        super()._segment(segment, nvdla, tensors, seen)
+        self.pairs.append((loads, _values(segment.stores, tensors)))
+
+
+def _values(moves: Sequence[TensorMove], tensors: Mapping[str, Array]) -> list[Array]:
+    return [received(tensors[move.tensor].reshape(move.map_shape), move.place.precision) for move in moves]
+
+
+def files(program: Program, inputs: Mapping[str, Array]) -> dict[str, bytes]:
+    """npuc_vectors.c, the comparison, and a Makefile with both.
+
+    inputs: (samples, *shape) by name. What is expected comes from the functional model, which reads the artefact
+    alone. Raises ArtefactError (E506) for fp16 programs that the model does not compute to the last bit.
+    """
+    recorder = _Recorder(program)
+    if program.precision == "fp16" and not recorder.exact:
+        raise ArtefactError(
+            "E506",
+            "npuc does not simulate this program to the last bit of fp16",
+            limit=f"{EXACT_PRODUCTS} products",
+            remedy="export a part of the network, or in int8",
+        )
+    recorder(inputs)
+    segments = sum(isinstance(step, Segment) for step in recorder.contents.steps)
+    count = len(recorder.pairs) // segments if segments else 0
+    made = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.suffix in (".c", ".h")}
+    makefile = (SOURCES / "Makefile").read_text().replace("\nlibnpuc.a:", MAKE + "\nlibnpuc.a:", 1)
+    return {
+        **made,
+        "npuc_vectors.c": vectors(program.model.name, recorder.pairs, ("npuc_sample_count", count)),
+        "Makefile": makefile.encode(),
+    }
