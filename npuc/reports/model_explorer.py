@@ -1,0 +1,43 @@
+"""What became of each node of a model, as node data that Model Explorer lays over its graph.
+
+Source: Model Explorer, custom node data (node_data_builder): results by graph and node, colours between the least
+and the largest value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+Report = Mapping[str, Any]
+QUANTITIES = ("cycles", "bytes", "macs")
+"""Of a layer; its nodes share them evenly, so that sums over a model are those of the program."""
+GRADIENT = ({"stop": 0, "bgColor": "#eef3f8"}, {"stop": 1, "bgColor": "#d9480f"})
+COLOURS = {"npu": "#b7ddc8", "host": "#f3b59a"}
+
+
+def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any]]:
+    """A file's content for each quantity that is known, and for the place of nodes: by graph, then by node."""
+    named = {node.name for node in model.graph.node if node.name}
+    layers = report["layers"]
+    found: dict[str, dict[str, Any]] = {}
+    for key in QUANTITIES:
+        values = dict(_shared(layers, key, named))
+        if any(each["value"] for each in values.values()):
+            found[key] = {model.graph.name: {"results": values, "gradient": list(GRADIENT)}}
+    places = {node: part["place"] for part in report.get("partitions", ()) for node in part["nodes"]}
+    results = {
+        node: {"value": place, "bgColor": COLOURS[place]} for node, place in places.items() if node in named
+    }
+    return {**found, "place": {model.graph.name: {"results": results}}} if results else found
+
+
+def _shared(layers: Sequence[Report], key: str, named: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every node of a layer with its share of a quantity."""
+    for layer in layers:
+        nodes = [node for node in layer["nodes"] if node in named]
+        for node in nodes:
+            yield node, {"value": round((layer.get(key) or 0) / len(nodes), 3)}
