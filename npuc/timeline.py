@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -50,6 +50,8 @@ class Timeline:
     buffers: tuple[Buffer, ...]
     array: str | None = None
     """The engine that multiplies."""
+    banks: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes of a bank of the memories that have some."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -70,11 +72,13 @@ class Timeline:
         def moved(at: int) -> int:
             return at + moves[bisect_right(ends, at)]
 
-        return Timeline(
-            moved(self.cycles),
-            tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.activities),
-            tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.buffers),
-            self.array,
+        return replace(
+            self,
+            cycles=moved(self.cycles),
+            activities=tuple(
+                replace(each, start=moved(each.start), end=moved(each.end)) for each in self.activities
+            ),
+            buffers=tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.buffers),
         )
 
 

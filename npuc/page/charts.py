@@ -53,6 +53,10 @@ def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, in
         horizontal_axis(across, 20, MEMORY_HEIGHT + 20, "cycles"),
         vertical_axis(up, LEFT, WIDTH - 20, "bytes"),
     ]
+    bank = timeline.banks.get(name, 0)
+    for edge in range(bank, capacity, bank) if bank and isinstance(up, Scale) else ():
+        line = tag("line", x1=LEFT, x2=WIDTH - 20, y1=up.at(edge), y2=up.at(edge), class_="bank")
+        parts.append(titled(line, f"a bank begins at byte {count(edge)}"))
     parts += [_buffer(each, across, up, number, layers.get(each.label)) for number, each in enumerate(found)]
     return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
 

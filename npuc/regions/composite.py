@@ -102,6 +102,7 @@ class Composite:
                 (*whole.activities, *activities),
                 (*whole.buffers, *buffers),
                 found.array,
+                found.banks,
             )
             layers += len(part.report["layers"])
             instructions += len(self.inner.listing(part))

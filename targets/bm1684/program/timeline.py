@@ -41,7 +41,8 @@ def timeline(program: Program) -> Timeline:
         Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
         for each in Contents.occupied(program.manifest, len(starts) - 1)
     )
-    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC")
+    banks = {"local": Contents.of(program.manifest).machine.bank_bytes}
+    return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC", banks)
 
 
 def _system(program: Program, end: int) -> Iterator[Buffer]:
