@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from npuc.reports.disassembly import Disassembly
     from npuc.target import Target
 
-ANNOTATED = "onnx-annotated"
+ANNOTATED, EXPLORED = OF_MODELS = "onnx-annotated", "model-explorer"
+FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MODELS)
 """The format of `export` that every target has: the model itself."""
 
 
@@ -190,11 +191,13 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
         say(f"{words} instructions -> {output}")
 
 
-def _annotated(artefact: Path, program: Program, model: Path) -> dict[str, bytes]:
-    """The model, and with each node what became of it."""
+def _of_model(artefact: Path, program: Program, form: str, model: Path) -> dict[str, bytes]:
+    """What became of each node of the model: within the model, or for Model Explorer beside it."""
+    from npuc.escaping import json_text
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
+    from npuc.reports.model_explorer import node_data
 
     found = read_model(model)
     if program.model.sha256 != file_sha256(model):
@@ -203,6 +206,9 @@ def _annotated(artefact: Path, program: Program, model: Path) -> dict[str, bytes
             err=True,
         )
     with showing(artefact):
+        if form == EXPLORED:
+            known = node_data(found, program.report)
+            return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
         return {f"{model.stem}.onnx": annotated(found, program.report).SerializeToString(deterministic=True)}
 
 
@@ -228,9 +234,10 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 @click.option(
     "--format",
     "form",
-    type=Choice(("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", ANNOTATED)),
+    type=Choice(FORMATS),
+    metavar="FORMAT",
     required=True,
-    help="File format.",
+    help=f"One of {', '.join(FORMATS)}.",
 )
 @click.option(
     "--player",
@@ -238,7 +245,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     help="What plays an nvdla-trace: a player that takes the file in order (default), NVDLA's own environment,"
     " where every block has a sequencer, or the Verilator test bench of NVDLA's tree.",
 )
-@click.option("--model", type=PATH, help=f"What it was compiled from, for {ANNOTATED}.")
+@click.option("--model", type=PATH, help=f"What it was compiled from, for {' and '.join(OF_MODELS)}.")
 @click.option(
     "--self-test",
     is_flag=True,
@@ -268,14 +275,15 @@ def export(
       npuc export resnet8.npu --format c --self-test --data test.npz -o firmware
       npuc export resnet8.npu --format nvdla-trace --player sequencers -o trace
       npuc export resnet8.npu --format onnx-annotated --model resnet8.onnx -o a
+      npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
     from npuc import program as programs
     from npuc.target import SelfTesting
 
     program, target = load_program(artefact, allow_modified)
-    if (model is None) == (form == ANNOTATED):
-        raise click.UsageError(f"--model and {ANNOTATED} go together")
-    if form not in (*target.exports, ANNOTATED):
+    if (model is None) == (form in OF_MODELS):
+        raise click.UsageError(f"--model goes with {' and '.join(OF_MODELS)}")
+    if form not in (*target.exports, *OF_MODELS):
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
@@ -284,7 +292,7 @@ def export(
     if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
         known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
-    files = target.exported(program, form, player) if model is None else _annotated(artefact, program, model)
+    files = target.exported(program, form, player) if model is None else _of_model(artefact, program, form, model)
     if isinstance(target, SelfTesting) and self_test:
         files |= target.self_test(program, form, _vectors(program, data))
     programs.save_files(files, output)

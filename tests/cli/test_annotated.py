@@ -41,6 +41,24 @@ def test_nodes_say_where_they_run_and_what_their_layer_costs(
     assert found == onnx.load(digits.model)
 
 
+def test_node_data_of_model_explorer_sums_to_the_program(digits: Digits, tmp_path: Path) -> None:
+    """Its form, as Model Explorer documents it: by graph, results by node, a gradient from 0 to 1."""
+    arguments = ("--format", "model-explorer", "--model", digits.model, "-o", tmp_path / "d")
+    npuc("export", digits.program, *arguments).done()
+    report = json.loads((digits.program / "manifest.json").read_text())["report"]
+    model = onnx.load(digits.model)
+    for key in ("cycles", "macs"):
+        found = json.loads((tmp_path / "d" / f"{key}.json").read_text())
+        assert list(found) == [model.graph.name]
+        results = found[model.graph.name]["results"]
+        assert results.keys() <= {node.name for node in model.graph.node}
+        total = sum(layer[key] for layer in report["layers"])
+        assert sum(each["value"] for each in results.values()) == pytest.approx(total, rel=1e-5)
+        assert [each["stop"] for each in found[model.graph.name]["gradient"]] == [0, 1]
+    places = json.loads((tmp_path / "d" / "place.json").read_text())[model.graph.name]["results"]
+    assert {each["value"] for each in places.values()} == {"npu"} and len(places) == len(model.graph.node)
+
+
 def test_names_of_any_kind_and_nodes_without_one(write: WriteModel, tmp_path: Path) -> None:
     model = write(
         "g (float[1,3,8,8] x) => (float[1,4,8,8] y) { a = Conv <kernel_shape = [1, 1]> (x, w)\n y = Atan(a) }",
