@@ -111,6 +111,7 @@ for command in (
     reporting.explain,
     listing.targets,
     listing.operators,
+    listing.completion,
     quantising.quantize,
     quantising.accuracy,
 ):

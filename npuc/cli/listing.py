@@ -57,3 +57,24 @@ def operators(target: str, as_json: bool) -> None:
         print_json({"status": "ok", "target": target, "operators": found})
     else:
         say(listings.operators(found))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what completes commands in a shell.
+
+    The script completes commands, options and files.
+
+    \b
+    Examples:
+      npuc completion bash > ~/.local/share/bash-completion/completions/npuc
+      npuc completion zsh > ~/.zfunc/_npuc
+      npuc completion fish > ~/.config/fish/completions/npuc.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None, shell
+    group = click.get_current_context().find_root().command
+    say(found(group, {}, "npuc", "_NPUC_COMPLETE").source())

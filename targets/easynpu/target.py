@@ -195,9 +195,10 @@ class EasyNpu(Target):
 
     def raw_listing(self, path: Path) -> list[dict[str, Any]]:
         """The same for a file of words without a program. Raises ModelError (E110) for too many words."""
+        from npuc.storage.readmemh import image_of
         from npuc.targets.easynpu.export import images
 
-        words = images.read(path)
+        words = image_of(images.read(path), isa.WORD_BYTES)
         expect_room(len(words) * LISTED, "the listing of its words")
         return images.listing(words, [])
 

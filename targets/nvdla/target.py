@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from npuc.annotation import MemoryAnnotation
@@ -33,7 +34,7 @@ class Nvdla(Target):
     """One configuration of NVDLA as a Target."""
 
     memories = ("dram", "cbuf")
-    exports = ("bin", "nvdla-trace", "loadable", "c")
+    exports = ("bin", "readmemh", "nvdla-trace", "loadable", "c")
     self_tests = ("c", "loadable")
     players: tuple[str, ...] = PLAYERS
     chip_models = ("own", "quick")
@@ -166,6 +167,20 @@ class Nvdla(Target):
             for number, command in enumerate(commands)
         ]
 
+    def raw_listing(self, path: Path) -> list[dict[str, Any]]:
+        """The same for registers.bin without a program, or its hexadecimal form.
+
+        Raises ArtefactError (E501, E502) for a file of anything else, ModelError (E110) for too many commands.
+        """
+        from npuc.targets.nvdla.export import memories
+
+        registers = register_map(machines.CONFIGURATIONS[self.name].registers)
+        commands = decode(memories.read(path), registers)
+        return [
+            {"index": number, **_described(command, registers), "nodes": [], "tensor": None}
+            for number, command in enumerate(commands)
+        ]
+
     def outline(self, program: Program) -> list[Heading]:
         """Segments, layers, operations with their ping-pong group, units."""
         return outline(program)
@@ -201,7 +216,7 @@ class Nvdla(Target):
         }
 
     def exported(self, program: Program, form: str, player: str | None = None) -> dict[str, bytes]:
-        """The program's files as they are, as test programs, as the stock runtime loads them, or as C."""
+        """The program's files as they are, for $readmemh, as test programs, for the stock runtime, or as C."""
         if form == "nvdla-trace":
             from npuc.targets.nvdla.export.test_programs import traces
 
@@ -214,6 +229,10 @@ class Nvdla(Target):
             from npuc.targets.nvdla.export import c_export
 
             return c_export.exported(program)
+        if form == "readmemh":
+            from npuc.targets.nvdla.export import memories
+
+            return memories.files(program)
         if form != "bin":
             raise ArtefactError("E506", f"an NVDLA program has no form '{form}'", limit=", ".join(self.exports))
         return dict(program.files)

@@ -13,6 +13,7 @@ from npuc.bits import encode, places
 from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
+from npuc.storage import readmemh
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import listing as lines
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
@@ -51,7 +52,8 @@ def exported(program: Program, form: str) -> dict[str, bytes]:
         return {**sources, "map.json": _map(program, dict.fromkeys(program.files, "npuc_program.c"))}
     suffix = {"bin": "bin", "readmemh": "hex"}[form]
     names = {name: f"{Path(name).stem}.{suffix}" for name in program.files}
-    images = {names[name]: data if form == "bin" else readmemh(data) for name, data in program.files.items()}
+    texts = {name: readmemh.written(data, WORD_BYTES) for name, data in program.files.items() if form != "bin"}
+    images = {file: texts.get(name, program.files[name]) for name, file in names.items()}
     return {**images, "map.json": _map(program, names)}
 
 
@@ -61,9 +63,3 @@ def _map(program: Program, files: Mapping[str, str]) -> bytes:
     described: dict[str, Any] = {key: program.manifest.get(key) for key in keys}
     described |= {"word_bytes": WORD_BYTES, "files": {Path(name).stem: file for name, file in files.items()}}
     return canonical_json(described)
-
-
-def readmemh(image: bytes) -> bytes:
-    """One word a line in hexadecimal, as Verilog's $readmemh takes it."""
-    words = (image[at : at + WORD_BYTES] for at in range(0, len(image), WORD_BYTES))
-    return "".join(f"{int.from_bytes(word, 'little'):032x}\n" for word in words).encode()

@@ -1,0 +1,67 @@
+"""Memory images as Verilog's $readmemh takes them: a word a line in hexadecimal, the last byte first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from npuc.errors import ArtefactError
+
+COMMENT = re.compile(rb"//[^\n]*")
+LINE = re.compile(rb"[0-9a-fA-F]+")
+
+
+def written(image: bytes, word_bytes: int) -> bytes:
+    """The text of an image: little-endian words.
+
+    >>> written(bytes([1, 2, 3, 4]), 2)
+    b'0201\\n0403\\n'
+    """
+    words = (image[at : at + word_bytes] for at in range(0, len(image), word_bytes))
+    return "".join(f"{int.from_bytes(word, 'little'):0{2 * word_bytes}x}\n" for word in words).encode()
+
+
+def placed(images: Sequence[tuple[int, bytes]], word_bytes: int) -> bytes:
+    """The text of a memory with images at byte addresses; a word that has bytes of none holds 0 there.
+
+    >>> placed([(2, bytes([1, 2])), (8, bytes([3]))], 4)
+    b'@0\\n02010000\\n@2\\n00000003\\n'
+    """
+    runs = _runs(images, word_bytes)
+    return b"".join(b"@%x\n" % (start // word_bytes) + written(bytes(data), word_bytes) for start, data in runs)
+
+
+def _runs(images: Sequence[tuple[int, bytes]], word_bytes: int) -> Iterator[tuple[int, bytearray]]:
+    """Images that share a word or follow one another as one, from a word's first byte to a word's last."""
+    start, data = 0, bytearray()
+    for address, image in sorted(images):
+        if not image:
+            continue
+        first = address // word_bytes * word_bytes
+        if data and first > start + len(data):
+            yield start, data
+            data = bytearray()
+        if not data:
+            start = first
+        size = -(-(address + len(image)) // word_bytes) * word_bytes - start
+        data.extend(bytes(max(0, size - len(data))))
+        data[address - start : address - start + len(image)] = image
+    if data:
+        yield start, data
+
+
+def image_of(content: bytes, word_bytes: int) -> bytes:
+    """The bytes of a file: of its words where it is such a text, as they are where it is not.
+
+    Raises ArtefactError (E501) for a text that leaves words out (@), or whose words have another width.
+
+    >>> image_of(b"0201 // the first\\n0403\\n", 2), image_of(b"\\x01\\xff", 2)
+    (b'\\x01\\x02\\x03\\x04', b'\\x01\\xff')
+    """
+    lines = COMMENT.sub(b"", content).split()
+    if not lines or not all(LINE.fullmatch(each.removeprefix(b"@")) for each in lines):
+        return content
+    if any(len(each) != 2 * word_bytes for each in lines):
+        reason = "the text has words of another width, or places them (@)"
+        raise ArtefactError("E501", reason, limit=f"{2 * word_bytes} hexadecimal digits a line")
+    return b"".join(bytes.fromhex(each.decode())[::-1] for each in lines)

@@ -1,0 +1,43 @@
+"""Registers and memory of a program for $readmemh, with a map of what lies where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from npuc.budget import content
+from npuc.errors import ArtefactError
+from npuc.program import Program, canonical_json
+from npuc.storage import readmemh
+from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents
+
+RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
+
+
+def files(program: Program) -> dict[str, bytes]:
+    """registers.hex, dram.hex and map.json.
+
+    A line of registers.hex is a record, most significant digit first: value, mask, byte address, kind (0 write,
+    1 poll, 2 wait). A line of dram.hex is an atom of the machine; `@` counts them from the beginning of the
+    memory, which holds 0 elsewhere.
+    """
+    contents = Contents.of(program.manifest)
+    dram, atom = contents.dram, contents.machine.atom_bytes
+    images = [(each.address - dram.base, each.data(program.files)) for each in dram.images]
+    described = {key: program.manifest.get(key) for key in ("target", "machine", "steps")}
+    described |= {
+        "registers": {"file": "registers.hex", "word_bytes": RECORD_BYTES},
+        "dram": {"file": "dram.hex", "word_bytes": atom, "base": dram.base, "bytes": dram.bytes},
+    }
+    return {
+        "registers.hex": readmemh.written(program.files.get("registers.bin", b""), RECORD_BYTES),
+        "dram.hex": readmemh.placed(images, atom),
+        "map.json": canonical_json(described),
+    }
+
+
+def read(path: Path) -> bytes:
+    """The records of a file. Raises ArtefactError (E501) where it cannot be read."""
+    try:
+        return readmemh.image_of(content(path), RECORD_BYTES)
+    except OSError as error:
+        raise ArtefactError("E501", f"'{path}' cannot be read: {error.strerror or error}") from None
