@@ -121,7 +121,7 @@ def best_network(
     judged = bool(ends(plain.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.variants or not judged:
         return plain, ()
-    network, steps = _Ladder(maker, level, method, plain).climbed()
+    network, steps = _Climb(maker, level, method, plain).climbed()
     return replace(network, integer=_under_old_names(network.quantised)), steps
 
 
@@ -134,7 +134,7 @@ def best_weights(
         return network, ()
     more = [replace(each, samples=WEIGHT_SAMPLES, below=None) for each in level.rungs if each.proposals]
     top = reduce(lambda below, each: replace(each, below=below), more)
-    return _Ladder(_Maker(recipe, samples), top, None, network).improved()
+    return _Climb(_Maker(recipe, samples), top, None, network).improved()
 
 
 WEIGHT_SAMPLES = 64
@@ -206,7 +206,7 @@ def _under_old_names(quantised: Quantised) -> Quantised:
     )
 
 
-class _Ladder:
+class _Climb:
     """Climbs the levels up to one: every variant of the network, and each improved in lockstep.
 
     All levels judge by the same samples, so that a higher one is never worse by them.
