@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,11 @@ from npuc.cli.output import load_graph, load_program, print_json, say
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
+    from npuc.ir import Array
     from npuc.page.page import Evidence
     from npuc.program import Program
     from npuc.storage.data import Samples
-    from npuc.target import Target
+    from npuc.target import Runner, Target
 
 SAMPLES = 64
 """Of the data, for histograms and errors."""
@@ -190,6 +192,7 @@ def _verified(
 )
 @click.option("--stepping", is_flag=True, help="Count the cycles with the simulator that steps through them.")
 @data_option
+@chip_options
 @modified_option
 @custom_ops_option
 @limit_options
@@ -200,6 +203,7 @@ def trace(
     form: str,
     stepping: bool,
     data: tuple[Path, ...],
+    chip_model: str,
     allow_modified: bool,
     as_json: bool,
 ) -> None:
@@ -212,15 +216,18 @@ def trace(
     Examples:
       npuc trace resnet8.npu -o resnet8.pftrace
       npuc trace resnet8.npu -o resnet8.json --format json
+      npuc trace resnet8.npu -o resnet8.pftrace --chip-model rtl --data test.npz
     """
     from npuc.program import showing
     from npuc.reports import trace_files, tracing
     from npuc.storage.files import replacing
 
     program, target = load_program(artefact, allow_modified)
-    if data and not stepping:
-        raise click.UsageError("--data needs --stepping")
-    measured = _stepped(program, target, data) if stepping else None
+    expect_chip_model(target, chip_model)
+    counted = chip_model != "own"
+    if data and not stepping and not counted:
+        raise click.UsageError("--data needs --stepping, or a chip model that counts cycles")
+    measured = _stepped(program, target, data, chip_model) if stepping or counted else None
     with showing(artefact):
         timeline = target.timeline(program)
         found = tracing.trace(program, timeline if measured is None else timeline.measured(measured))
@@ -234,13 +241,33 @@ def trace(
         say(f"{output}: {len(content):,} bytes, {len(found.slices)} slices in {len(found.lanes)} lanes")
 
 
-def _stepped(program: Program, target: Target, data: tuple[Path, ...]) -> list[int]:
-    """What each layer took on the simulator that counts cycles, for a sample of the data or a synthetic one."""
+def _stepped(program: Program, target: Target, data: tuple[Path, ...], chip_model: str) -> list[int]:
+    """What each layer took on the simulator that counts cycles, for a sample of the data or a synthetic one.
+
+    Another chip model tells the cycles of the run alone: Mismatch (E602) unless those of the layers add up to it.
+    """
     stepper = target.stepper(program, None)
-    if stepper is None:
+    if stepper is None and chip_model == "own":
         raise click.UsageError(f"{target.name} has no simulator for --stepping")
-    stepper(_samples(program, data).first(1).inputs)
-    return [layer["cycles"] for layer in stepper.report()["layers"]]
+    if stepper is None:
+        raise click.UsageError(f"{target.name}: the chip model '{chip_model}' counts no cycles of single layers")
+    inputs = _samples(program, data).first(1).inputs
+    stepper(inputs)
+    report = stepper.report()
+    if chip_model != "own":
+        _expect_counted(target.runner(program, chip_model), inputs, report["cycles"])
+    return [layer["cycles"] for layer in report["layers"]]
+
+
+def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) -> None:
+    """Raises Mismatch (E602) where a chip model takes other cycles than these."""
+    from npuc.errors import Mismatch
+    from npuc.target import Counting
+
+    runner(inputs)
+    took = runner.cycles if isinstance(runner, Counting) else None
+    if took != cycles:
+        raise Mismatch("E602", f"the chip model took {took} cycles", limit=f"{cycles} of the stepping simulator")
 
 
 @click.command()

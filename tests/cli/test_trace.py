@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from npuc.ir import Array
+from npuc.target import Observer
+from npuc.targets.easynpu.target import EASYNPU
 from tests.cli.process import Digits, WriteModel, compiled, npuc
 
 TARGETS = {"easynpu": "array", "nvdla-small": "CONV", "bm1684": "BDC"}
@@ -172,6 +175,10 @@ def test_what_cannot_be_traced_is_told(programs: dict[str, Path], tmp_path: Path
     for target in ("nvdla-small", "bm1684"):
         assert "--stepping" in npuc("trace", programs[target], "-o", tmp_path / "t", "--stepping").usage()
     assert "--stepping" in npuc("trace", programs["easynpu"], "-o", tmp_path / "t", "--data", "x.npz").usage()
+    for target, kind in (("nvdla-small", "quick"), ("bm1684", "vendor")):
+        refused = npuc("trace", programs[target], "-o", tmp_path / "t", "--chip-model", kind).usage()
+        assert "counts no cycles of single layers" in refused
+    assert "rtl" in npuc("trace", programs["bm1684"], "-o", tmp_path / "t", "--chip-model", "rtl").usage()
     assert "--format" in npuc("trace", programs["easynpu"], "-o", tmp_path / "t", "--format", "vcd").usage()
     assert not (tmp_path / "t").exists()
 
@@ -191,3 +198,29 @@ def test_the_trace_processor_finds_every_slice(target: str, programs: dict[str, 
         assert row.many == sum(len(each.takes) for each in found)
         (row,) = processor.query("select count(*) as many from counter")
         assert row.many == sum(map(len, found.counters.values()))
+
+
+class Counted:
+    """A chip model that takes a number of cycles."""
+
+    def __init__(self, cycles: int) -> None:
+        self.cycles = cycles
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        return {}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_chip_model_must_take_the_cycles_of_the_layers(
+    digits: Digits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """The model of one sample of digits takes what the report says; Verilator itself is run in easynpu_rtl."""
+    cycles = report_of(digits.program)["cycles"]
+    monkeypatch.setattr(type(EASYNPU), "runner", lambda *_: Counted(cycles + more))
+    done = npuc("trace", digits.program, "-o", tmp_path / "t", "--chip-model", "rtl", "--data", digits.few)
+    if more:
+        assert f"took {cycles + 1} cycles" in done.refused("E602")
+        assert not (tmp_path / "t").exists()
+    else:
+        done.done()
+        assert read(tmp_path / "t") == traced(digits.program, tmp_path)

@@ -82,6 +82,8 @@ def test_verification_on_the_rtl_is_bit_exact_and_counts_cycles(digits: str) -> 
     assert report["bit_exact"] is True
     assert report["chip_model"] == "rtl"
     assert report["cycles"] == json.loads((Path(digits) / "manifest.json").read_text())["report"]["cycles"]
+    found = invoke("trace", digits, "-o", f"{digits}.pftrace", "--chip-model", "rtl", "--data", DATA)
+    assert found.exception is None and Path(f"{digits}.pftrace").exists()
 
 
 @pytest.mark.parametrize(
