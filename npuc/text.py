@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from npuc.escaping import csv_lines, json_text, terminal
@@ -29,6 +30,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         for row in cells
     ]
     return "\n".join(lines)
+
+
+def page(name: str) -> Path:
+    """Where a page of docs/ lies: in the installed package, or beside the package in a checkout.
+
+    >>> page("easynpu.md").is_file()
+    True
+    """
+    package = Path(__file__).parent
+    installed = package / "docs" / name
+    return installed if installed.is_file() else package.parent / "docs" / name
 
 
 def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text import as_json, closest, count, progress, stages, table
+from npuc.text import as_json, closest, count, page, progress, stages, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 
@@ -109,3 +110,11 @@ def test_no_stages_are_named_in_a_pipe_or_quietly(
     with stages("compiling", quiet=quiet) as begin:
         begin("choosing scales")
     assert stream.getvalue() == ""
+
+
+def test_pages_that_errors_name_are_part_of_the_wheel() -> None:
+    root = Path(__file__).resolve().parents[1]
+    project = (root / "pyproject.toml").read_text(encoding="utf-8")
+    for name in ("bm1684", "easynpu", "nvdla"):
+        assert f'"docs/{name}.md" = "npuc/docs/{name}.md"' in project
+        assert "Machine files" in page(f"{name}.md").read_text(encoding="utf-8")

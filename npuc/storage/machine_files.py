@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from npuc.errors import DoesNotFit
 from npuc.escaping import toml_key, toml_string
 from npuc.text import closest
+from npuc.text import page as place_of
 
 M = TypeVar("M")
 TYPES = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
@@ -34,7 +35,7 @@ def _toml(value: object) -> str:
 
 def bad_machine(origin: str, reason: str, limit: str, page: str) -> DoesNotFit:
     """What is wrong with a machine description; page: where its parameters are explained."""
-    remedy = f"see {page}, Machine files"
+    remedy = f"see {place_of(page)}, Machine files"
     return DoesNotFit("E305", f"machine {origin}: {reason}", limit=limit, remedy=remedy)
 
 

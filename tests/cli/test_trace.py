@@ -216,7 +216,12 @@ def test_a_chip_model_must_take_the_cycles_of_the_layers(
 ) -> None:
     """The model of one sample of digits takes what the report says; Verilator itself is run in easynpu_rtl."""
     cycles = report_of(digits.program)["cycles"]
-    monkeypatch.setattr(type(EASYNPU), "runner", lambda *_: Counted(cycles + more))
+    model = Counted(cycles + more)
+
+    def runner(_target: object, _program: object, _chip_model: str) -> Counted:
+        return model
+
+    monkeypatch.setattr(type(EASYNPU), "runner", runner)
     done = npuc("trace", digits.program, "-o", tmp_path / "t", "--chip-model", "rtl", "--data", digits.few)
     if more:
         assert f"took {cycles + 1} cycles" in done.refused("E602")

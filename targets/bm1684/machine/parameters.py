@@ -11,7 +11,8 @@ from typing import Any
 
 from npuc.storage.machine_files import bad_machine, described, read_values
 
-PAGE = "docs/bm1684.md"
+PAGE = "bm1684.md"
+"""Of docs/."""
 ADDRESSES = 1 << 32
 """A local_addr_t has 32 bits."""
 SYSTEM_START = 1 << 32

@@ -21,6 +21,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
 from npuc.targets.bm1684.simulate import compilation
+from npuc.text import page
 
 LIBRARY = "libbackend_bm1684.so"
 VARIABLE = "NPUC_OKK_LIBS"
@@ -42,7 +43,8 @@ def library(folder: str | None = None) -> Path:
     Raises ArtefactError (E507) if it is not there.
     """
     wanted = folder or os.environ.get(VARIABLE)
-    remedy = f"unpack the package tpu_mlir and name its lib folder with --okk-libs or {VARIABLE} (docs/bm1684.md)"
+    known = page("bm1684.md")
+    remedy = f"unpack the package tpu_mlir and name its lib folder with --okk-libs or {VARIABLE} ({known})"
     if not wanted:
         raise ArtefactError("E507", "the vendor's chip model is not at hand", remedy=remedy)
     found = Path(wanted) / LIBRARY

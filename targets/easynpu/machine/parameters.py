@@ -15,7 +15,8 @@ from npuc.storage.machine_files import DEMANDS, bad_machine, described, read_val
 
 MACHINES = Path(__file__).parents[1] / "machines"
 ROWS_MOST = 64
-PAGE = "docs/easynpu.md"
+PAGE = "easynpu.md"
+"""Of docs/."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ MOST_BANKS = {"nv_small": 32, "nv_full": 16}
 """Of the CBUF, by register map: what D_BANK has bits for."""
 UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
 """Bytes in which registers count strides and sizes of weights, where they are not single ones."""
-PAGE = "docs/nvdla.md"
+PAGE = "nvdla.md"
+"""Of docs/."""
 BYTES = {"int8": 1, "int16": 2, "fp16": 2}
 """Bytes of an element by precision."""
 MOST_BATCHES = 32
