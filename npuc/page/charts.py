@@ -48,6 +48,7 @@ def engines(timeline: Timeline, names: Sequence[str]) -> str:
 def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, int]) -> str:
     """The buffers of a memory: cycles to the right, addresses upward; layers: of the tensors, by number."""
     found = [each for each in timeline.buffers if each.memory == name]
+    capacity = max(capacity, *(each.address + each.size for each in found), 0)
     across, up = Scale(max(timeline.cycles, 1), LEFT, WIDTH - 20), _addresses(found, capacity)
     parts = [
         horizontal_axis(across, 20, MEMORY_HEIGHT + 20, "cycles"),
