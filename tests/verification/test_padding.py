@@ -67,7 +67,7 @@ def test_the_padding_is_that_of_the_definition(tmp_path: Path) -> None:
 
 def test_a_pool_whose_shape_onnxruntime_mistakes_is_proved_and_verified(tmp_path: Path) -> None:
     """With ceil_mode, extent 2, kernel 1, dilation 2 and stride 2 it infers two rows, and computes one."""
-    attrs = {"kernel_shape": [1, 4], "dilations": [2, 2], "strides": [2, 2], "pads": [0, 3, 0, 3]}
+    attrs: dict[str, Any] = {"kernel_shape": [1, 4], "dilations": [2, 2], "strides": [2, 2], "pads": [0, 3, 0, 3]}
     node = helper.make_node("MaxPool", ["x"], ["y"], "n", ceil_mode=1, **attrs)
     x, y = (helper.make_tensor_value_info(*each) for each in (("x", 1, [2, 1, 2, 6]), ("y", 1, [2, 1, 1, 4])))
     path = tmp_path / "m.onnx"
