@@ -48,6 +48,7 @@ def rtl(
     """
     from npuc import program as programs
     from npuc.target import Describing, target
+    from npuc.text import stages
 
     if artefact is None:
         if data:
@@ -60,7 +61,9 @@ def rtl(
     if not isinstance(described, Describing):
         raise click.UsageError(f"{described.name} has no hardware description")
     samples = None if program is None else _samples(program, data)
-    files = described.hardware(machine, program, samples, resources)
+    with stages("rtl", quiet=as_json) as begin:
+        begin("writing Verilog" + (" and estimating resources" if resources else ""))
+        files = described.hardware(machine, program, samples, resources)
     programs.save_files(files, output)
     if as_json:
         print_json({"status": "ok", "files": sorted(files), "output": str(output)})

@@ -73,19 +73,23 @@ def report(
     """
     from npuc.program import showing
     from npuc.storage.files import replacing
+    from npuc.text import stages
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
-    if form == "html":
-        from npuc.page.page import page
+    with stages("reporting", quiet=as_json) as begin:
+        begin("simulating" if model is None else "simulating and verifying")
+        if form == "html":
+            from npuc.page.page import page
 
-        evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
-        with showing(artefact):
-            text = page(program, target, evidence).encode()
-    else:
-        text = _table(artefact, program, target, form, model, data, chip_model, allow_modified)
+            evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
+            begin("drawing")
+            with showing(artefact):
+                text = page(program, target, evidence).encode()
+        else:
+            text = _table(artefact, program, target, form, model, data, chip_model, allow_modified)
     with replacing(output) as staging:
         staging.write_bytes(text)
     if as_json:
