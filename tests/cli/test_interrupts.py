@@ -87,6 +87,7 @@ def commands(digits: Digits) -> dict[str, tuple[object, ...]]:
         "assemble": ("assemble", digits.program.parent / "listing.txt", "--images", program, "-o", "out.npu"),
         "check": ("check", model, "--target", "bm1684"),
         "compare": ("compare", model, "--targets", "easynpu,nvdla-small"),
+        "completion": ("completion", "bash"),
         "diff": ("diff", program, program),
         "explain": ("explain", program, "1"),
         "operators": ("operators", "--target", "easynpu"),
@@ -114,7 +115,7 @@ def expect_clean(folder: Path, left: set[str]) -> None:
 
 NAMES = [
     "compile", "bm1684", "nvdla", "run", "verify", "report", "export", "dump", "quantize", "sweep", "accuracy",
-    "assemble", "check", "compare", "diff", "explain", "operators", "rtl", "targets", "trace",
+    "assemble", "check", "compare", "completion", "diff", "explain", "operators", "rtl", "targets", "trace",
 ]  # fmt: skip
 
 
