@@ -344,6 +344,22 @@ def file_listing(path: Path) -> Callable[[Path], list[dict[str, Any]]] | None:
     return lister
 
 
+RECORDS = {"ffffffff0000100400000000": ("nvdla-small", "nvdla-large", "nvdla-full")}
+"""How a file's first word of 16 bytes ends in hexadecimal -> targets whose register programs begin so."""
+RECORD_BYTES = 16
+
+
+def record_targets(path: Path) -> tuple[str, ...]:
+    """The targets for one of which the register records of a file are, binary or in hexadecimal; else none."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4 * RECORD_BYTES)
+    except OSError:
+        return ()
+    words = head[:RECORD_BYTES][::-1].hex(), head.split(b"\n")[0].strip().decode("ascii", "replace").lower()
+    return next((names for end, names in RECORDS.items() if any(word.endswith(end) for word in words)), ())
+
+
 GROUP = "npuc.targets"
 """The group of entry points by which other packages bring targets along: name = "module:attribute"."""
 

@@ -79,7 +79,7 @@ def dump(
     """
     from npuc.reports import listings
     from npuc.reports.disassembly import Disassembly
-    from npuc.target import Outlining, file_listing
+    from npuc.target import Outlining, file_listing, record_targets
     from npuc.target import target as find
 
     if (layout or image is not None) and (layer, segment, grep, full_names) != (None, None, None, False):
@@ -100,6 +100,8 @@ def dump(
         say(_image(*load_program(path, allow_modified), image, form), exact=form == "csv")
         return
     if os.path.isfile(path):  # noqa: PTH113  Path.is_file raises for a folder that may not be entered
+        if target is None and (known := record_targets(path)):
+            raise click.UsageError(f"the file holds register records: --target {', '.join(known)} says whose")
         found = Disassembly.of((file_listing(path) or find(target or TARGET_NAMES[0]).raw_listing)(path), None)
         program = None
     else:

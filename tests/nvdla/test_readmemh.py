@@ -56,6 +56,8 @@ def test_registers_are_listed_without_their_program(tmp_path: Path) -> None:
     listed = [npuc("dump", each, "--target", "nvdla-small", "--json").json for each in (hexadecimal, raw)]
     texts = [entry["text"] for entry in listed[0]["instructions"]]
     assert listed[0] == listed[1]
+    for each in (hexadecimal, raw):  # which machine's they are does not stand in them
+        assert "--target nvdla-small" in npuc("dump", each).usage()
     assert texts == [entry["text"] for entry in target("nvdla-small").listing(program)]
     raw.write_bytes(raw.read_bytes()[:-1])
     assert "records of 16 bytes" in npuc("dump", raw, "--target", "nvdla-small").refused("E502")
