@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -181,23 +180,6 @@ def test_what_cannot_be_traced_is_told(programs: dict[str, Path], tmp_path: Path
     assert "rtl" in npuc("trace", programs["bm1684"], "-o", tmp_path / "t", "--chip-model", "rtl").usage()
     assert "--format" in npuc("trace", programs["easynpu"], "-o", tmp_path / "t", "--format", "vcd").usage()
     assert not (tmp_path / "t").exists()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_trace_processor_finds_every_slice(target: str, programs: dict[str, Path], tmp_path: Path) -> None:
-    shell = shutil.which("trace_processor_shell")
-    if shell is None:
-        pytest.skip("Perfetto's trace_processor_shell is not installed")
-    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
-
-    found = traced(programs[target], tmp_path)
-    with TraceProcessor(str(tmp_path / "t.pftrace"), TraceProcessorConfig(bin_path=shell)) as processor:
-        (row,) = processor.query("select count(*) as many, sum(dur) as took from slice where name != 'about'")
-        assert (row.many, row.took) == (len([*found]), sum(each.details["cycles"] for each in found))
-        (row,) = processor.query("select count(*) as many from flow")
-        assert row.many == sum(len(each.takes) for each in found)
-        (row,) = processor.query("select count(*) as many from counter")
-        assert row.many == sum(map(len, found.counters.values()))
 
 
 class Counted:

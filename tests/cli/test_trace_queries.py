@@ -1,0 +1,80 @@
+"""Perfetto's own trace processor asks the traces in SQL: their sums are those of the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from npuc.models import resnet8
+from tests.cli.process import Digits, npuc
+from tests.cli.trace_processor import answers
+
+TARGETS = {
+    "easynpu": ("array", ("load", "store")),
+    "nvdla-small": ("CONV", ("DRAM",)),
+    "nvdla-large": ("CONV", ("DRAM",)),
+    "nvdla-full": ("CONV", ("DRAM",)),
+    "bm1684": ("BDC", ("GDMA",)),
+}
+"""The lane that multiplies, and those whose bytes are the traffic."""
+NUMBER = "(select int_value from args where args.arg_set_id = slice.arg_set_id and key = 'debug.{}')"
+LANES = f"""
+    select track.name as lane, count(*) as slices, max(ts + dur) as last,
+        sum({NUMBER.format("cycles")}) as cycles, sum(dur) as lasting, sum({NUMBER.format("bytes")}) as bytes
+    from slice join track on slice.track_id = track.id where slice.name != 'about' group by 1
+"""
+COUNTERS = """
+    select track.name as counter, counter.ts as begun, counter.value as value
+    from counter join track on counter.track_id = track.id where track.name = 'multipliers at work' order by 2
+"""
+FLOWS = """
+    select count(*) as flows, sum(giver.ts > taker.ts) as backward from flow
+    join slice giver on giver.id = slice_out join slice taker on taker.id = slice_in
+"""
+ERRORS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
+
+
+def check(program: Path, target: str, folder: Path) -> None:
+    report = json.loads((program / "manifest.json").read_text())["report"]
+    npuc("trace", program, "-o", folder / "t.pftrace").done()
+    found, levels, flows, errors = answers(folder / "t.pftrace", folder, LANES, COUNTERS, FLOWS, ERRORS)
+    assert errors == []
+    lanes: dict[str, dict[str, Any]] = {each["lane"]: each for each in found}
+    engine, memory = TARGETS[target]
+    assert all(each["cycles"] == each["lasting"] > 0 for each in found)
+    if target == "easynpu":
+        assert lanes[engine]["cycles"] == report["cycles"]
+    else:
+        assert max(each["last"] for each in found) == report["cycles"]
+    extra = report["host_traffic"]["instruction_bytes"] if target == "easynpu" else 0
+    assert sum(lanes[each]["bytes"] for each in memory) == report["traffic_bytes"] + extra > 0
+    assert flows[0]["flows"] >= len(report["layers"]) - 1 and flows[0]["backward"] == 0
+    ends = [each["begun"] for each in levels[1:]]
+    work = sum(each["value"] / 100 * (end - each["begun"]) for each, end in zip(levels, ends, strict=False))
+    assert work == pytest.approx(sum(each["ideal_cycles"] or 0 for each in report["layers"]))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_digits(target: str, digits: Digits, tmp_path: Path) -> None:
+    npuc("compile", digits.model, "--target", target, "-o", tmp_path / "o").done()
+    check(tmp_path / "o", target, tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_resnet8(target: str, tmp_path: Path) -> None:
+    onnx.save(resnet8.build(), tmp_path / "m.onnx")
+    npuc("compile", tmp_path / "m.onnx", "--target", target, "-o", tmp_path / "o", "--proof", "off").done()
+    check(tmp_path / "o", target, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-full", "bm1684"])
+def test_resnet50(target: str, tmp_path: Path) -> None:
+    model = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_resnet50.onnx"
+    machine = ["--machine", "large"] if target == "easynpu" else []
+    npuc("compile", model, "--target", target, *machine, "-o", tmp_path / "o", "--proof", "off").done()
+    check(tmp_path / "o", target, tmp_path)
