@@ -16,18 +16,20 @@ if TYPE_CHECKING:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackDescriptor, TrackEvent
 
 PROCESS = 1
-"""The process of the trace, and its track; lanes and counters follow."""
+"""The track of the whole trace, in JSON its process; lanes and counters follow."""
 Kind = Literal["INSTANT", "SLICE_BEGIN", "SLICE_END", "COUNTER"]
 MICROSECOND = 1000
 """Cycles of a microsecond, in which JSON counts times."""
 
 
 def perfetto(trace: Trace) -> bytes:
-    """The trace as Perfetto's protocol buffers: a track for each lane and each counter, in order."""
+    """The trace as Perfetto's protocol buffers: a track for each lane and each counter, in order.
+
+    They stand below one track of the trace's name: the tracks of a process are ordered by name in Perfetto's page.
+    """
     packets = _Packets()
     track = packets.track(PROCESS)
-    track.process.pid, track.process.process_name = PROCESS, terminal(trace.name)
-    track.child_ordering = track.EXPLICIT
+    track.name, track.child_ordering = terminal(trace.name), track.EXPLICIT
     tracks = {name: PROCESS + 1 + number for number, name in enumerate(trace.lanes)}
     for name, number in tracks.items():
         packets.track(number, name)
@@ -55,7 +57,7 @@ class _Packets:
         self.found, self.event_type = protocol.Trace(), protocol.TrackEvent
 
     def track(self, number: int, name: str = "") -> TrackDescriptor:
-        """A track; one with a name belongs to the process, in the order of their numbers."""
+        """A track; one with a name stands below the trace, in the order of their numbers."""
         track = self.found.packet.add(trusted_packet_sequence_id=PROCESS).track_descriptor
         track.uuid = number
         if name:

@@ -57,9 +57,11 @@ def read(path: Path) -> Read:
         if packet.HasField("track_descriptor"):
             names[track.uuid] = track.name
             kind = found.counters if track.HasField("counter") else found.lanes
-            if track.name:
+            if track.parent_uuid:
                 assert track.parent_uuid in names
                 kind[track.name] = []
+            else:
+                assert track.child_ordering == track.EXPLICIT
         elif event.type == TrackEvent.TYPE_SLICE_BEGIN:
             values = {each.name: getattr(each, str(each.WhichOneof("value"))) for each in event.debug_annotations}
             ends = [*event.flow_ids], [*event.terminating_flow_ids]
