@@ -162,6 +162,27 @@ class Indexing(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies while a program runs, and what its bytes mean."""
+
+    where: str
+    """For a message: a memory and addresses."""
+    bytes: int
+    """Of a sample, from the first of the tensor's bytes to the last."""
+    unpack: Callable[[Array], Array]
+    """From these bytes (bytes,) uint8 to the tensor in its own shape."""
+
+
+@runtime_checkable
+class Storing(Protocol):
+    """A target that knows how tensors lie in its memories."""
+
+    def stored(self, program: Program, tensor: str) -> Stored | None:
+        """Where a tensor lies as a whole; None where it never does (its tiles are stored one by one)."""
+        ...
+
+
 @runtime_checkable
 class Outlining(Protocol):
     """A target that knows what its instructions stand under: segments, layers, units; and notes on them."""

@@ -1,8 +1,9 @@
 """Dumps taken from hardware beside the integer network: the first layer that differs, its element and instruction.
 
-A dump is a file a tensor: its name with `_` for every character but letters, digits, `.`, `_` and `-`, and `.npy`
-or `.bin`. Both hold all samples one behind the other in the shape of the tensor, row-major, as ONNX has it (not as
-it lies in the machine's memory); a .bin the little-endian elements alone.
+A dump is a file a tensor: its name with `_` for every character but letters, digits, `.`, `_` and `-`, and `.npy`,
+`.bin` or `.mem`. All hold the samples one behind the other. Those of .npy and .bin have the shape of the tensor,
+row-major, as ONNX has it; a .bin is the little-endian elements alone. A .mem is bytes as they lie in the machine's
+memory, from the first of the tensor to the last (npuc.target.Storing).
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from npuc.program import Program
 from npuc.reference import session
 from npuc.storage.data import Samples
 from npuc.storage.streams import npy_header
-from npuc.target import Target
+from npuc.target import Stored, Storing, Target
 from npuc.text import closest
 from npuc.verification.bisection import Difference
 from npuc.verification.described import described
 from npuc.verification.described import evidence as foreign
 
 Report = Mapping[str, Any]
-SUFFIXES = (".npy", ".bin")
+SUFFIXES = (".npy", ".bin", ".mem")
 CLOSE = 1e-4
 """Of an output's largest value: what two libraries may give otherwise behind the last integer."""
 FEW = 3
@@ -74,7 +75,9 @@ def compared(
         for name, file in files:
             right = wanted[name]
             if name not in dumps:
-                dumps[name] = _read(file, kinds[name], (len(samples), *right.shape))
+                shape = (len(samples), *right.shape)
+                stored = _stored(program, target, name, file) if file.suffix == ".mem" else None
+                dumps[name] = _read(file, kinds[name], shape) if stored is None else _unpacked(file, stored, shape)
             found = dumps[name][sample, ...]
             wrong = ~_near(found, right) if name in outputs else found != right
             differing[name] += int(wrong.sum())
@@ -136,6 +139,30 @@ def _files(folder: Path, kinds: Mapping[str, str]) -> Iterator[tuple[str, Path]]
             raise ArtefactError("E508", f"'{path.name}' and '{seen[found[0]].name}' are dumps of one tensor")
         seen[found[0]] = path
         yield found[0], path
+
+
+def _stored(program: Program, target: Target, tensor: str, path: Path) -> Stored:
+    """How a tensor lies in the machine's memory. Raises ArtefactError (E508) where no piece of it holds all."""
+    found = target.stored(program, tensor) if isinstance(target, Storing) else None
+    if found is None:
+        reason = f"'{path.name}' is to be read as the machine has it, but its memory never holds the whole tensor"
+        remedy = "write the elements row-major, as .bin or .npy"
+        raise ArtefactError("E508", reason, tensor=tensor, remedy=remedy)
+    return found
+
+
+def _unpacked(path: Path, stored: Stored, shape: tuple[int, ...]) -> Array:
+    """A dump of memory as (samples, *shape). Raises NpucError (E401, E402)."""
+    try:
+        data = np.frombuffer(content(path), np.uint8)
+    except OSError as error:
+        raise NpucError("E401", f"'{path}' cannot be read: {error.strerror or error}") from None
+    if data.size != shape[0] * stored.bytes:
+        limit = f"{shape[0]} samples of {stored.bytes} bytes: {stored.where}"
+        remedy = "--data and --samples say what the hardware was given"
+        raise NpucError("E402", f"'{path.name}' has {data.size} bytes", limit=limit, remedy=remedy)
+    samples = [stored.unpack(each) for each in data.reshape(shape[0], stored.bytes)]
+    return np.stack(samples).reshape(shape)
 
 
 def _read(path: Path, kind: str, shape: tuple[int, ...]) -> Array:

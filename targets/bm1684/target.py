@@ -15,7 +15,7 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.storage.records import read
-from npuc.target import Options, Origin, Target
+from npuc.target import Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
 from npuc.targets.bm1684.lowering import rules, slicing
@@ -175,6 +175,12 @@ class Bm1684(Target):
     def origin(self, program: Program, tensor: str, element: tuple[int, ...]) -> Origin | None:
         """The call that does the work."""
         return origin(program, tensor, element)
+
+    def stored(self, program: Program, tensor: str) -> Stored | None:
+        """Its words in system memory."""
+        from npuc.targets.bm1684.program.stored import stored
+
+        return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""

@@ -15,7 +15,7 @@ from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Target
+from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
@@ -186,6 +186,12 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.inspect.origins import origin
 
         return origin(program, tensor, element)
+
+    def stored(self, program: Program, tensor: str) -> Stored | None:
+        """Its words in a DTCM."""
+        from npuc.targets.easynpu.inspect.stored import stored
+
+        return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""

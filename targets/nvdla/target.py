@@ -13,7 +13,7 @@ from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
-from npuc.target import FLOATING, TARGETS, Options, Target
+from npuc.target import FLOATING, TARGETS, Options, Stored, Target
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -189,6 +189,12 @@ class Nvdla(Target):
         """The tensors that commands end, each with the ONNX nodes of its last ones."""
         operations = Contents.of(program.manifest).operations
         return {each.result.tensor: frozenset(each.nodes) for each in operations if each.result}
+
+    def stored(self, program: Program, tensor: str) -> Stored | None:
+        """Its feature cube in memory."""
+        from npuc.targets.nvdla.program.stored import stored
+
+        return stored(program, tensor)
 
     def memory_annotations(self, program: Program, name: str) -> Iterable[MemoryAnnotation]:
         """What each part of an image is for."""
