@@ -1,10 +1,8 @@
-"""Plain text for terminals and pipes: aligned tables, JSON, hints, a progress bar on a terminal only."""
+"""Plain text for terminals and pipes: aligned tables, JSON, hints."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,41 +113,3 @@ def closest(name: str, known: Iterable[str]) -> str:
     folded = {each.casefold(): each for each in known}
     found = get_close_matches(name.casefold(), list(folded), n=1)
     return f" Did you mean '{folded[found[0]]}'?" if found else ""
-
-
-@contextmanager
-def progress(label: str, total: int) -> Generator[Callable[[int], None]]:
-    """Gives a function that advances a bar on a terminal's stderr; in a pipe nothing is shown."""
-    if not sys.stderr.isatty():
-        yield lambda _steps: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda steps: bar.advance(task, steps)
-
-
-@contextmanager
-def stages(label: str, *, quiet: bool = False) -> Generator[Callable[[str], None]]:
-    """Gives a function that says on a terminal's stderr what begins, beside a moving bar and the time it takes.
-
-    In a pipe, or if it is to be quiet, nothing is shown.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield lambda _what: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda what: bar.update(task, description=terminal(f"{label}: {what}"))

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npuc.text import as_json, closest, count, page, progress, stages, table
+from npuc.progress import progress
+from npuc.text import as_json, closest, count, page, table
 
 cells = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("ab é", max_size=9))
 
@@ -71,8 +72,9 @@ def test_a_hint_names_only_what_is_close(name: str, hint: str) -> None:
 def test_there_is_no_progress_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
-    with progress("simulating", 3) as advance:
-        advance(3)
+    with progress("running") as bar:
+        bar.begin("simulating", 3)
+        bar.advance(3)
     assert pipe.getvalue() == ""
 
 
@@ -85,19 +87,31 @@ def test_a_progress_bar_counts_on_a_terminal_and_goes_away(monkeypatch: pytest.M
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with progress("simulating", 3) as advance:
-        advance(1)
-        advance(2)
-    assert "simulating" in terminal.getvalue() and "3/3" in terminal.getvalue()
+    with progress("running") as bar:
+        bar.begin("simulating", 3)
+        bar.advance(1)
+        bar.advance(2)
+    assert "running: simulating" in terminal.getvalue() and "3/3" in terminal.getvalue()
     assert terminal.getvalue().rstrip().endswith("\x1b[2K")
+
+
+def test_parts_without_steps_count_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("running") as bar:
+        bar.begin("simulating", 3)
+        bar.begin("writing [red]")
+    before, _, after = terminal.getvalue().partition("running: writing [red]")
+    assert "0/3" in before and "/3" not in after
 
 
 def test_stages_are_named_on_a_terminal_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with stages("compiling") as begin:
-        begin("choosing scales")
+    with progress("compiling") as bar:
+        bar.begin("choosing scales")
     assert "compiling: choosing scales" in terminal.getvalue()
     assert terminal.getvalue().rstrip().endswith("\x1b[2K")
 
@@ -107,8 +121,9 @@ def test_no_stages_are_named_in_a_pipe_or_quietly(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, quiet: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    with stages("compiling", quiet=quiet) as begin:
-        begin("choosing scales")
+    with progress("compiling", quiet=quiet) as bar:
+        bar.begin("choosing scales", 2)
+        bar.advance(1)
     assert stream.getvalue() == ""
 
 

@@ -183,16 +183,16 @@ def compare(
       npuc compare resnet8.onnx --target easynpu --machine large --machine my.toml
       npuc compare resnet8.onnx --targets easynpu,easynpu:large --data test.npz
     """
+    from npuc.progress import progress
     from npuc.reports import figures
     from npuc.reports.comparison import Subject
     from npuc.reports.comparison import compare as compared
     from npuc.target import Options
-    from npuc.text import progress
 
     found = _candidates(named, targets, machines)
     subject = Subject(model, shapes, calibration, data)
-    with progress("comparing", len(found)) as advance:
-        report = compared(subject, found, Options(isa=isa, strict=strict), advance)
+    with progress("comparing") as bar:
+        report = compared(subject, found, Options(isa=isa, strict=strict), bar)
     if data and not calibration:
         announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(figures.comparison(report, form), exact=form == "csv")

@@ -151,12 +151,12 @@ def compile_command(
     if quiet and verbose:
         raise click.UsageError("--quiet and --verbose exclude each other")
     from npuc import driver, program
+    from npuc.progress import progress
     from npuc.quantize.calibration.cache import remembering
     from npuc.regions.compiling import compile_variants
     from npuc.reports import summaries
     from npuc.target import FLOATING, Options
     from npuc.target import target as find
-    from npuc.text import stages
     from npuc.variants import together
 
     machine_kind = find(target)
@@ -185,8 +185,8 @@ def compile_command(
     program.expect_replaceable(directory, force=force)
     said: list[str] = []
     with (
-        stages("compiling", quiet=quiet) as stage,
-        remembering(replace(options, stage=stage), cache, (model, *calibration), said.append) as remembered,
+        progress("compiling", quiet=quiet) as bar,
+        remembering(replace(options, stage=bar.begin), cache, (model, *calibration), said.append) as remembered,
     ):
         variants, samples = compile_variants(model, machine_kind, remembered, shapes, calibration, hook)
         compiled = variants[0] if len(variants) == 1 else together(variants)

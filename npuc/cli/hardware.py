@@ -47,8 +47,8 @@ def rtl(
       npuc rtl resnet8.npu -o core --data test.npz
     """
     from npuc import program as programs
+    from npuc.progress import progress
     from npuc.target import Describing, target
-    from npuc.text import stages
 
     if artefact is None:
         if data:
@@ -61,8 +61,8 @@ def rtl(
     if not isinstance(described, Describing):
         raise click.UsageError(f"{described.name} has no hardware description")
     samples = None if program is None else _samples(program, data)
-    with stages("rtl", quiet=as_json) as begin:
-        begin("writing Verilog" + (" and estimating resources" if resources else ""))
+    with progress("rtl", quiet=as_json) as bar:
+        bar.begin("writing Verilog" + (" and estimating resources" if resources else ""))
         files = described.hardware(machine, program, samples, resources)
     programs.save_files(files, output)
     if as_json:

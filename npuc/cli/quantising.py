@@ -130,9 +130,9 @@ def accuracy(
       npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
     """
     from npuc.driver import program_inputs
+    from npuc.progress import progress
     from npuc.reports import summaries
     from npuc.storage import data as samples_of
-    from npuc.text import progress
     from npuc.variants import chosen
     from npuc.verification import accuracy as counting
 
@@ -141,9 +141,9 @@ def accuracy(
     artefact = chosen(artefact, data, allow_modified=allow_modified)
     program, target = load_program(artefact, allow_modified)
     samples = samples_of.load(data, program_inputs(program))
-    with progress("simulating", len(samples)) as advance:
+    with progress("accuracy", quiet=as_json) as bar:
         report = counting.accuracy(
-            model, artefact, program, target, samples, qdq=qdq, allow_modified=allow_modified, advance=advance
+            model, artefact, program, target, samples, qdq=qdq, allow_modified=allow_modified, bar=bar
         )
     if as_json:
         print_json(report)

@@ -72,20 +72,20 @@ def report(
       npuc report resnet8.npu -o r.html --model resnet8.onnx --data samples.npz
     """
     from npuc.program import showing
+    from npuc.progress import progress
     from npuc.storage.files import replacing
-    from npuc.text import stages
 
     program, target = load_program(artefact, allow_modified)
     expect_chip_model(target, chip_model)
     if chip_model != "own" and model is None:
         raise click.UsageError(f"--chip-model {chip_model} needs --model")
-    with stages("reporting", quiet=as_json) as begin:
-        begin("simulating" if model is None else "simulating and verifying")
+    with progress("reporting", quiet=as_json) as bar:
+        bar.begin("simulating" if model is None else "simulating and verifying")
         if form == "html":
             from npuc.page.page import page
 
             evidence = _evidence(artefact, program, target, model, data, chip_model, allow_modified)
-            begin("drawing")
+            bar.begin("drawing")
             with showing(artefact):
                 text = page(program, target, evidence).encode()
         else:

@@ -55,9 +55,9 @@ def run(
       npuc run resnet8.npu --data test.npz -o y.npz --stepping --trace s.vcd
     """
     from npuc import driver
+    from npuc.progress import progress
     from npuc.reports import summaries
     from npuc.storage import data as samples_of
-    from npuc.text import progress
     from npuc.variants import chosen
 
     artefact = chosen(artefact, data, allow_modified=allow_modified)
@@ -69,9 +69,11 @@ def run(
     if stepper is None and (stepping or trace is not None):
         raise click.UsageError(f"{target.name} has no simulator for --stepping and --trace")
     samples = samples_of.load(data, driver.program_inputs(program))
-    with progress("simulating", len(samples)) as advance:
-        outputs = driver.run_program(program, target, samples, advance, stepper, chip_model)
-    samples_of.save(output, outputs)
+    with progress("running", quiet=as_json) as bar:
+        bar.begin("simulating", len(samples))
+        outputs = driver.run_program(program, target, samples, bar.advance, stepper, chip_model)
+        bar.begin("writing")
+        samples_of.save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
     counts = {} if stepper is None else stepper.report()
     if as_json:
@@ -127,9 +129,9 @@ def verify(
       npuc verify resnet8.onnx resnet8.npu --bisect --allow-modified
       npuc verify resnet8.onnx resnet8.npu --data one.npz --dump from_board
     """
+    from npuc.progress import progress
     from npuc.regions.artefact import is_composite
     from npuc.reports import summaries
-    from npuc.text import progress
     from npuc.variants import chosen
     from npuc.verification import checking
     from npuc.verification.criterion import tolerance as tolerance_of
@@ -144,15 +146,17 @@ def verify(
     samples = _samples(program, data, count)
     if dump is not None:
         return _dumped(model, artefact, program, target, samples, dump, allow_modified, as_json)
-    tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
-    with progress("verifying", len(samples)) as advance:
+    with progress("verifying", quiet=as_json) as bar:
+        bar.begin("what rounding allows")
+        tolerance = tolerance_of(model, program, samples, min_sqnr, min_cosine)
         report = checking.verify(
             model, artefact, program, target, samples, tolerance,
-            allow_modified=allow_modified, advance=advance, chip_model=chip_model,
+            allow_modified=allow_modified, bar=bar, chip_model=chip_model,
         )  # fmt: skip
-    if bisect:
-        folder = output or Path(f"{artefact.stem}.bisect")
-        report["bisect"] = _bisected(model, artefact, program, target, samples, report, folder, allow_modified)
+        if bisect:
+            bar.begin("finding the first difference")
+            folder = output or Path(f"{artefact.stem}.bisect")
+            report["bisect"] = _bisected(model, artefact, program, target, samples, report, folder, allow_modified)
     if sort:
         report["layers"] = sorted(report["layers"], key=_decibels)
     if as_json:

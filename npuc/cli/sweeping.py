@@ -96,20 +96,22 @@ def sweep(
       npuc sweep m.onnx --target bm1684 --grid local_bytes=262144,524288 \\
           --scheduler tcp://10.0.0.1:8786
     """
+    from npuc.progress import progress
     from npuc.reports import figures
     from npuc.reports.comparison import Subject
     from npuc.reports.sweep import sweep as swept
     from npuc.target import Options
-    from npuc.text import progress
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
     options = Options(isa=isa, strict=strict, fallback="refuse")
-    with progress("sweeping", len(grid.points())) as advance:
-        report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, advance)
-    if output is not None:
-        _write_page(report, output)
+    with progress("sweeping") as bar:
+        bar.begin("compiling for every machine", len(grid.points()))
+        report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)
+        if output is not None:
+            bar.begin("drawing")
+            _write_page(report, output)
     if form == "json":
         print_json({**report, "output": None if output is None else str(output)})
     else:

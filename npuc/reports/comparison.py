@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from npuc import driver
 from npuc.errors import DataError, ModelError, NpucError
 from npuc.ir import Array
 from npuc.program import Program, as_loaded
+from npuc.progress import SILENT, Progress
 from npuc.regions.compiling import compile_model
 from npuc.regions.composite import target_of
 from npuc.storage.data import Samples
@@ -45,15 +46,16 @@ def compare(
     subject: Subject,
     candidates: Sequence[Candidate],
     options: Options,
-    advance: Callable[[int], None] | None = None,
+    bar: Progress = SILENT,
 ) -> dict[str, Any]:
     """The report of `npuc compare`: a row per candidate, in their order; one that refuses has its problems.
 
-    advance: called with 1 after each. Raises ModelError and DataError, which are no target's fault.
+    Raises ModelError and DataError, which are no target's fault.
     """
     rows: list[dict[str, Any]] = []
     exact: dict[str, Array] | None = None
     samples: Samples | None = None
+    bar.begin("compiling for every machine", len(candidates))
     for each in candidates:
         program, row = compiled(subject, each, options)
         if program is not None and subject.data:
@@ -61,8 +63,7 @@ def compare(
             exact = exact or metrics.expected(subject.model, samples)
             row |= _scores(program, samples, exact)
         rows.append(row)
-        if advance is not None:
-            advance(1)
+        bar.advance(1)
     refused = all(row["status"] == "refused" for row in rows)
     return {
         "status": "error" if refused else "ok",

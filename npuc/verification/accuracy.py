@@ -6,7 +6,6 @@ only one of both is right.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from npuc.errors import DataError
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
 from npuc.program import Program, load_evidence
+from npuc.progress import SILENT, Progress
 from npuc.reference import session
 from npuc.storage.data import Samples
 from npuc.target import FLOATING, Target, quickest
@@ -62,7 +62,7 @@ def accuracy(
     *,
     qdq: Path | None = None,
     allow_modified: bool = False,
-    advance: Callable[[int], None] | None = None,
+    bar: Progress = SILENT,
 ) -> dict[str, Any]:
     """The report of `npuc accuracy`; the first output of the model counts.
 
@@ -80,10 +80,12 @@ def accuracy(
         "qdq": None if qdq is None else read_model(qdq),
         "integer": evidence.get("reference.onnx") if integer else None,
     }
+    bar.begin("running the models")
     found: dict[str, Array | None] = {
         name: None if each is None else _by_onnxruntime(each, samples, output) for name, each in models.items()
     }
-    simulated = run_program(program, target, samples, advance, chip_model=quickest(target))[output]
+    bar.begin("simulating", len(samples))
+    simulated = run_program(program, target, samples, bar.advance, chip_model=quickest(target))[output]
     found["simulator"] = simulated.reshape(len(samples), -1)
     exact = found["fp32"]
     assert exact is not None

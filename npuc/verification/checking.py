@@ -8,13 +8,14 @@ layer. Errors against fp32 are accumulated ("entire": the network runs quantised
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from npuc.driver import batch_of
 from npuc.errors import ArtefactError
 from npuc.program import Program, file_sha256, load_evidence
+from npuc.progress import SILENT, Progress
 from npuc.regions.artefact import is_composite
 from npuc.storage.data import Samples
 from npuc.storage.records import read
@@ -46,20 +47,21 @@ def verify(
     tolerance: Tolerance,
     *,
     allow_modified: bool = False,
-    advance: Callable[[int], None] | None = None,
+    bar: Progress = SILENT,
     chip_model: str = "own",
 ) -> dict[str, Any]:
     """The verification report of the command line's contract.
 
     Raises ArtefactError (E501) if the program was compiled from another model, (E502) if its evidence is damaged.
     """
+    bar.begin("opening model and program")
     check_model(model, program, allow_modified)
     evidence = load_evidence(directory, program, allow_modified=allow_modified)
     check = check_of(model, evidence, program, target, chip_model)
+    bar.begin("comparing layers", len(samples))
     for batch in samples.batches(batch_of(program)):
         check.batch(batch)
-        if advance is not None:
-            advance(len(batch))
+        bar.advance(len(batch))
     found = check.report(tolerance)
     return {"status": found.pop("status"), "samples": len(samples), **found}
 

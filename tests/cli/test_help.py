@@ -14,7 +14,7 @@ import click
 import pytest
 
 from npuc.cli import npuc as commands
-from npuc.text import progress
+from npuc.progress import progress
 from tests.cli.process import Digits, compiled, npuc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +84,9 @@ def test_no_color_is_honoured(colours: bool) -> None:
     with patch.dict(os.environ, environment), patch.object(sys, "stderr", terminal):
         if colours:
             os.environ.pop("NO_COLOR", None)
-        with progress("working", 2) as advance:
-            advance(1)
+        with progress("working") as bar:
+            bar.begin("hard", 2)
+            bar.advance(1)
     assert "working" in terminal.getvalue()
     assert ("\x1b[38;5" in terminal.getvalue() or "\x1b[3" in terminal.getvalue()) is colours
 

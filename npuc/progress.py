@@ -1,0 +1,68 @@
+"""What a terminal shows of work that takes long; nothing in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from npuc.escaping import terminal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Told of what begins and what is done; this one shows nothing."""
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        """A part of the work begins; total: how many steps it has, where that is known."""
+
+    def advance(self, steps: int) -> None:
+        """So many steps of the part are done."""
+
+
+SILENT = Progress()
+
+
+@contextmanager
+def progress(label: str, *, quiet: bool = False) -> Generator[Progress]:
+    """Shows on a terminal's stderr what is being done: a bar, steps where they are counted, the time so far.
+
+    It goes away in the end. In a pipe, or if it is to be quiet, nothing is shown.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield SILENT
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    parts = TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[steps]}")
+    with Bar(*parts, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(label, total=None, steps="")
+        yield _Shown(label, bar)
+
+
+@dataclass(frozen=True)
+class _Shown(Progress):
+    """The bar of one command, which has one task."""
+
+    label: str
+    bar: Bar
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        self.bar.tasks[0].total = total
+        self._update(f"{self.label}: {what}", 0)
+        self.bar.refresh()
+
+    def advance(self, steps: int) -> None:
+        task = self.bar.tasks[0]
+        self._update(task.description, task.completed + steps)
+
+    def _update(self, description: str, done: float) -> None:
+        task = self.bar.tasks[0]
+        steps = "" if task.total is None else f"{done:.0f}/{task.total:.0f}"
+        self.bar.update(task.id, description=terminal(description), completed=done, steps=steps)
