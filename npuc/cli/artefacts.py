@@ -22,7 +22,7 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json, say
+from npuc.cli.output import announce_synthetic, load_program, print_json, say, verified
 from npuc.escaping import printed, terminal
 
 if TYPE_CHECKING:
@@ -193,15 +193,33 @@ def assemble(listing: Path, output: Path, images: Path, force: bool, allow_modif
         say(f"{words} instructions -> {output}")
 
 
-def _of_model(artefact: Path, program: Program, form: str, model: Path) -> dict[str, bytes]:
-    """What became of each node of the model: within the model, or for Model Explorer beside it."""
+def _of_model(
+    artefact: Path,
+    program: Program,
+    target: Target,
+    form: str,
+    model: Path,
+    data: tuple[Path, ...],
+    allow_modified: bool,
+) -> dict[str, bytes]:
+    """What became of each node of the model: within the model, or for Model Explorer beside it.
+
+    With data also the errors of layers on these samples.
+    """
+    from npuc.driver import program_inputs
     from npuc.escaping import json_text
     from npuc.frontend.reading import read_model
     from npuc.program import file_sha256, showing
     from npuc.reports.annotated import annotated
+    from npuc.reports.layers import layers_of
     from npuc.reports.model_explorer import node_data
+    from npuc.storage import data as samples_of
 
-    found = read_model(model)
+    found, report = read_model(model), program.report
+    if data:
+        samples = samples_of.load(data, program_inputs(program))
+        checked = verified(model, artefact, program, target, samples, "own", allow_modified)
+        report = {**report, "layers": list(layers_of(report, checked))}
     if program.model.sha256 != file_sha256(model):
         say(
             f"warning: {terminal(str(artefact))} was compiled from another file than {terminal(str(model))}",
@@ -209,9 +227,9 @@ def _of_model(artefact: Path, program: Program, form: str, model: Path) -> dict[
         )
     with showing(artefact):
         if form == EXPLORED:
-            known = node_data(found, program.report)
+            known = node_data(found, report)
             return {f"{key}.json": f"{json_text(each)}\n".encode() for key, each in known.items()}
-        return {f"{model.stem}.onnx": annotated(found, program.report).SerializeToString(deterministic=True)}
+        return {f"{model.stem}.onnx": annotated(found, report).SerializeToString(deterministic=True)}
 
 
 SELF_TEST_SAMPLES = 2
@@ -253,7 +271,12 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     is_flag=True,
     help="Add samples, what npuc simulates for them, and a comparison (c, loadable, okkernel).",
 )
-@click.option("--data", type=PATH, multiple=True, help="The samples of the self test; two are taken (.npz).")
+@click.option(
+    "--data",
+    type=PATH,
+    multiple=True,
+    help="Samples (.npz): for a self test, which takes two, or the errors of a model's layers.",
+)
 @click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
 @modified_option
 @json_option
@@ -276,7 +299,7 @@ def export(
       npuc export resnet8.npu --format readmemh -o images
       npuc export resnet8.npu --format c --self-test --data test.npz -o firmware
       npuc export resnet8.npu --format nvdla-trace --player sequencers -o trace
-      npuc export resnet8.npu --format onnx-annotated --model resnet8.onnx -o a
+      npuc export r.npu --format onnx-annotated --model r.onnx --data t.npz -o a
       npuc export resnet8.npu --format model-explorer --model resnet8.onnx -o d
     """
     from npuc import program as programs
@@ -289,12 +312,15 @@ def export(
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
-    if data and not self_test:
-        raise click.UsageError("--data is for --self-test")
+    if data and not self_test and model is None:
+        raise click.UsageError(f"--data is for --self-test, {' and '.join(OF_MODELS)}")
     if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):
         known = ", ".join(target.self_tests) if isinstance(target, SelfTesting) else ""
         raise click.UsageError(f"{target.name} has no self test in the format '{form}'; it has: {known or 'none'}")
-    files = target.exported(program, form, player) if model is None else _of_model(artefact, program, form, model)
+    if model is None:
+        files = target.exported(program, form, player)
+    else:
+        files = _of_model(artefact, program, target, form, model, data, allow_modified)
     if isinstance(target, SelfTesting) and self_test:
         files |= target.self_test(program, form, _vectors(program, data))
     programs.save_files(files, output)

@@ -98,3 +98,22 @@ def load_graph(artefact: Path, program: Program, allow_modified: bool) -> Mappin
 
     content = load_evidence(artefact, program, allow_modified=allow_modified)["graph.json"]
     return described(content, program.precision)
+
+
+def verified(
+    model: Path,
+    artefact: Path,
+    program: Program,
+    target: Target,
+    samples: Samples,
+    chip_model: str,
+    allow_modified: bool,
+) -> dict[str, Any]:
+    """The report of `npuc verify` by the usual criterion: the errors of every layer."""
+    from npuc.verification.checking import verify
+    from npuc.verification.criterion import criterion
+
+    return verify(
+        model, artefact, program, target, samples, criterion(model, program, samples),
+        allow_modified=allow_modified, chip_model=chip_model,
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,7 @@ from npuc.cli.options import (
     limit_options,
     modified_option,
 )
-from npuc.cli.output import load_graph, load_program, print_json, say
+from npuc.cli.output import load_graph, load_program, print_json, say, verified
 from npuc.escaping import shown
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _table(
     checked = None
     if model is not None:
         samples = _samples(program, data)
-        checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
+        checked = verified(model, artefact, program, target, samples, chip_model, allow_modified)
     with showing(artefact):
         layers = list(layers_of(program.report, checked))
         found = as_csv(layers) if form == "csv" else json_text({**program.report, "layers": layers})
@@ -149,7 +149,7 @@ def _evidence(
     found = Evidence(graph, steps, values, about)
     if model is None:
         return found
-    checked = _verified(model, artefact, program, target, samples, chip_model, allow_modified)
+    checked = verified(model, artefact, program, target, samples, chip_model, allow_modified)
     told = [each["text"] for each in graph.get("rewrites", ())]
     return replace(found, verification=checked, passes=float_passes(model, program, target, told))
 
@@ -162,25 +162,6 @@ def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
     inputs = program_inputs(program)
     few = min(SYNTHETIC, max(MACS // max(program.report["macs"], 1), 1))
     return samples_of.load(data, inputs).first(SAMPLES) if data else samples_of.varied(inputs, few)
-
-
-def _verified(
-    model: Path,
-    artefact: Path,
-    program: Program,
-    target: Target,
-    samples: Samples,
-    chip_model: str,
-    allow_modified: bool,
-) -> dict[str, Any]:
-    """The errors of every layer."""
-    from npuc.verification.checking import verify
-    from npuc.verification.criterion import criterion
-
-    return verify(
-        model, artefact, program, target, samples, criterion(model, program, samples),
-        allow_modified=allow_modified, chip_model=chip_model,
-    )  # fmt: skip
 
 
 @click.command()
@@ -305,7 +286,7 @@ def explain(
     checked = None
     if model is not None:
         samples = _samples(program, data)
-        checked = _verified(model, artefact, program, target, samples, "own", allow_modified)
+        checked = verified(model, artefact, program, target, samples, "own", allow_modified)
     with showing(artefact):
         found = explanation(program, target, graph, node, checked)
         text = summaries.explanation(shown(found))

@@ -12,12 +12,13 @@ Report = Mapping[str, Any]
 PREFIX = "npuc."
 METADATA_IR = 10
 """The oldest IR version whose nodes have metadata."""
-OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction")
+OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction", "sqnr_db")
 """What is told of the layer that a node is part of."""
 
 
 def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:
-    """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes and tile.
+    """A copy of a model whose nodes have metadata: where each runs, and its layer with cycles, bytes, tile, and
+    signal to noise in dB where the layers of the report have it.
 
     Weights in files of their own stay where they are.
     """
@@ -51,4 +52,10 @@ def _of_nodes(report: Report) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _text(value: object) -> str:
-    return "x".join(map(str, value)) if isinstance(value, list) else str(value)
+    match value:
+        case list():
+            return "x".join(map(str, value))
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)

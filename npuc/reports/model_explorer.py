@@ -6,6 +6,7 @@ and the largest value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 Report = Mapping[str, Any]
 QUANTITIES = ("cycles", "bytes", "macs")
 """Of a layer; its nodes share them evenly, so that sums over a model are those of the program."""
-GRADIENT = ({"stop": 0, "bgColor": "#eef3f8"}, {"stop": 1, "bgColor": "#d9480f"})
+PALE, STRONG = "#eef3f8", "#d9480f"
 COLOURS = {"npu": "#b7ddc8", "host": "#f3b59a"}
 
 
@@ -27,12 +28,25 @@ def node_data(model: onnx.ModelProto, report: Report) -> dict[str, dict[str, Any
     for key in QUANTITIES:
         values = dict(_shared(layers, key, named))
         if any(each["value"] for each in values.values()):
-            found[key] = {model.graph.name: {"results": values, "gradient": list(GRADIENT)}}
+            found[key] = {model.graph.name: {"results": values, "gradient": _gradient(PALE, STRONG)}}
+    noise = {
+        node: {"value": round(layer["sqnr_db"], 3)}
+        for layer in layers
+        if math.isfinite(layer.get("sqnr_db") or math.inf)
+        for node in layer["nodes"]
+        if node in named
+    }
+    if noise:
+        found["sqnr_db"] = {model.graph.name: {"results": noise, "gradient": _gradient(STRONG, PALE)}}
     places = {node: part["place"] for part in report.get("partitions", ()) for node in part["nodes"]}
     results = {
         node: {"value": place, "bgColor": COLOURS[place]} for node, place in places.items() if node in named
     }
     return {**found, "place": {model.graph.name: {"results": results}}} if results else found
+
+
+def _gradient(least: str, largest: str) -> list[dict[str, Any]]:
+    return [{"stop": 0, "bgColor": least}, {"stop": 1, "bgColor": largest}]
 
 
 def _shared(layers: Sequence[Report], key: str, named: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:

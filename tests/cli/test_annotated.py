@@ -59,6 +59,24 @@ def test_node_data_of_model_explorer_sums_to_the_program(digits: Digits, tmp_pat
     assert {each["value"] for each in places.values()} == {"npu"} and len(places) == len(model.graph.node)
 
 
+@pytest.mark.parametrize("target", ["easynpu", "bm1684"])
+def test_with_samples_nodes_have_the_signal_to_noise_that_verify_prints(
+    target: str, digits: Digits, tmp_path: Path
+) -> None:
+    compiled(digits.model, tmp_path / "o", "--target", target).done()
+    verified = npuc("verify", digits.model, tmp_path / "o", "--data", digits.few, "--json").json
+    errors = {layer["name"]: layer["sqnr_db"] for layer in verified["layers"] if layer["sqnr_db"] is not None}
+    model = ("--model", digits.model, "--data", digits.few)
+    npuc("export", tmp_path / "o", "--format", "onnx-annotated", *model, "-o", tmp_path / "a").done()
+    found = [told(node) for node in onnx.load(tmp_path / "a" / "digits.onnx").graph.node]
+    noted = {each["npuc.layer"]: float(each["npuc.sqnr_db"]) for each in found if "npuc.sqnr_db" in each}
+    assert noted == pytest.approx(errors, rel=1e-3) and len(noted) > 4
+    npuc("export", tmp_path / "o", "--format", "model-explorer", *model, "-o", tmp_path / "d").done()
+    (drawn,) = json.loads((tmp_path / "d" / "sqnr_db.json").read_text()).values()
+    assert {each["value"] for each in drawn["results"].values()} == {round(each, 3) for each in errors.values()}
+    assert [each["stop"] for each in drawn["gradient"]] == [0, 1]
+
+
 def test_names_of_any_kind_and_nodes_without_one(write: WriteModel, tmp_path: Path) -> None:
     model = write(
         "g (float[1,3,8,8] x) => (float[1,4,8,8] y) { a = Conv <kernel_shape = [1, 1]> (x, w)\n y = Atan(a) }",
