@@ -31,7 +31,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes of a memory in use from cycle `start`, when they are written, to cycle `end`, when last read."""
+    """Bytes of a memory in use from cycle `start`, when they are written, to cycle `end`, when they are freed."""
 
     memory: str
     label: str
@@ -39,6 +39,8 @@ class Buffer:
     size: int
     start: int
     end: int
+    used: int | None = None
+    """The cycle in which the last use ends, where they are freed later."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,15 @@ class Timeline:
             activities=tuple(
                 replace(each, start=moved(each.start), end=moved(each.end)) for each in self.activities
             ),
-            buffers=tuple(replace(each, start=moved(each.start), end=moved(each.end)) for each in self.buffers),
+            buffers=tuple(
+                replace(
+                    each,
+                    start=moved(each.start),
+                    end=moved(each.end),
+                    used=None if each.used is None else moved(each.used),
+                )
+                for each in self.buffers
+            ),
         )
 
 

@@ -82,7 +82,13 @@ def _buffer(each: Buffer, across: Scale, up: Scale | Bands, number: int, layer: 
     last = each.address + each.size - 1
     where = f"bytes {count(each.address)} to {count(last)}, cycles {count(each.start)} to {count(each.end)}"
     name = short(each.label, NAME) if height > 12 else None
-    return titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
+    drawn = titled(bar, f"{each.label}\n{where}", data_layer=layer, data_name=name)
+    if each.used is None:
+        return drawn
+    begun = across.at(each.used)
+    late = tag("rect", x=begun, y=top, width=left + width - begun, height=height, class_="late")
+    hint = f"{each.label}\nlast used in cycle {count(each.used)}, freed {count(each.end - each.used)} cycles later"
+    return drawn + titled(late, hint, data_layer=layer)
 
 
 def roofline(layers: Sequence[Layer], peak: float, bandwidth: float) -> str:

@@ -97,6 +97,7 @@ def page(program: Program, target: Target, evidence: Evidence) -> str:
         "passes": passes(evidence.graph, evidence.passes, by_node(layers)),
         "columns": [each for each in COLUMNS if any(layer.get(each.key) is not None for layer in layers)],
         "timeline": Markup(charts.engines(timeline, [names[layer["name"]] for layer in layers])),
+        "late": any(each.used is not None for each in timeline.buffers),
         "maps": [(name, Markup(each)) for name, each in _maps(report, timeline, tensors)],
         "roofline": Markup(_roofline(report, layers)),
         "histograms": [{**each, "drawing": Markup(each["drawing"])} for each in _histograms(evidence, tensors)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from npuc.allocation import Buffer, lower_bound
 from npuc.targets.bm1684.machine.local_memory import Dim4
 
 
@@ -147,7 +148,11 @@ class Kernel:
 
     regions: tuple[Region, ...]
     steps: tuple[Step, ...]
-    peak: int
-    """The highest byte of local memory in use, of each NPU."""
     places: tuple[Place, ...]
     """Of every buffer, in the order in which they were placed."""
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of local memory in use at once, of each NPU."""
+        sizes = (Buffer(each.buffer, each.end - each.start, each.first, each.last) for each in self.places)
+        return lower_bound(list(sizes))

@@ -78,9 +78,7 @@ class _Plan:
             loads = self._beside(index, self._sum(calls) - self._sum(moves), turn)
             owners = (*(each for each in turn.beside for _ in each.calls), *(step for _, step in loads))
             self.regions.append(Region((*moves, *(call for call, _ in loads)), calls, index, owners))
-        peak = max((each.end for each in self.taken), default=0)
-        steps = tuple(turn.step for turn in self.turns)
-        return Kernel(tuple(self.regions), steps, peak, tuple(self.taken))
+        return Kernel(tuple(self.regions), tuple(turn.step for turn in self.turns), tuple(self.taken))
 
     def _sum(self, calls: Sequence[Call]) -> int:
         return sum(pricing.cycles(call, self.machine) for call in calls)

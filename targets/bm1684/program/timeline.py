@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, System
 from npuc.targets.bm1684.plan.pricing import system_bytes
-from npuc.targets.bm1684.program.artefact import Contents, Instruction, instructions
+from npuc.targets.bm1684.program.artefact import Contents, Instruction, Occupied, instructions
 from npuc.timeline import Activity, Buffer, Timeline
 
 
@@ -37,12 +37,31 @@ def timeline(program: Program) -> Timeline:
         activities.append(found)
         if written is not None:
             writers[written] = number
-    local = (
-        Buffer("local", each.buffer, each.start, each.end - each.start, starts[each.first], starts[each.last + 1])
-        for each in Contents.occupied(program.manifest, len(starts) - 1)
-    )
+    occupied = Contents.occupied(program.manifest, len(starts) - 1)
+    touched: dict[int, list[tuple[int, int]]] = {}
+    for call, each in zip(calls, activities, strict=True):
+        places = (argument for argument in call.call.args if isinstance(argument, Address))
+        touched.setdefault(call.region, []).extend((place.offset, each.end) for place in places)
+    local = (_local(each, starts, touched) for each in occupied)
     banks = {"local": Contents.of(program.manifest).machine.bank_bytes}
     return Timeline(starts[-1], tuple(activities), (*local, *_system(program, starts[-1])), "BDC", banks)
+
+
+def _local(each: Occupied, starts: Sequence[int], touched: Mapping[int, Sequence[tuple[int, int]]]) -> Buffer:
+    """A buffer of local memory, which the plan frees at the end of a region.
+
+    touched: by region, the offsets that its calls read or write, and the cycles in which these end.
+    """
+    end = starts[each.last + 1]
+    uses = [
+        cycle
+        for region in range(each.first, each.last + 1)
+        for offset, cycle in touched[region]
+        if each.start <= offset < each.end
+    ]
+    last = max(uses, default=end)
+    size = each.end - each.start
+    return Buffer("local", each.buffer, each.start, size, starts[each.first], end, last if last < end else None)
 
 
 def _system(program: Program, end: int) -> Iterator[Buffer]:
