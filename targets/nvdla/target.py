@@ -90,7 +90,7 @@ class Nvdla(Target):
         expect_foreseen(
             draft,
             lambda made: lowering.doubtful(made.graph, machine),
-            lambda made: lowering.lower(made, machine, {}, options.weights or "auto"),
+            lambda made: lowering.expect_room(made, machine, options.weights or "auto"),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:

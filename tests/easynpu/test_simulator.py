@@ -218,6 +218,16 @@ def test_a_single_word_computes_what_the_loop_nest_computes(op: int, seed: int) 
     compare(writer, *noise(random))
 
 
+@pytest.mark.parametrize("op", [CONV, CONV_RELU, DWCONV, AVGPOOL])
+def test_words_that_differ_in_weights_alone_compute_a_sample_alone_with_their_own(op: int) -> None:
+    random = np.random.default_rng(op)
+    writer = Writer(random)
+    layer = writer.head(op, (6, 6, 20))
+    for _ in range(3):
+        writer.emit(layer)
+    compare(writer, *noise(random, 1))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_fused_chains_and_their_ends_agree_with_the_loop_nest(seed: int) -> None:
     random = np.random.default_rng(seed)

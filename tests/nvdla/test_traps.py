@@ -191,6 +191,13 @@ def test_an_interrupt_comes_once() -> None:
     )
 
 
+def test_a_wait_for_any_interrupt_takes_the_first_that_came() -> None:
+    masks = {f"{source}_DONE_MASK{group}": 1 for source in ("CDMA_DAT", "CDMA_WT", "CACC") for group in (0, 1)}
+    both = [*writes(SMALL, {"GLB.S_INTR_MASK": masks}), *layers(waits=False, second_source=SOURCE)[:-1]]
+    model.run(SMALL, [*both, Wait(), Wait("SDP", 1)], memory())
+    assert "SDP_0 never comes" in refused(SMALL, [*both, Wait(), Wait("SDP", 0)])
+
+
 def test_status_and_pointer_are_read_as_the_hardware_sets_them() -> None:
     small = register_map("nv_small")
     polls: list[Command] = [

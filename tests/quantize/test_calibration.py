@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from npuc.errors import DataError
 from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
-from npuc.quantize.calibration.histograms import BINS, EMPTY, Histogram, histograms, histograms_of_finite
+from npuc.quantize.calibration.histograms import (
+    BINS,
+    BLOCK,
+    EMPTY,
+    NOTHING,
+    Histogram,
+    histograms,
+    histograms_of_finite,
+)
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
@@ -54,6 +62,27 @@ def test_magnitudes_of_any_size_share_a_histogram() -> None:
     found = _spread([1e-15], [3e38], [-1e-15])
     assert found.counts.sum() == 3
     assert found.largest == pytest.approx(3e38, rel=1e-2)
+
+
+def test_large_tensors_count_every_value_in_its_bin() -> None:
+    random = np.random.default_rng(0)
+    values = np.maximum(random.normal(0, 1, (3, 2 * BLOCK + 7)), -0.5).astype(np.float32)
+    values[:, ::5] = 0
+    values[:, 1::9] *= 2.0**-62
+    found = _spread(values)
+    magnitudes = np.abs(values[np.abs(values) > NOTHING].astype(np.float64))
+    edges = np.arange(BINS + 1) * found.width
+    wanted, _ = np.histogram(magnitudes, edges)
+    assert found.counts.sum() == magnitudes.size == wanted.sum()
+    # values within 1e-5 of an edge may count beyond it
+    assert np.abs(np.cumsum(found.counts) - np.cumsum(wanted)).max() < 20
+    assert np.abs(found.counts - wanted).sum() < magnitudes.size / 200
+
+
+def test_the_smallest_values_that_count_lie_beside_those_that_do_not() -> None:
+    found = _spread([2.0**-59, 2.0**-60, 2.0**-61, -(2.0**-58)])
+    assert found.counts.sum() == 2
+    assert found.energy == pytest.approx(2.0**-118 + 2.0**-116, rel=1e-2)
 
 
 def test_a_spread_never_changes() -> None:

@@ -19,6 +19,8 @@ from npuc.ops.attributes import GROUP
 from npuc.quantize.arithmetic.steadiness import ROOM, octave
 
 BINS = 2048
+BLOCK = 1 << 15
+"""Values that are counted at once."""
 NOTHING = 2.0**-60
 """Values up to here are zero at every scale that a tensor can have."""
 
@@ -54,20 +56,18 @@ class Histogram:
 
         gains: what every value counts, broadcast against the values; 1 each without.
         """
-        magnitude = np.abs(values, dtype=np.float32).ravel()
-        weights = None if gains is None else np.broadcast_to(gains, values.shape).ravel()[magnitude > NOTHING]
-        magnitude = magnitude[magnitude > NOTHING]
-        if not magnitude.size:
+        top = _largest(values)
+        if not top > NOTHING:
             return self
         counts, width = self.counts, self.width
-        top = float(magnitude.max())
         if not counts.any():
             width = octave(top) / BINS
         while top * (1 + ROOM) >= width * BINS:
             counts = np.concatenate([counts.reshape(-1, 2).sum(1), np.zeros(BINS // 2, counts.dtype)])
             width *= 2
-        index = np.minimum((magnitude * np.float32((1 + ROOM) / width)).astype(np.int32), BINS - 1)
-        return Histogram(counts + np.bincount(index, weights, minlength=BINS), width)
+        return Histogram(
+            counts + (_counted(values, width) if gains is None else _weighed(values, gains, width)), width
+        )
 
     def within(self, limit: float) -> Histogram:
         """The histogram without the values of the bins above a magnitude."""
@@ -92,6 +92,37 @@ class Histogram:
         moments = [self.counts * self.centres**power for power in range(3)]
         count, total, energy = (np.concatenate([[0.0], np.cumsum(each)]) for each in moments)
         return count, total, energy
+
+
+def _largest(values: Array) -> float:
+    """The largest |x| in float32; 0 of no values."""
+    return float(np.float32(max(float(values.max()), -float(values.min())))) if values.size else 0.0
+
+
+def _counted(values: Array, width: float) -> Array:
+    """How many values lie in each bin of this width, those up to NOTHING left out.
+
+    Block by block, so that what is in between stays in the cache.
+    """
+    flat, found = np.ravel(values), np.zeros(BINS + 1, np.int64)
+    for start in range(0, flat.size, BLOCK):
+        magnitude = np.abs(flat[start : start + BLOCK], dtype=np.float32)
+        nothing = magnitude <= NOTHING
+        if width <= 2 * NOTHING:
+            magnitude[nothing] = 0
+        magnitude *= np.float32((1 + ROOM) / width)
+        found += np.bincount(magnitude.astype(np.intp), minlength=BINS + 1)
+        found[0] -= np.count_nonzero(nothing)
+    found[BINS - 1] += found[BINS]  # the largest one, where float32 rounds it up
+    return found[:BINS]
+
+
+def _weighed(values: Array, gains: Array, width: float) -> Array:
+    """The same, every value counted as its gain."""
+    magnitude = np.abs(values, dtype=np.float32).ravel()
+    weights = np.broadcast_to(gains, values.shape).ravel()[magnitude > NOTHING]
+    index = (magnitude[magnitude > NOTHING] * np.float32((1 + ROOM) / width)).astype(np.int32)
+    return np.bincount(np.minimum(index, BINS - 1), weights, minlength=BINS)
 
 
 def uniform(largest: float) -> Histogram:
@@ -140,7 +171,8 @@ def histograms_of_finite(
 
 def _without_infinities(value: Array) -> Array:
     """Zeros, which do not count, in place of what is not finite."""
-    return np.where(np.isfinite(value), value, value.dtype.type(0))
+    finite = np.isfinite(value)
+    return value if finite.all() else np.where(finite, value, value.dtype.type(0))
 
 
 def source(given: HistogramSource | None, *, synthetic: bool) -> HistogramSource:

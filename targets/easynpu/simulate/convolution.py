@@ -7,6 +7,8 @@ any other goes through planes, which is how onnxruntime computes it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from npuc.targets.easynpu.machine.timing import is_dense, kernel_extent
 
 Step = tuple[str, tuple[str, ...], Mapping[str, Any]]
 """An ONNX operator on the result before it: its name, constants and attributes."""
+NOTHING: Mapping[str, tuple[int, ...]] = {}
 
 
 def padding(layer: Layer) -> tuple[int, int, int, int]:
@@ -37,27 +40,77 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
     """A session with x (N, Hi, Wi, Ci) int8, the rows and columns that windows reach, and y (N, Ho, Wo, Co).
 
     w: (Co, Ci or 1, Hk, Wk) float32; bias: (Co,) float32. y is uint8, saturated at 0 and highest and rounded down,
-    or float32 sums where highest is None.
+    or float32 sums where highest is None. few_runs: layers that differ in nothing but values share what is opened.
     """
-    from onnx import TensorProto
+    product = _is_product(layer)
+    weights = {"w": w[:, :, 0, 0] if product else w} | ({} if bias is None else {"b": bias})
+    weights = {name: np.ascontiguousarray(each) for name, each in weights.items()}
+    window = () if product else tuple(_window(layer).items())
+    shape = _Shape((*reached(layer), layer.Ci), (layer.Ho, layer.Wo, layer.Co), window, highest)
+    if not few_runs:
+        return session(_model(shape, weights))
+    return _Fed(_shared(shape, tuple((name, each.shape) for name, each in weights.items())), weights)
 
-    constants = {"w": w} if bias is None else {"w": w, "b": bias}
-    given = tuple(constants)
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a session computes, but for the values: extents of x and y, the attributes of the ONNX Conv."""
+
+    x: tuple[int, int, int]
+    y: tuple[int, int, int]
+    window: tuple[tuple[str, Any], ...]
+    """Empty for a matrix product."""
+    highest: int | None
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """A session with its weights."""
+
+    session: Any
+    weights: Mapping[str, Array]
+
+    def run(self, outputs: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
+        """As onnxruntime's."""
+        return self.session.run(outputs, {**feeds, **self.weights})
+
+
+@lru_cache(maxsize=256)
+def _shared(shape: _Shape, weights: tuple[tuple[str, tuple[int, ...]], ...]) -> Any:
+    """A session that takes its weights, of these extents, with every run."""
+    return session(_model(shape, {}, dict(weights)), few_runs=True)
+
+
+def _model(shape: _Shape, weights: Mapping[str, Array], taken: Mapping[str, tuple[int, ...]] = NOTHING) -> Any:
+    """The ONNX model; taken: the extents of weights that are inputs."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    constants, given = dict(weights), tuple(weights or taken)
     to_float: Step = ("Cast", (), {"to": TensorProto.FLOAT})
     saturation: list[Step] = []
-    if highest is not None:
-        constants |= {"low": np.float32(0), "high": np.float32(highest)}
+    if shape.highest is not None:
+        constants |= {"low": np.float32(0), "high": np.float32(shape.highest)}
         saturation = [("Clip", ("low", "high"), {}), ("Cast", (), {"to": TensorProto.UINT8})]
-    if _is_product(layer):
-        constants |= {"w": w[:, :, 0, 0], "rows": np.array([-1, layer.Ci])}
-        constants["map"] = np.array([-1, layer.Ho, layer.Wo, layer.Co])
+    if shape.window:
+        planes: Step = ("Transpose", (), {"perm": [0, 3, 1, 2]})
+        steps = [planes, to_float, ("Conv", given, dict(shape.window)), *saturation]
+        steps.append(("Transpose", (), {"perm": [0, 2, 3, 1]}))
+    else:
+        constants |= {"rows": np.array([-1, shape.x[-1]]), "map": np.array([-1, *shape.y])}
         product: Step = ("Gemm", given, {"transB": 1})
         steps = [to_float, ("Reshape", ("rows",), {}), product, *saturation, ("Reshape", ("map",), {})]
-    else:
-        planes: Step = ("Transpose", (), {"perm": [0, 3, 1, 2]})
-        steps = [planes, to_float, ("Conv", given, _window(layer)), *saturation]
-        steps.append(("Transpose", (), {"perm": [0, 2, 3, 1]}))
-    return _session(layer, steps, constants, TensorProto.UINT8 if saturation else TensorProto.FLOAT, few_runs)
+    names = ["x", *(f"t{position}" for position in range(1, len(steps))), "y"]
+    nodes = [
+        helper.make_node(op, [before, *given], [after], **attrs)
+        for (op, given, attrs), before, after in zip(steps, names, names[1:], strict=False)
+    ]
+    element = TensorProto.UINT8 if saturation else TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", *shape.x])]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, each) for name, each in taken.items()]
+    outputs = [helper.make_tensor_value_info("y", element, ["N", *shape.y])]
+    values = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "layer", inputs, outputs, values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def _is_product(layer: Layer) -> bool:
@@ -69,30 +122,8 @@ def _window(layer: Layer) -> dict[str, Any]:
     """The attributes of the ONNX Conv."""
     top, left, bottom, right = padding(layer)
     return {
-        "strides": [layer.Sh, layer.Sw],
-        "pads": [top, left, max(bottom, 0), max(right, 0)],
-        "dilations": [layer.Dh + 1, layer.Dw + 1],
+        "strides": (layer.Sh, layer.Sw),
+        "pads": (top, left, max(bottom, 0), max(right, 0)),
+        "dilations": (layer.Dh + 1, layer.Dw + 1),
         "group": 1 if is_dense(layer) else layer.Co,
     }
-
-
-def _session(
-    layer: Layer, steps: Sequence[Step], constants: Mapping[str, Any], element: int, few_runs: bool
-) -> Any:
-    from onnx import TensorProto, helper, numpy_helper
-
-    names = ["x", *(f"t{position}" for position in range(1, len(steps))), "y"]
-    nodes = [
-        helper.make_node(op, [before, *given], [after], **attrs)
-        for (op, given, attrs), before, after in zip(steps, names, names[1:], strict=False)
-    ]
-    height, width = reached(layer)
-    graph = helper.make_graph(
-        nodes,
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.INT8, ["N", height, width, layer.Ci])],
-        [helper.make_tensor_value_info("y", element, ["N", layer.Ho, layer.Wo, layer.Co])],
-        [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return session(model, few_runs=few_runs)

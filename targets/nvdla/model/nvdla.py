@@ -8,6 +8,7 @@ written; the model refuses programs that would race.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -42,7 +43,9 @@ class Nvdla:
         self.registers = RegisterFile(register_map(machine.registers))
         self._operations = Operations(machine, memory, self.registers, exact=exact)
         self._copies = bdma.Queue()
-        self._raised: list[Interrupt] = []
+        self._raised: dict[Interrupt, deque[int]] = {}
+        """Interrupts that nobody has waited for, each with its places in the order of all."""
+        self._count = 0
         self._running: list[Operation] = []
         self._beside: dict[int, tuple[Operation, ...]] = {}
         """What ran when each group of CDMA was enabled."""
@@ -87,7 +90,7 @@ class Nvdla:
         if register.title == "CDMA.S_CBUF_FLUSH_STATUS":
             return 1
         if register.title == "GLB.S_INTR_STATUS":
-            return sum(1 << self._bit(each, "STATUS") for each in dict.fromkeys(self._raised))
+            return sum(1 << self._bit(each, "STATUS") for each in self._pending())
         if register.name == "S_LUT_ACCESS_DATA":
             return self.registers.tables[register.block].read()
         group = self.registers.producer(register.block) if register.of_group else 0
@@ -105,15 +108,20 @@ class Nvdla:
     def wait(self, command: Wait) -> None:
         """The driver waits for an interrupt. Raises ArtefactError (E503) where it would wait for ever."""
         wanted = [
-            each for each in self._raised if command.source is None or each == (command.source, command.group)
+            each for each in self._pending() if command.source is None or each == (command.source, command.group)
         ]
         if not wanted:
             raise trap("GLB", f"{command} never comes: {self._operations.missing()}", remedy=REMEDY)
         audible = [each for each in wanted if not self._masked(each)]
         if not audible:
             raise trap("GLB", f"{command} is masked by S_INTR_MASK", remedy="clear its mask bit")
-        self._raised.remove(audible[0])
-        self._end(audible[0])
+        first = min(audible, key=lambda each: self._raised[each][0])
+        self._raised[first].popleft()
+        self._end(first)
+
+    def _pending(self) -> list[Interrupt]:
+        """Interrupts that nobody has waited for."""
+        return [each for each, places in self._raised.items() if places]
 
     def _end(self, interrupt: Interrupt) -> None:
         """Forgets the operation that an interrupt ends, and those of its engine before it."""
@@ -172,7 +180,10 @@ class Nvdla:
         for each in self._running:
             _expect_no_race(each, operation)
         self._running.append(operation)
-        self._raised += [(each, operation.groups[BLOCK_OF.get(each, each)]) for each in operation.interrupts]
+        for each in operation.interrupts:
+            interrupt = each, operation.groups[BLOCK_OF.get(each, each)]
+            self._raised.setdefault(interrupt, deque()).append(self._count)
+            self._count += 1
 
 
 @cache

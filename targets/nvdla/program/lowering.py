@@ -139,6 +139,11 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     )
 
 
+def expect_room(quantised: Quantised, machine: Machine, weights: str) -> None:
+    """Raises DoesNotFit (E302) where lowering would: for want of room in the CBUF, which choosing forms shows."""
+    _choices(_with_copies(quantised, machine).graph, machine, weights)
+
+
 def transformable(quantised: Quantised, machine: Machine, weights: str) -> frozenset[str]:
     """The integer weights for which Winograd is the form to take, if they may be transformed before rounding."""
     graph = _with_copies(quantised, machine).graph
