@@ -196,7 +196,7 @@ def _quantised(to: Writer, node: Node) -> bool:
     integers = y if node.op == "QuantizeLinear" else x
     dtype = to.graph.tensors[integers].dtype
     floats = (x if node.op == "QuantizeLinear" else y, given[0])
-    if dtype not in ("int8", "uint8") or not to.floats(*floats):
+    if dtype not in ("int8", "uint8", "int16") or not to.floats(*floats):
         return False
     if any(name not in to.graph.constants or to.graph.constants[name].size != 1 for name in given):
         return False

@@ -33,9 +33,16 @@ TYPES = {
     "uint8": "NPUC_REGION_UINT8", "int16": "NPUC_REGION_INT16", "uint16": "NPUC_REGION_UINT16",
     "int32": "NPUC_REGION_INT32", "int64": "NPUC_REGION_INT64", "bool": "NPUC_REGION_BOOL",
 }  # fmt: skip
+TITLE = "/* What the host computes. Written by npuc. */"
 A_LINE = 8
 MOST_BYTES = 1 << 28
 """Of constants and results within a region; beyond, it is left to the application."""
+
+INTRODUCTION = """/*
+ * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
+ * float32 tensors, row by row; `data` of each has the alignment of its type, and no two of a call overlap.
+ * Regions of npuc_regions.c keep their results in static memory: one call at a time.
+ */"""
 
 
 @dataclass(frozen=True)
@@ -56,15 +63,21 @@ def exported(program: Program) -> dict[str, bytes]:
     return sources(found)
 
 
-def sources(found: Sequence[RegionSource]) -> dict[str, bytes]:
-    """The files of these regions, by path."""
+def sources(
+    found: Sequence[RegionSource], kind: str = "regions", introduction: str = INTRODUCTION
+) -> dict[str, bytes]:
+    """The files of these regions, npuc_KIND.h and .c and the library, by path."""
     files = {path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")}
-    return {**files, "npuc_regions.h": _header(found).encode(), "npuc_regions.c": _source(found).encode()}
+    header, source = _header(found, kind, introduction), _source(found, kind)
+    return {**files, f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
 
 
-def region(data: bytes, number: int, step: Step) -> RegionSource:
-    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged."""
-    name = f"npuc_host_region_{number}"
+def region(data: bytes, number: int, step: Step, kind: str = "regions") -> RegionSource:
+    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged.
+
+    kind: what the file and, without its s, the function are named after.
+    """
+    prefix = f"{kind[:-1]}_{number}"
     try:
         model = onnx.ModelProto.FromString(data)
     except DecodeError:
@@ -74,15 +87,15 @@ def region(data: bytes, number: int, step: Step) -> RegionSource:
         graph = import_model(model, None)
     except NpucError:
         graph = None
-    text = _function(graph, step, number) if graph is not None else None
-    return RegionSource(name, text, _comment(model, step, complete=text is not None))
+    text = _function(graph, step, prefix) if graph is not None else None
+    who = f"computed by npuc_{kind}.c" if text is not None else "YOURS: supply this function"
+    return RegionSource(f"npuc_host_{prefix}", text, _comment(model, step, who))
 
 
-def _comment(model: onnx.ModelProto, step: Step, *, complete: bool) -> str:
+def _comment(model: onnx.ModelProto, step: Step, who: str) -> str:
     """What a region computes: its operators, and the tensors that it takes and gives."""
     operators = ", ".join(dict.fromkeys(node.op_type for node in model.graph.node))
     types = {each.name: each.type for each in (*model.graph.input, *model.graph.output)}
-    who = "computed by npuc_regions.c" if complete else "YOURS: supply this function"
     lines = [f"{step.path}, {who}. {len(model.graph.node)} nodes: {operators}."]
     for role, names in (("in", step.inputs), ("out", step.outputs)):
         lines += [f"{role}[{at}]: {_type(types.get(name))} {name}" for at, name in enumerate(names)]
@@ -101,9 +114,8 @@ def _type(found: onnx.TypeProto | None) -> str:
     return f"{TensorProto.DataType.Name(found.tensor_type.elem_type).lower()} [{shape}]"
 
 
-def _function(graph: Graph, step: Step, number: int) -> str | None:
+def _function(graph: Graph, step: Step, prefix: str) -> str | None:
     """The function of a region with its tables, or None where the library lacks something."""
-    prefix = f"region_{number}"
     if any(each.dtype not in C_TYPES for each in graph.tensors.values()):
         return None
     used = {name for node in graph.nodes for name in node.inputs}
@@ -123,7 +135,7 @@ def _function(graph: Graph, step: Step, number: int) -> str | None:
     if not all(emitted(to, node) for node in graph.nodes):
         return None
     named = set(re.findall(r"\w+", " ".join(to.statements)))  # scales and zeros are numbers in the calls
-    tables = [_constant(places[name], value) for name, value in constants.items() if places[name] in named]
+    tables = [constant(places[name], value) for name, value in constants.items() if places[name] in named]
     unused = [f"(void){role};" for role, names in (("in", graph.inputs), ("out", graph.outputs)) if not names]
     body = "".join(f"    {line}\n" for line in (*unused, *to.statements))
     head = f"int npuc_host_{prefix}(const npuc_tensor *in, npuc_tensor *out)"
@@ -159,7 +171,8 @@ def _bytes(graph: Graph, name: str) -> int:
     return found.size * np.dtype(found.dtype).itemsize
 
 
-def _constant(name: str, value: Array) -> str:
+def constant(name: str, value: Array) -> str:
+    """A table of a constant's elements."""
     texts = [floating(each) if value.dtype == np.float32 else _number(each) for each in value.ravel().tolist()]
     rows = (", ".join(texts[start : start + A_LINE]) for start in range(0, len(texts), A_LINE))
     return array(C_TYPES[str(value.dtype)], name, rows)
@@ -174,14 +187,7 @@ def _number(value: float) -> str:
     return "INT64_MIN" if value == -(2**63) else str(value)
 
 
-INTRODUCTION = """/*
- * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
- * float32 tensors, row by row; `data` of each has the alignment of its type, and no two of a call overlap.
- * Regions of npuc_regions.c keep their results in static memory: one call at a time.
- */"""
-
-
-def _header(found: Sequence[RegionSource]) -> str:
+def _header(found: Sequence[RegionSource], kind: str, introduction: str) -> str:
     types = ", ".join(TYPES.values())
     definitions = [
         f"enum npuc_region_type {{ {types} }};",
@@ -197,10 +203,10 @@ def _header(found: Sequence[RegionSource]) -> str:
     declarations = [
         f"{each.comment}\nint {each.name}(const npuc_tensor *in, npuc_tensor *out);\n" for each in found
     ]
-    return c_text.header(INTRODUCTION, "NPUC_REGIONS_H", "npuc_operators.h", definitions, declarations)
+    return c_text.header(introduction, f"NPUC_{kind.upper()}_H", "npuc_operators.h", definitions, declarations)
 
 
-def _source(found: Sequence[RegionSource]) -> str:
+def _source(found: Sequence[RegionSource], kind: str) -> str:
     texts: Iterable[str] = (each.text for each in found if each.text is not None)
-    head = f'{c_comment("Host regions. Written by npuc.")}\n#include "npuc_regions.h"\n\n#include <math.h>\n\n'
+    head = f'{TITLE}\n#include "npuc_{kind}.h"\n\n#include <math.h>\n\n'
     return head + "".join(texts)

@@ -1,4 +1,4 @@
-"""A program as C: its commands, blobs and tensors, beside the loop that plays them, which stands in c/.
+"""A program as C: its commands, blobs and tensors, what runs it, and the loop that plays commands, which is in c/.
 
 Nothing in the text depends on when or where it was written.
 """
@@ -14,6 +14,7 @@ from npuc.c_text import array, floating, listed, named
 from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.host import HostStep
 from npuc.program import Program
+from npuc.targets.nvdla.export import c_run
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
 from npuc.targets.nvdla.program.artefact import (
     WRITE,
@@ -31,7 +32,7 @@ BYTES_A_LINE = 16
 
 
 def exported(program: Program) -> dict[str, bytes]:
-    """The program's sources, the loop, and how to use them, by path.
+    """The program's sources, the loop, the host's steps, and how to use them, by path.
 
     Raises ArtefactError (E502) for a program that is damaged.
     """
@@ -44,6 +45,7 @@ def exported(program: Program) -> dict[str, bytes]:
     readme = Template(files["README.md"].decode()).substitute(_figures(program, contents))
     return {
         **files,
+        **c_run.files(program, _title(program, contents)),
         "README.md": readme.encode(),
         "npuc_program.h": header(program, contents).encode(),
         "npuc_program.c": source(program, contents).encode(),

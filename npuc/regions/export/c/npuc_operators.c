@@ -208,6 +208,15 @@ void npuc_op_quantize_uint8(uint8_t *result, const float *x, uint32_t count, flo
     }
 }
 
+void npuc_op_quantize_int16(int16_t *result, const float *x, uint32_t count, float scale, int32_t zero)
+{
+    uint32_t i;
+
+    for (i = 0; i < count; i++) {
+        result[i] = (int16_t)quantized(x[i], scale, zero, -32768, 32767);
+    }
+}
+
 void npuc_op_dequantize_int8(float *result, const int8_t *x, uint32_t count, float scale, int32_t zero)
 {
     uint32_t i;
@@ -218,6 +227,15 @@ void npuc_op_dequantize_int8(float *result, const int8_t *x, uint32_t count, flo
 }
 
 void npuc_op_dequantize_uint8(float *result, const uint8_t *x, uint32_t count, float scale, int32_t zero)
+{
+    uint32_t i;
+
+    for (i = 0; i < count; i++) {
+        result[i] = (float)(x[i] - zero) * scale;
+    }
+}
+
+void npuc_op_dequantize_int16(float *result, const int16_t *x, uint32_t count, float scale, int32_t zero)
 {
     uint32_t i;
 

@@ -55,8 +55,10 @@ int npuc_op_gather(void *y, const void *x, uint32_t outer, uint32_t extent, uint
 /* x / scale, half to even, plus zero, saturated; and back. */
 void npuc_op_quantize_int8(int8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_quantize_uint8(uint8_t *result, const float *x, uint32_t count, float scale, int32_t zero);
+void npuc_op_quantize_int16(int16_t *result, const float *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_dequantize_int8(float *result, const int8_t *x, uint32_t count, float scale, int32_t zero);
 void npuc_op_dequantize_uint8(float *result, const uint8_t *x, uint32_t count, float scale, int32_t zero);
+void npuc_op_dequantize_int16(float *result, const int16_t *x, uint32_t count, float scale, int32_t zero);
 
 /* Functions for npuc_op_map; those with parameters say which. */
 npuc_op_unary npuc_op_relu, npuc_op_abs, npuc_op_neg, npuc_op_sigmoid, npuc_op_tanh, npuc_op_hard_swish,

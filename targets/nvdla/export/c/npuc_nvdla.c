@@ -91,6 +91,78 @@ void npuc_get(const struct npuc_tensor *tensor, const uint8_t *memory, void *val
                 memcpy(to, memory + place(tensor, channel, row, column), tensor->element_bytes);
 }
 
+static uint16_t half_of(float value)
+{
+    uint32_t bits, sign, magnitude;
+
+    memcpy(&bits, &value, sizeof bits);
+    sign = bits >> 16 & 0x8000u;
+    magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return (uint16_t)(sign | 0x7e00u); /* not a number */
+    }
+    if (magnitude >= 0x477fe000u) {
+        return (uint16_t)(sign | 0x7bffu); /* 65504 and more */
+    }
+    if (magnitude < 0x38800000u) { /* below the least normal number: in steps of 2^-24 */
+        const uint32_t shift = 126 - (magnitude >> 23);
+        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+        uint32_t half = 1, kept;
+
+        if (shift > 24) {
+            return (uint16_t)sign;
+        }
+        half <<= shift - 1;
+        kept = mantissa >> shift;
+        kept += (mantissa & (2 * half - 1)) > half || ((mantissa & (2 * half - 1)) == half && (kept & 1));
+        return (uint16_t)(sign | kept);
+    }
+    magnitude += 0xfffu + (magnitude >> 13 & 1u); /* half to even */
+    return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);
+}
+
+static float float_of(uint16_t half)
+{
+    const uint32_t exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
+    uint32_t bits = (uint32_t)(half & 0x8000u) << 16;
+    float value;
+
+    if (exponent == 0) {
+        value = (float)mantissa / 16777216.0f;
+        return bits ? -value : value;
+    }
+    bits |= (exponent == 31 ? 255 : exponent + 112) << 23 | mantissa << 13;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void npuc_put_floats(const struct npuc_tensor *tensor, uint8_t *memory, const float *values)
+{
+    uint32_t channel, row, column;
+
+    for (channel = 0; channel < tensor->channels; channel++)
+        for (row = 0; row < tensor->height; row++)
+            for (column = 0; column < tensor->width; column++, values++) {
+                const uint16_t half = half_of(*values);
+
+                memcpy(memory + place(tensor, channel, row, column), &half, sizeof half);
+            }
+}
+
+void npuc_get_floats(const struct npuc_tensor *tensor, const uint8_t *memory, float *values)
+{
+    uint32_t channel, row, column;
+
+    for (channel = 0; channel < tensor->channels; channel++)
+        for (row = 0; row < tensor->height; row++)
+            for (column = 0; column < tensor->width; column++, values++) {
+                uint16_t half;
+
+                memcpy(&half, memory + place(tensor, channel, row, column), sizeof half);
+                *values = float_of(half);
+            }
+}
+
 void npuc_fill(const struct npuc_blob *blobs, size_t count, uint8_t *memory, size_t bytes)
 {
     size_t at;

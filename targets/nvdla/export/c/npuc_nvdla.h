@@ -71,6 +71,10 @@ struct npuc_segment {
 void npuc_put(const struct npuc_tensor *tensor, uint8_t *memory, const void *values);
 void npuc_get(const struct npuc_tensor *tensor, const uint8_t *memory, void *values);
 
+/* The same for 16-bit floating point, of which the host has float: rounded to the nearest, within +/-65504. */
+void npuc_put_floats(const struct npuc_tensor *tensor, uint8_t *memory, const float *values);
+void npuc_get_floats(const struct npuc_tensor *tensor, const uint8_t *memory, float *values);
+
 /* The memory before the first segment: zeros and blobs. */
 void npuc_fill(const struct npuc_blob *blobs, size_t count, uint8_t *memory, size_t bytes);
 
