@@ -214,12 +214,13 @@ OURS = {
     "parts of a message that is escaped where it is printed": {
         ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
-        ("text.py", "name[3 - width:]"), ("figures.py", "name"), ("region_c.py", "name"),
+        ("text.py", "name[3 - width:]"), ("figures.py", "name"), ("functions.py", "name"),
+        ("functions.py", "title"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),
         ("c_export.py", "title"), ("c_export.py", "text"), ("kernel.py", "name"), ("kernel.py", "title"),
-        ("kernel.py", "region.name"), ("region_c.py", "each.name"), ("observation.py", "each.layer"),
+        ("kernel.py", "region.name"), ("functions.py", "each.name"), ("observation.py", "each.layer"),
         ("vcd.py", "self.name"), ("sdp.py", "name"), ("test_programs.py", "each.name"),
         ("sdk.py", "name"), ("writing.py", "trace.name"), ("writing.py", "name"), ("writing.py", "region"),
         ("writing.py", "source"), ("writing.py", "command.source"), ("writing.py", "title"),

@@ -185,7 +185,7 @@ class Composite:
             made = _part_exported(self.inner, step, part, (form, player), [each.path for each in regions])
             files |= {f"{step.path}/{name}": data for name, data in made.items()}
         if form == "c":
-            from npuc.regions.export.region_c import exported as regions_in_c
+            from npuc.regions.in_c import exported as regions_in_c
 
             files |= regions_in_c(program)
         described = {key: program.manifest.get(key) for key in ("target", "inputs", "outputs")}

@@ -19,7 +19,7 @@ from npuc.ir import Array
 from npuc.reference import session
 from npuc.regions.artefact import Step
 from npuc.regions.composite import target_of
-from npuc.regions.export.region_c import region, sources
+from npuc.regions.in_c import region, sources
 from npuc.target import Options
 from tests.regions.nets import model_of
 

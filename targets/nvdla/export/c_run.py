@@ -1,6 +1,6 @@
 """The whole inference in C: npuc_run.c plays segments, and calls what computes the host's steps between them.
 
-Steps that stand together are one function of npuc_steps.c, by the library of host regions; one that the library
+Steps that stand together are one function of npuc_steps.c, by the library of npuc.host_c; one that the library
 cannot compute is declared, for the application to supply.
 """
 
@@ -14,14 +14,12 @@ import numpy as np
 from npuc import c_text
 from npuc.c_text import listed
 from npuc.escaping import c_comment, c_string
-from npuc.export_onnx import to_onnx
 from npuc.host import CONSTANT, HostStep, consistent
+from npuc.host_c.functions import TYPES, Function, Signature, constant, function, sources
+from npuc.host_c.operators import C_TYPES
 from npuc.ir import Array, Node, TensorType, type_of
 from npuc.ops import build
 from npuc.program import Program
-from npuc.regions.artefact import HOST, Step
-from npuc.regions.export.operators_c import C_TYPES
-from npuc.regions.export.region_c import TYPES, RegionSource, constant, region, sources
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove
 
@@ -49,7 +47,7 @@ def files(program: Program, title: str) -> dict[str, bytes]:
     """
     run = _Run(program)
     header = c_text.header(title, "NPUC_RUN_H", "npuc_program.h", (), (DECLARATION,))
-    steps = sources(run.regions, STEPS, INTRODUCTION)
+    steps = sources(run.functions, STEPS, INTRODUCTION)
     return {**steps, "npuc_run.h": header.encode(), "npuc_run.c": "\n".join([title, run.text]).encode()}
 
 
@@ -63,7 +61,7 @@ class _Run:
         self.constants: dict[str, Array] = {}
         self.tables: list[str] = []
         self.statements = ["npuc_fill(npuc_blobs, NPUC_BLOBS, memory, NPUC_DRAM_BYTES);"]
-        self.regions: list[RegionSource] = []
+        self.functions: list[Function] = []
         self.segments = 0
         parts = _parts(program)
         for at, part in enumerate(parts):
@@ -136,10 +134,11 @@ class _Run:
         taken = tuple(dict.fromkeys(n for each in computing for n in each.inputs if n not in {*given, *constants}))
         with consistent(computing[0]):
             graph = build("steps", nodes, {name: self.types[name] for name in taken}, results, constants)
-            data = to_onnx(graph).SerializeToString(deterministic=True)
         where = f"steps before segment {self.segments}" if later - {*self.results} else "the last steps"
-        found = region(data, len(self.regions), Step(HOST, where, taken, results), STEPS)
-        self.regions.append(found)
+        signature = Signature(taken, results, tuple(str(graph.tensors[name]) for name in (*taken, *results)))
+        operators = [node.op for node in graph.nodes]
+        found = function(graph, signature, STEPS, len(self.functions), where, operators)
+        self.functions.append(found)
         places = [self._place(name) for name in taken]
         places += [self._written(name, graph.tensors[name]) for name in results]
         tensors = [self._tensor(name, place) for name, place in zip((*taken, *results), places, strict=True)]

@@ -1,7 +1,6 @@
-"""The host regions of a program as C: npuc_regions.h and .c, one function a region, and the library they call.
+"""Nodes that the host computes as C: a function each, and the library npuc_operators.c that they call.
 
-A region whose operators the library has is complete. Any other is declared, for the application to supply; its
-ONNX model lies beside it.
+A function whose operators the library has is complete. Any other is declared, for the application to supply.
 """
 
 from __future__ import annotations
@@ -12,20 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import TensorProto
 
 from npuc import c_text
 from npuc.allocation import Buffer, allocate, peak
 from npuc.c_text import array, floating
-from npuc.errors import ArtefactError, NpucError
 from npuc.escaping import c_comment
-from npuc.frontend import import_model
+from npuc.host_c.operators import C_TYPES, Writer, emitted
 from npuc.ir import Array, Graph
-from npuc.program import Program
-from npuc.regions.artefact import Contents, Step
-from npuc.regions.export.operators_c import C_TYPES, Writer, emitted
 
 SOURCES = Path(__file__).parent / "c"
 TYPES = {
@@ -36,86 +28,55 @@ TYPES = {
 TITLE = "/* What the host computes. Written by npuc. */"
 A_LINE = 8
 MOST_BYTES = 1 << 28
-"""Of constants and results within a region; beyond, it is left to the application."""
-
-INTRODUCTION = """/*
- * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
- * float32 tensors, row by row; `data` of each has the alignment of its type, and no two of a call overlap.
- * Regions of npuc_regions.c keep their results in static memory: one call at a time.
- */"""
+"""Of constants and results within a function; beyond, it is left to the application."""
 
 
 @dataclass(frozen=True)
-class RegionSource:
-    """A region: the text of its function, None where the library lacks an operator, and what the header says."""
+class Function:
+    """A function of the host: its text, None where the library lacks an operator, and what the header says."""
 
     name: str
     text: str | None
     comment: str
 
 
-def exported(program: Program) -> dict[str, bytes]:
-    """npuc_regions.h, npuc_regions.c and the library, by path; nothing for a program without regions."""
-    steps = [step for step in Contents.of(program.manifest).steps if step.kind == "host"]
-    if not steps:
-        return {}
-    found = [region(program.files[step.path], number, step) for number, step in enumerate(steps)]
-    return sources(found)
+@dataclass(frozen=True)
+class Signature:
+    """What a function takes and gives, in order: tensors by name, with their types as a comment has them."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: tuple[str, ...]
+    """Of inputs, then of outputs."""
 
 
-def sources(
-    found: Sequence[RegionSource], kind: str = "regions", introduction: str = INTRODUCTION
-) -> dict[str, bytes]:
-    """The files of these regions, npuc_KIND.h and .c and the library, by path."""
+def function(
+    graph: Graph | None, signature: Signature, kind: str, number: int, title: str, operators: Sequence[str]
+) -> Function:
+    """A function for npuc_KIND.c. graph: None where it is not known how to compute it.
+
+    title: what it is, for the comment; operators: of all nodes.
+    """
+    prefix = f"{kind[:-1]}_{number}"
+    text = None if graph is None else _function(graph, signature, prefix)
+    who = f"computed by npuc_{kind}.c" if text is not None else "YOURS: supply this function"
+    lines = [f"{title}, {who}. {len(operators)} nodes: {', '.join(dict.fromkeys(operators))}."]
+    types = iter(signature.types)
+    for role, names in (("in", signature.inputs), ("out", signature.outputs)):
+        lines += [f"{role}[{at}]: {next(types)} {name}" for at, name in enumerate(names)]
+    lines.append("Gives 0, or an error of your own.")
+    return Function(f"npuc_host_{prefix}", text, "\n".join(map(c_comment, lines)))
+
+
+def sources(found: Sequence[Function], kind: str, introduction: str) -> dict[str, bytes]:
+    """The files of these functions, npuc_KIND.h and .c and the library, by path."""
     files = {path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")}
     header, source = _header(found, kind, introduction), _source(found, kind)
     return {**files, f"npuc_{kind}.h": header.encode(), f"npuc_{kind}.c": source.encode()}
 
 
-def region(data: bytes, number: int, step: Step, kind: str = "regions") -> RegionSource:
-    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged.
-
-    kind: what the file and, without its s, the function are named after.
-    """
-    prefix = f"{kind[:-1]}_{number}"
-    try:
-        model = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        reason = f"'{step.path}': it is not an ONNX model"
-        raise ArtefactError("E502", reason, remedy="compile the model again") from None
-    try:
-        graph = import_model(model, None)
-    except NpucError:
-        graph = None
-    text = _function(graph, step, prefix) if graph is not None else None
-    who = f"computed by npuc_{kind}.c" if text is not None else "YOURS: supply this function"
-    return RegionSource(f"npuc_host_{prefix}", text, _comment(model, step, who))
-
-
-def _comment(model: onnx.ModelProto, step: Step, who: str) -> str:
-    """What a region computes: its operators, and the tensors that it takes and gives."""
-    operators = ", ".join(dict.fromkeys(node.op_type for node in model.graph.node))
-    types = {each.name: each.type for each in (*model.graph.input, *model.graph.output)}
-    lines = [f"{step.path}, {who}. {len(model.graph.node)} nodes: {operators}."]
-    for role, names in (("in", step.inputs), ("out", step.outputs)):
-        lines += [f"{role}[{at}]: {_type(types.get(name))} {name}" for at, name in enumerate(names)]
-    lines.append("Gives 0, or an error of your own.")
-    return "\n".join(map(c_comment, lines))
-
-
-def _type(found: onnx.TypeProto | None) -> str:
-    """Element type and shape, as a comment has them."""
-    if found is None or not found.HasField("tensor_type"):
-        return "a value that is no tensor:"
-    if found.tensor_type.elem_type not in TensorProto.DataType.values():
-        return "a value of a type that ONNX lacks:"
-    dims = found.tensor_type.shape.dim
-    shape = ", ".join(str(each.dim_value) if each.HasField("dim_value") else "?" for each in dims)
-    return f"{TensorProto.DataType.Name(found.tensor_type.elem_type).lower()} [{shape}]"
-
-
-def _function(graph: Graph, step: Step, prefix: str) -> str | None:
-    """The function of a region with its tables, or None where the library lacks something."""
+def _function(graph: Graph, signature: Signature, prefix: str) -> str | None:
+    """The text of a function with its tables, or None where the library lacks something."""
     if any(each.dtype not in C_TYPES for each in graph.tensors.values()):
         return None
     used = {name for node in graph.nodes for name in node.inputs}
@@ -123,7 +84,7 @@ def _function(graph: Graph, step: Step, prefix: str) -> str | None:
     if sum(value.nbytes for value in constants.values()) > MOST_BYTES or _direct(graph):
         return None
     places = {name: f"{prefix}_constant_{at}" for at, name in enumerate(constants)}
-    for role, names in (("in", step.inputs), ("out", step.outputs)):
+    for role, names in (("in", signature.inputs), ("out", signature.outputs)):
         for at, name in enumerate(names):
             if name in graph.tensors:
                 const = "const " if role == "in" else ""
@@ -149,7 +110,7 @@ def _direct(graph: Graph) -> bool:
 
 
 def _storage(graph: Graph, prefix: str, places: dict[str, str]) -> str | None:
-    """The static memory of results within the region, which share it by lifetime; adds their places."""
+    """The static memory of results within the function, which share it by lifetime; adds their places."""
     alive: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         for name in (*node.inputs, *node.outputs):
@@ -187,7 +148,7 @@ def _number(value: float) -> str:
     return "INT64_MIN" if value == -(2**63) else str(value)
 
 
-def _header(found: Sequence[RegionSource], kind: str, introduction: str) -> str:
+def _header(found: Sequence[Function], kind: str, introduction: str) -> str:
     types = ", ".join(TYPES.values())
     definitions = [
         f"enum npuc_region_type {{ {types} }};",
@@ -206,7 +167,7 @@ def _header(found: Sequence[RegionSource], kind: str, introduction: str) -> str:
     return c_text.header(introduction, f"NPUC_{kind.upper()}_H", "npuc_operators.h", definitions, declarations)
 
 
-def _source(found: Sequence[RegionSource], kind: str) -> str:
+def _source(found: Sequence[Function], kind: str) -> str:
     texts: Iterable[str] = (each.text for each in found if each.text is not None)
     head = f'{TITLE}\n#include "npuc_{kind}.h"\n\n#include <math.h>\n\n'
     return head + "".join(texts)

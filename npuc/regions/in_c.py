@@ -1,0 +1,66 @@
+"""The host regions of a program as C: npuc_regions.h and .c, one function a region, and the library they call.
+
+The ONNX model of a region that the library cannot compute lies beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+from npuc.errors import ArtefactError, NpucError
+from npuc.frontend import import_model
+from npuc.host_c import functions
+from npuc.host_c.functions import Function, Signature, function
+from npuc.program import Program
+from npuc.regions.artefact import Contents, Step
+
+INTRODUCTION = """/*
+ * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
+ * float32 tensors, row by row; `data` of each has the alignment of its type, and no two of a call overlap.
+ * Regions of npuc_regions.c keep their results in static memory: one call at a time.
+ */"""
+
+
+def exported(program: Program) -> dict[str, bytes]:
+    """npuc_regions.h, npuc_regions.c and the library, by path; nothing for a program without regions."""
+    steps = [step for step in Contents.of(program.manifest).steps if step.kind == "host"]
+    if not steps:
+        return {}
+    return sources([region(program.files[step.path], number, step) for number, step in enumerate(steps)])
+
+
+def sources(found: Sequence[Function]) -> dict[str, bytes]:
+    """The files of these regions, by path."""
+    return functions.sources(found, "regions", INTRODUCTION)
+
+
+def region(data: bytes, number: int, step: Step) -> Function:
+    """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged."""
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        reason = f"'{step.path}': it is not an ONNX model"
+        raise ArtefactError("E502", reason, remedy="compile the model again") from None
+    try:
+        graph = import_model(model, None)
+    except NpucError:
+        graph = None
+    known = {each.name: each.type for each in (*model.graph.input, *model.graph.output)}
+    types = tuple(_type(known.get(name)) for name in (*step.inputs, *step.outputs))
+    operators = [node.op_type for node in model.graph.node]
+    return function(graph, Signature(step.inputs, step.outputs, types), "regions", number, step.path, operators)
+
+
+def _type(found: onnx.TypeProto | None) -> str:
+    """Element type and shape, as a comment has them."""
+    if found is None or not found.HasField("tensor_type"):
+        return "a value that is no tensor:"
+    if found.tensor_type.elem_type not in TensorProto.DataType.values():
+        return "a value of a type that ONNX lacks:"
+    dims = found.tensor_type.shape.dim
+    shape = ", ".join(str(each.dim_value) if each.HasField("dim_value") else "?" for each in dims)
+    return f"{TensorProto.DataType.Name(found.tensor_type.elem_type).lower()} [{shape}]"
