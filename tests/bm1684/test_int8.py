@@ -238,3 +238,26 @@ def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str,
     samples = np.linspace(-9, 5, 64, dtype=np.float32).reshape(2, 1, 2, 4, 4)
     values = [{"x": each, **run(graph, {"x": each})} for each in samples]
     assert check_compile(graph, values, Case("bm1684", "int8"), tmp_path) == outcome
+
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+QUANTISED = {
+    "tiny_kws_int8qdq": "input_1=1,49,10,1",
+    "tiny_resnet8_int8qdq": "input_1_int8=1,32,32,3",
+    "tiny_sww_int8": "serving_default_input_1:0=1,30,1,40",
+    "tiny_vww_int8qdq": "input_1_int8=1,96,96,3",
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_models_multiply_on_the_chip(name: str, tmp_path: Path) -> None:
+    """Integers that are moved before they are dequantised, and a Softmax that is rounded, refuse nothing else."""
+    need_compiler()
+    if not (SHARED / f"{name}.onnx").is_file():
+        pytest.skip("no folder `shared` with trained models beside the project")
+    command = ("compile", SHARED / f"{name}.onnx", "--target", "bm1684", "--precision", "int8", "--json")
+    report = npuc(*command, "--input-shape", QUANTISED[name], "-o", tmp_path / "m.npu").json
+    places = {part["place"]: 0 for part in report["partitions"]}
+    for part in report["partitions"]:
+        places[part["place"]] += part["macs"]
+    assert places["npu"] > 0 and places.get("host", 0) == 0

@@ -145,8 +145,10 @@ HOST: Mapping[str, str] = {
 
 
 def left_to_host(graph: Graph, node: Node) -> bool:
-    """Whether the host computes a node behind the network."""
-    return node.op in HOST and not any(graph.readers[name] for name in node.outputs if name)
+    """Whether the host computes a node behind the network, whose result at most QuantizeLinear reads."""
+    readers = [reader for name in node.outputs if name for reader in graph.readers[name]]
+    rounded = all(each.op == "QuantizeLinear" and not graph.readers[each.output] for each in readers)
+    return node.op in HOST and rounded
 
 
 REMEDY = "another form of the layer, --precision fp32, or the host (--fallback host)"

@@ -1,6 +1,7 @@
 """The float passes of BM1684: what the calls have no field for, or 8 bits no layer, becomes what they have."""
 
 from npuc.passes.cleanup.fold_constants import fold_constants
+from npuc.passes.cleanup.move_as_floats import move_as_floats
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
@@ -16,6 +17,7 @@ from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_
 PASSES: tuple[Pass, ...] = (fold_constants, FoldStrides(MOST_STRIDE), FoldExtents(MOST_EXTENT - 2 * MOST_PADDING))
 """A rounding that moved before a Concat may have met a constant."""
 FIXED: tuple[Pass, ...] = (
+    move_as_floats,
     reductions_to_pools,
     pads_to_convs,
     batch_norm_to_conv,

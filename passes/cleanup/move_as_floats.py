@@ -1,0 +1,43 @@
+"""What a model moves as integers between its own steps and the network's border is moved in float instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.passes.rewriting.rules import Rewriter, rewrite
+
+MOVES = ("Reshape", "Transpose")
+
+
+def move_as_floats(graph: Graph) -> Graph:
+    """DequantizeLinear before the Reshape or Transpose that it reads, QuantizeLinear behind those that read it.
+
+    Exact: both work on single elements, with one scale and zero point. A machine whose layers of 8 bits keep a
+    model's steps sees the steps beside its layers then.
+    """
+    return rewrite(graph, dequantised_first, quantised_last)
+
+
+def dequantised_first(rewriter: Rewriter, node: Node) -> bool:
+    """DequantizeLinear of a move that nothing else reads: the move comes last."""
+    move = rewriter.private(node.inputs[0]) if node.op == "DequantizeLinear" else None
+    return move is not None and _swapped(rewriter, node, move, node)
+
+
+def quantised_last(rewriter: Rewriter, node: Node) -> bool:
+    """A move of a QuantizeLinear that nothing else reads: the move comes first."""
+    steps = rewriter.private(node.inputs[0]) if node.op in MOVES else None
+    return steps is not None and steps.op == "QuantizeLinear" and _swapped(rewriter, node, steps, steps)
+
+
+def _swapped(rewriter: Rewriter, second: Node, first: Node, steps: Node) -> bool:
+    """Replaces the second of two nodes by both in the other order."""
+    move = first if steps is second else second
+    sizes = (rewriter.shape(name) for name in steps.inputs[1:])
+    if move.op not in MOVES or any(extent != 1 for shape in sizes for extent in shape):
+        return False
+    inner = rewriter.fresh(f"{second.output}@{'moved' if steps is first else 'steps'}")
+    before = replace(second, inputs=(first.inputs[0], *second.inputs[1:]), outputs=(inner,))
+    rewriter.replace(second, before, replace(first, inputs=(inner, *first.inputs[1:]), outputs=second.outputs))
+    return True
