@@ -16,6 +16,7 @@ from npuc.targets.bm1684.lowering import matrices, moves
 from npuc.targets.bm1684.lowering.extents import within
 from npuc.targets.bm1684.lowering.kernel import Call, Load, Local, Step, System
 from npuc.targets.bm1684.lowering.lowered import Lowered
+from npuc.targets.bm1684.lowering.orders import ordered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, local_shape, merged
 from npuc.targets.bm1684.lowering.weights import ALIGNMENT, Weights
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
@@ -192,7 +193,8 @@ class Lowering:
             if value is not None:
                 view = View.continuous(WEIGHTS, self.weights.image(value) // ELEMENT, value.shape)
             else:
-                view = self.destination(name)
+                found = ordered(self.graph, name, self._local[name], self.destination, self.machine)
+                view = found or self.destination(name)
                 self.store(view, self._local[name])
             self._views[name] = view
         return self._views[name]

@@ -7,7 +7,8 @@ is written by one engine and touched by the other; empty blocks of a scattered t
 else.
 
 A buffer written by a step gets its address first (its lifetime is known); loads take what is free for their whole
-lifetime, in banks that the step beside them leaves alone where there are such.
+lifetime: in banks that the step beside them leaves alone where there are such, or one behind the other around
+local memory, with or without what is read later where the next one does not fit. The plan of fewest cycles counts.
 """
 
 from __future__ import annotations
@@ -29,19 +30,43 @@ LEAST = 400
 """Cycles of a divided load: a start costs 137."""
 
 
+@dataclass(frozen=True)
+class Placing:
+    """How loads get their addresses."""
+
+    around: bool = False
+    """One behind the other; else in other banks, low or high."""
+    ahead: int = 1
+    """How many of the next buffers are looked at for one that fits."""
+
+
+WAYS = (Placing(), Placing(ahead=16), Placing(around=True), Placing(around=True, ahead=16))
+
+
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
     """The kernel of a lowered graph. Raises DoesNotFit (E302) where a step's buffers exceed local memory."""
+    turns = in_turns(lowered.steps)
+    found = [kernel for way in WAYS if (kernel := _planned(lowered, turns, machine, way)) is not None]
+    if found:
+        return min(found, key=lambda kernel: cost(kernel.regions, machine).cycles)
+    return _Plan(lowered, [Turn(step) for step in lowered.steps], machine).run()
+
+
+def _planned(lowered: Lowered, turns: Sequence[Turn], machine: Machine, way: Placing) -> Kernel | None:
+    """A plan, or None where what runs side by side, which needs room at once, does not fit."""
     try:
-        return _Plan(lowered, in_turns(lowered.steps), machine).run()
-    except DoesNotFit:  # what runs side by side needs room at once
-        return _Plan(lowered, [Turn(step) for step in lowered.steps], machine).run()
+        return _Plan(lowered, turns, machine, way).run()
+    except DoesNotFit:
+        return None
 
 
 class _Plan:
     """The state while the regions are filled in order; a region is as long as its turn."""
 
-    def __init__(self, lowered: Lowered, turns: Sequence[Turn], machine: Machine) -> None:
-        self.lowered, self.turns, self.machine = lowered, turns, machine
+    def __init__(self, lowered: Lowered, turns: Sequence[Turn], machine: Machine, way: Placing = WAYS[0]) -> None:
+        self.lowered, self.turns, self.machine, self.way = lowered, turns, machine, way
+        self.last_end = 0
+        """Behind the bytes of the last load that was placed."""
         self.uses = _uses(turns)
         self.addresses = self._computed()
         self.taken = [
@@ -132,30 +157,41 @@ class _Plan:
 
     def _begin(self, index: int, turn: Turn | None) -> bool:
         """Finds room for the next buffer that steps wait for; False if there is none now."""
-        if not self.waiting:
-            return False
-        name = self.waiting[0]
-        size, last = self.lowered.buffers[name], self.uses[name][1]
-        busy = self._banks(turn)
-        found = self._gaps(size, index, last)
-        if not found:
-            return False
-        soon = last - index <= SOON
-        start = min(found, key=lambda at: (bool(self._span(at, size) & busy), at if soon else -at))
-        self.addresses[name] = start
-        self.taken.append(Place(name, start, start + size, index, last))
-        self.rest = [(load, 0) for load in self.lowered.loads[name]]
-        self.filling = self.waiting.pop(0)
-        return True
+        ahead = self.way.ahead if turn is not None else 1
+        for name in self.waiting[:ahead]:
+            size, last = self.lowered.buffers[name], self.uses[name][1]
+            found = self._gaps(size, index, last)
+            if found:
+                self._place(name, self._start(found, size, last - index <= SOON, turn), index)
+                return True
+        return False
 
-    def _gaps(self, size: int, first: int, last: int) -> list[int]:
-        """Places for `size` bytes in regions first..last: the end of every gap."""
+    def _start(self, gaps: Sequence[tuple[int, int]], size: int, soon: bool, turn: Turn | None) -> int:
+        """Which of the bytes that are free a load takes."""
+        if self.way.around:
+            after = self.last_end
+            later = (max(start, after) for start, end in gaps if max(start, after) + size <= end)
+            return next(later, gaps[0][0])
+        busy = self._banks(turn)
+        ends = [at for start, end in gaps for at in (start, end - size)]
+        return min(ends, key=lambda at: (bool(self._span(at, size) & busy), at if soon else -at))
+
+    def _place(self, name: str, start: int, index: int) -> None:
+        end = start + self.lowered.buffers[name]
+        self.addresses[name], self.last_end = start, end
+        self.taken.append(Place(name, start, end, index, self.uses[name][1]))
+        self.rest = [(load, 0) for load in self.lowered.loads[name]]
+        self.waiting.remove(name)
+        self.filling = name
+
+    def _gaps(self, size: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Where `size` bytes or more are free in regions first..last: start and end."""
         busy = sorted((each.start, each.end) for each in self.taken if each.first <= last and first <= each.last)
         busy.append((self.machine.local_bytes, self.machine.local_bytes))
-        found, free = list[int](), 0
+        found, free = list[tuple[int, int]](), 0
         for start, end in busy:
             if start - free >= size:
-                found += [free, start - size]
+                found.append((free, start))
             free = max(free, end)
         return found
 

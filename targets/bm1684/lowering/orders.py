@@ -1,0 +1,90 @@
+"""The order of a tensor in system memory that later Reshapes and Transposes of it make continuous.
+
+A store writes any order at the price of its runs; a view that is not continuous is copied once more before it is
+loaded, unless a few calls bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from npuc.ir import Graph
+from npuc.ops.attributes import PERM
+from npuc.targets.bm1684.lowering import moves
+from npuc.targets.bm1684.lowering.kernel import Call, Local
+from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
+from npuc.targets.bm1684.machine import timing
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.machine.parameters import Machine
+
+DIRECT = 8
+"""Calls that may bring a view into local memory as it is."""
+
+
+def ordered(graph: Graph, name: str, tensor: Tensor, home: Callable[[str], View], machine: Machine) -> View | None:
+    """Where to store a tensor so that the end of its moves lies there continuously; None if that does not pay.
+
+    home: gives the place of a tensor of the graph, in the continuous layout.
+    """
+    end, moved = _moved(graph, name)
+    dims = [dim for axis in moved.axes for dim in axis if dim[0] > 1]
+    if dims == sorted(dims, key=lambda dim: -dim[1]) or prod(tensor.shape) != prod(graph.shape(name)):
+        return None
+    steps = [prod(extent for extent, _ in dims[at + 1 :]) for at in range(len(dims))]
+    before = sorted(zip(dims, steps, strict=True), key=lambda each: -each[0][1])
+    axis = tuple((extent, step) for (extent, _), step in before)
+    view = View("", 0, (axis,)).reshaped(graph.shape(name))
+    if view is None or not _pays(graph.shape(name), view, moved, tensor, end in graph.outputs, machine):
+        return None
+    to = home(end)
+    return View(to.region, to.offset, view.axes)
+
+
+def _moved(graph: Graph, name: str) -> tuple[str, View]:
+    """The last of the Reshapes and Transposes that follow each other alone, as a view of the continuous tensor."""
+    view = View.continuous("", 0, graph.shape(name))
+    reader = graph.only_reader(name)
+    while reader is not None and reader.op in ("Reshape", "Transpose"):
+        shape = graph.shape(reader.output)
+        after = view.transposed(PERM(reader)) if reader.op == "Transpose" else view.reshaped(shape)
+        if after is None:
+            break
+        name, view = reader.output, after
+        reader = graph.only_reader(name)
+    return name, view
+
+
+def _pays(
+    shape: Sequence[int], view: View, moved: View, tensor: Tensor, delivered: bool, machine: Machine
+) -> bool:
+    """Whether a store in another order costs less than a plain one and what has to follow it."""
+    stored = _stored(view, tensor, machine)
+    plain = _stored(View.continuous("", 0, shape), tensor, machine)
+    if stored is None or plain is None:
+        return False
+    continuous = View.continuous("", 0, moved.shape)
+    after = _price(moves.copies(continuous, moved), machine)
+    form = local_shape(moved.shape)
+    if not delivered and len(moved.shape) > 2:
+        local, as_it_is, at_once = Tensor(form, Local("")), moved.reshaped(form), continuous.reshaped(form)
+        assert at_once is not None
+        if as_it_is is not None and len(calls := moves.loads(local, as_it_is, machine)) <= DIRECT:
+            after = _price(calls, machine) - _price(moves.loads(local, at_once, machine), machine)
+    return _price(stored, machine) < _price(plain, machine) + after
+
+
+def _stored(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
+    shaped = view.reshaped(tensor.shape)
+    return None if shaped is None else moves.stores(shaped, tensor, machine)
+
+
+def _price(calls: Sequence[Call], machine: Machine) -> int:
+    """Cycles of the GDMA."""
+    found = 0
+    for call in calls:
+        shape, to, source = call.args[2:5]
+        assert isinstance(shape, Dim4) and isinstance(to, Dim4) and isinstance(source, Dim4)
+        price = timing.cpy_L2S if call.name.endswith("L2S") else timing.cpy_S2L
+        found += price(timing.move(shape, to, source), machine)
+    return found
