@@ -75,6 +75,8 @@ class HostStep:
             case _:
                 node = Node(self.op, self.inputs, self.outputs, self.attrs, self.node)
                 self._expect_room(node, inputs)
+                if self.op in ROWS and self.attrs["axis"] == inputs[0].ndim - 2:
+                    return self._by_rows(inputs[0])
                 if self.op in ROUNDED:
                     return self._by_onnxruntime(inputs)
                 results = [OPS[self.op].compute(node, sample) for sample in zip(*inputs, strict=True)]
@@ -82,15 +84,28 @@ class HostStep:
 
     def _expect_room(self, node: Node, inputs: list[Array]) -> None:
         """Raises ModelError (E105, E110) for attributes that contradict the inputs, or ask for too much memory."""
-        found = infer(node, [type_of(values[0]) for values in inputs])
-        size = sum(each.size * np.dtype(each.dtype).itemsize for each in found)
-        expect_room(2 * size * len(inputs[0]), "a tensor", node=self.node)
+        types = tuple(type_of(values[0]) for values in inputs)
+        if types not in self._sizes:
+            found = infer(node, types)
+            self._sizes[types] = sum(each.size * np.dtype(each.dtype).itemsize for each in found)
+        expect_room(2 * self._sizes[types] * len(inputs[0]), "a tensor", node=self.node)
+
+    @cached_property
+    def _sizes(self) -> dict[tuple[TensorType, ...], int]:
+        """Bytes of a sample's outputs by the types of its inputs."""
+        return {}
+
+    def _by_rows(self, x: Array) -> tuple[Array, ...]:
+        """Operators along the last axis, of all samples at once: a row does not depend on how many there are."""
+        rows = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        model, (name,) = self._session((type_of(rows),), (), {**self.attrs, "axis": 1})
+        return (model.run(None, {name: rows})[0].reshape(x.shape),)
 
     def _by_onnxruntime(self, inputs: list[Array]) -> tuple[Array, ...]:
         """Operators whose last bits depend on who computes them: the host's library is onnxruntime."""
         constants = [values[0] for values in inputs[1:]] if self.op == "Conv" else []
         data = inputs[: len(inputs) - len(constants)]
-        model, names = self._session(tuple(type_of(values[0]) for values in data), constants)
+        model, names = self._session(tuple(type_of(values[0]) for values in data), constants, self.attrs)
         results = [model.run(None, dict(zip(names, sample, strict=True))) for sample in zip(*data, strict=True)]
         return tuple(np.stack(column) for column in zip(*results, strict=True))
 
@@ -99,7 +114,9 @@ class HostStep:
         """Sessions of this operator by the types of its inputs, made once."""
         return {}
 
-    def _session(self, types: tuple[TensorType, ...], constants: Sequence[Array]) -> tuple[Any, tuple[str, ...]]:
+    def _session(
+        self, types: tuple[TensorType, ...], constants: Sequence[Array], attrs: Mapping[str, Any]
+    ) -> tuple[Any, tuple[str, ...]]:
         """An onnxruntime session of this operator, and the names of the inputs that are no constants."""
         from npuc.export_onnx import to_onnx
         from npuc.ops import build
@@ -109,7 +126,7 @@ class HostStep:
         if types not in self._sessions:
             outputs = tuple(f"y{position}" for position in range(len(self.outputs)))
             fixed = {f"c{position}": value for position, value in enumerate(constants)}
-            node = Node(self.op, (*names, *fixed), outputs, self.attrs, self.node)
+            node = Node(self.op, (*names, *fixed), outputs, attrs, self.node)
             graph = build("host", [node], dict(zip(names, types, strict=True)), outputs, fixed)
             self._sessions[types] = session(to_onnx(graph))
         return self._sessions[types], names
@@ -130,6 +147,8 @@ def consistent(step: HostStep) -> Generator[None]:
 CONSTANT = "Constant"
 ROUNDED = ("Softmax", "LogSoftmax", "LRN", "Conv", "Resize")
 """Operators with float arithmetic beyond one exact operation."""
+ROWS = ("Softmax", "LogSoftmax")
+"""Those that compute every row along an axis by itself."""
 
 
 def quantise(x: Array, scale: float, zero: float = 0, dtype: str = "int8") -> Array:

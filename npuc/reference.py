@@ -72,6 +72,7 @@ def session(
     *,
     few_runs: bool = False,
     confined: bool = False,
+    precise: bool = True,
 ) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
@@ -79,15 +80,16 @@ def session(
     copied. few_runs: it is opened faster and runs slower; only for models without INTEGER_PRODUCTS, which need the
     optimisations. confined: what the model asks for cannot be known, so that it runs in a process with limits
     (npuc.confinement), and raises ModelError beyond them (E110, E111), and where onnxruntime cannot run it (E105).
+    precise: whether integer products are exact on every processor; without, they are faster.
     Raises ModelError (E105) where onnxruntime refuses the model.
     """
-    opened = partial(_tried, _given(model), weights, few_runs=few_runs)
+    opened = partial(_tried, _given(model), weights, few_runs=few_runs, precise=precise)
     return foreign_session(opened) if confined else opened()
 
 
-def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool) -> Any:
+def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
     try:
-        return _opened(given, weights, few_runs=few_runs, precise=True)
+        return _opened(given, weights, few_runs=few_runs, precise=precise)
     except Exception:  # onnxruntime raises many unrelated types
         try:
             return _opened(given, weights, few_runs=few_runs, precise=False)
@@ -123,8 +125,11 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
 
 
 @cache
-def integers_are_exact() -> bool:
-    """Whether products of uint8 and int8 are exact here: a convolution whose sums saturate where they are not."""
+def integers_are_exact(*, precise: bool = True) -> bool:
+    """Whether products of uint8 and int8 are exact here: a convolution whose sums saturate where they are not.
+
+    precise: as of the sessions that are meant.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     channels, scale = 16, 5080.0
@@ -146,7 +151,7 @@ def integers_are_exact() -> bool:
     model = helper.make_model(
         helper.make_graph([node], "g", [x], [y], values), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
     )
-    (found,) = session(model).run(["y"], {"x": np.full((1, channels, 2, 2), 255, np.uint8)})
+    (found,) = session(model, precise=precise).run(["y"], {"x": np.full((1, channels, 2, 2), 255, np.uint8)})
     return bool((found == channels * 255 * 127 / scale).all())
 
 

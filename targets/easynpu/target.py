@@ -136,9 +136,9 @@ class EasyNpu(Target):
             from npuc.targets.easynpu.rtl.running import RtlRunner
 
             return RtlRunner(program)
-        from npuc.targets.easynpu.simulate.running import Runner
+        from npuc.targets.easynpu.simulate.running import QuickRunner
 
-        return Runner(program)
+        return QuickRunner(program)
 
     def hardware(
         self,

@@ -45,7 +45,7 @@ def convolution(layer: Layer, w: Array, bias: Array | None, highest: int | None,
     product = _is_product(layer)
     weights = {"w": w[:, :, 0, 0] if product else w} | ({} if bias is None else {"b": bias})
     weights = {name: np.ascontiguousarray(each) for name, each in weights.items()}
-    window = () if product else tuple(_window(layer).items())
+    window = () if product else tuple(window_attributes(layer).items())
     shape = _Shape((*reached(layer), layer.Ci), (layer.Ho, layer.Wo, layer.Co), window, highest)
     if not few_runs:
         return session(_model(shape, weights))
@@ -118,7 +118,7 @@ def _is_product(layer: Layer) -> bool:
     return is_dense(layer) and (layer.Hk, layer.Wk, layer.Sh, layer.Sw) == (1, 1, 1, 1) and not any(padding(layer))
 
 
-def _window(layer: Layer) -> dict[str, Any]:
+def window_attributes(layer: Layer) -> dict[str, Any]:
     """The attributes of the ONNX Conv."""
     top, left, bottom, right = padding(layer)
     return {

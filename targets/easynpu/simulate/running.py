@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +14,7 @@ import numpy as np
 
 from npuc.budget import expect_room
 from npuc.errors import ArtefactError
+from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
 from npuc.target import Observer
@@ -21,6 +24,7 @@ from npuc.targets.easynpu.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
     from npuc.targets.easynpu.simulate.events import LayerCount
+    from npuc.targets.easynpu.simulate.whole import Whole
 
 
 class Executor(Protocol):
@@ -68,6 +72,10 @@ class Runner:
         if observe is not None:
             for name, values in seen.items():
                 observe(name, values)
+        return self.given(tensors)
+
+    def given(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs among the tensors. Raises ArtefactError (E502) where one is missing."""
         missing = [each.name for each in self.outputs if each.name not in tensors]
         if missing:
             raise ArtefactError("E502", "manifest.json is damaged: no step gives this output", tensor=missing[0])
@@ -94,6 +102,57 @@ class Runner:
         ]
         if window.shape == planes.shape:
             window[...] = planes
+
+
+WORDS = 64
+"""Instruction words for each of which a sample must have run before they are opened as one network."""
+
+
+class QuickRunner:
+    """A program whose segments run as one network where they are one; else, and to be observed, word by word.
+
+    To open the network takes longer than to run some samples word by word; of those the first is one.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._words = Runner(program)
+        self._files = program.files
+        self._asked = 0
+
+    def __call__(self, feeds: Mapping[str, Array], observe: Observer | None = None) -> dict[str, Array]:
+        """Outputs (samples, *shape) for inputs (samples, *shape)."""
+        self._asked += count_of(feeds)
+        few = self._asked <= max(1, len(self._words.contents.instructions) // WORDS)
+        parts = None if few or observe is not None else self._parts
+        if parts is None:
+            return self._words(feeds, observe)
+        tensors = dict(feeds)
+        for each in parts:
+            if not isinstance(each, HostStep) and not each.takes(tensors):
+                return self._words(feeds)
+            each.run(tensors)
+        return self._words.given(tensors)
+
+    @cached_property
+    def _parts(self) -> Sequence[HostStep | Whole] | None:
+        """Host steps and segments, those behind one another as one network; None where they are none."""
+        from npuc.targets.easynpu.simulate.whole import whole
+
+        contents = self._words.contents
+        wanted = {each.name for each in self._words.outputs}
+        wanted |= {name for step in contents.steps if isinstance(step, HostStep) for name in step.inputs}
+        parts: list[HostStep | Whole] = []
+        for on_device, steps in groupby(contents.steps, lambda step: isinstance(step, Segment)):
+            if not on_device:
+                parts += [step for step in steps if isinstance(step, HostStep)]
+                continue
+            found = whole(
+                [step for step in steps if isinstance(step, Segment)], self._files, contents.machine, wanted
+            )
+            if found is None:
+                return None
+            parts.append(found)
+        return parts
 
 
 def one_by_one(

@@ -1,0 +1,140 @@
+"""What the words of a memory hold, by name: which feature map each is of, and which of its words.
+
+The maps are tensors of a network (N, C, H, W). A map that is read need not be one that was written: it may
+be a window of it, or be put together from several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.targets.easynpu.machine.memory import LANES, groups
+
+NOTHING = -1
+"""Stands where no map was written."""
+AXES = ((2, 1), (0, 2), (1, 3))
+"""Axes of a map's words (H, W, C / 16), and of its tensor: channels, rows, columns."""
+
+
+class NotOneNetwork(Exception):
+    """A program reads its memories in a way that no slices and concatenations of maps give."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A feature map of the network: its number, its tensor's name, the extents behind samples."""
+
+    number: int
+    name: str
+    channels: int
+    height: int
+    width: int
+    bytes: bool = False
+    """Whether it is in uint8, raised by 128, and not in float32."""
+
+    @property
+    def words(self) -> Array:
+        """The number of each of its words: (H, W, C / 16)."""
+        shape = self.height, self.width, groups(self.channels)
+        return np.arange(np.prod(shape)).reshape(shape)
+
+
+class Held:
+    """The words of a memory or of a host's tensor: which value each is of, and which of its words."""
+
+    def __init__(self, words: int) -> None:
+        self.value = np.full(words, NOTHING, np.int64)
+        self.word = np.zeros(words, np.int64)
+
+    def write(self, addresses: Array, value: Value) -> None:
+        """Puts a value at addresses (H, W, C / 16)."""
+        self.value[addresses], self.word[addresses] = value.number, value.words
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a value: its first channel, row and column, and how many of each."""
+
+    value: Value
+    start: tuple[int, int, int]
+    extents: tuple[int, int, int]
+
+
+Joined = Callable[[int, Sequence[Value]], Value]
+"""Puts values together along an axis of their tensors."""
+
+
+def read(
+    held: Held,
+    addresses: Array,
+    channels: int,
+    values: Sequence[Value],
+    cut: Callable[[Window], Value],
+    joined: Joined,
+) -> Value:
+    """The value that lies at addresses (H, W, C / 16). Raises NotOneNetwork.
+
+    An address may repeat along a whole axis: the value then has one row, column or channel there.
+    """
+    return _read(held.value[addresses], held.word[addresses], channels, values, cut, joined)
+
+
+def _read(
+    number: Array,
+    word: Array,
+    channels: int,
+    values: Sequence[Value],
+    cut: Callable[[Window], Value],
+    joined: Joined,
+) -> Value:
+    first = int(number.flat[0])
+    if (number == first).all():
+        if first == NOTHING:
+            raise NotOneNetwork("what it reads was never written")
+        return cut(_window(values[first], word, channels))
+    for axis, of_tensor in AXES:
+        rest = tuple(other for other in range(3) if other != axis)
+        changes = np.flatnonzero(np.diff(number, axis=axis).any(axis=rest)) + 1
+        if not changes.size:
+            continue
+        bounds = [0, *changes.tolist(), number.shape[axis]]
+        parts: list[Value] = []
+        for begin, end in pairwise(bounds):
+            inside = [slice(None)] * 3
+            inside[axis] = slice(begin, end)
+            left = min(channels - begin * LANES, (end - begin) * LANES) if axis == 2 else channels
+            parts.append(_read(number[tuple(inside)], word[tuple(inside)], left, values, cut, joined))
+        return joined(of_tensor, parts)
+    raise NotOneNetwork("what it reads is put together word by word")
+
+
+def _window(value: Value, word: Array, channels: int) -> Window:
+    """The part of a value that these of its words are."""
+    per_pixel = groups(value.channels)
+    pixel, group = np.divmod(word, per_pixel)
+    row, column = np.divmod(pixel, value.width)
+    lines = (row, row[:, 0, 0]), (column, column[0, :, 0]), (group, group[0, 0, :])
+    for axis, (grid, line) in enumerate(lines):
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        steps = np.diff(line)
+        if (grid != line.reshape(shape)).any() or not ((steps == 1).all() or (steps == 0).all()):
+            raise NotOneNetwork("what it reads is no window of a map")
+    (_, rows), (_, columns), (_, lanes) = lines
+    extents = (_extent(rows), _extent(columns))
+    if _extent(lanes) < len(lanes):
+        raise NotOneNetwork("channels are repeated")
+    first = int(lanes[0]) * LANES
+    if first + channels > value.channels:
+        raise NotOneNetwork("it reads lanes that hold no channel")
+    return Window(value, (first, int(rows[0]), int(columns[0])), (channels, *extents))
+
+
+def _extent(line: Array) -> int:
+    """Rows or columns of the value; one where all are the same."""
+    return len(line) if len(line) == 1 or line[1] != line[0] else 1

@@ -1,0 +1,196 @@
+"""A network of integers for onnxruntime, in float32 or in uint8: nodes, constants, and its session.
+
+uint8 is the value and 128. onnxruntime's QLinearConv rounds half to even: scales are 2^-n and their last bit more,
+so that half, which is never negative there, is rounded up, and nothing else is.
+Source: arithmetic, whose sums are exact below 2^24 and whose scales are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from npuc.ir import Array
+from npuc.reference import session
+from npuc.targets.easynpu.simulate.held import NotOneNetwork, Value, Window
+
+MOST_BYTES = 1 << 26
+"""Of constants: they are float32, and lie in memory beside the program's own."""
+MOST_NODES = 1 << 14
+RAISED = 128
+"""What uint8 has more."""
+FINEST = -14
+"""The exponent of the finest scale at which the last bit of a factor is less than what separates results."""
+FINEST_POSITIVE = -15
+"""The same where results are 127 at most."""
+
+
+class Network:
+    """Collects ONNX nodes; every value is (N, C, H, W).
+
+    quantised: whether products are those of onnxruntime's uint8 and int8.
+    """
+
+    def __init__(self, *, quantised: bool) -> None:
+        self.quantised = quantised
+        self.values: list[Value] = []
+        self.inputs: list[Any] = []
+        self.outputs: dict[str, Any] = {}
+        self._nodes: list[Any] = []
+        self._constants: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
+        self._held: list[Any] = []
+        self._bytes = 0
+        self._cut: dict[Window, Value] = {}
+        self._other: dict[int, Value] = {}
+
+    def value(self, name: str, channels: int, height: int, width: int, *, raised: bool = False) -> Value:
+        """A tensor of these extents. raised: it is uint8."""
+        self.values.append(Value(len(self.values), name, channels, height, width, raised))
+        return self.values[-1]
+
+    def like(self, name: str, value: Value, *, raised: bool = False) -> Value:
+        """A tensor of the extents of another."""
+        return self.value(name, value.channels, value.height, value.width, raised=raised)
+
+    def floats(self, value: Value) -> Value:
+        """The value in float32."""
+        from onnx import TensorProto
+
+        if not value.bytes:
+            return value
+        if value.number not in self._other:
+            name = self.node("Cast", value.name, to=TensorProto.FLOAT)
+            self._other[value.number] = self.like(self.node("Sub", name, self.scalar(RAISED)), value)
+        return self._other[value.number]
+
+    def raised(self, value: Value) -> Value:
+        """The value in uint8."""
+        from onnx import TensorProto
+
+        if value.bytes:
+            return value
+        if value.number not in self._other:
+            name = self.node("Add", value.name, self.scalar(RAISED))
+            found = self.like(self.node("Cast", name, to=TensorProto.UINT8), value, raised=True)
+            self._other[value.number] = found
+        return self._other[value.number]
+
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """The tensor that an operator gives. Raises NotOneNetwork beyond so many nodes."""
+        from onnx import helper
+
+        if len(self._nodes) >= MOST_NODES:
+            raise NotOneNetwork(f"it has more than {MOST_NODES} operators")
+        name = f"t{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [name], **attributes))
+        return name
+
+    def constant(self, value: Array) -> str:
+        """The tensor of a constant; equal ones are one. Raises NotOneNetwork where all take too much memory."""
+        from onnx import numpy_helper
+
+        value = np.asarray(value, order="C")
+        key = value.tobytes(), str(value.dtype), value.shape
+        if key not in self._constants:
+            self._bytes += value.nbytes
+            if self._bytes > MOST_BYTES:
+                raise NotOneNetwork(f"its constants take more than {MOST_BYTES} bytes")
+            self._constants[key] = f"c{len(self._constants)}"
+            self._held.append(numpy_helper.from_array(value, self._constants[key]))
+        return self._constants[key]
+
+    def scalar(self, value: float) -> str:
+        """A constant of no extents."""
+        return self.constant(np.array(value, np.float32))
+
+    def byte(self, value: int) -> str:
+        """The same in uint8."""
+        return self.constant(np.array(value, np.uint8))
+
+    def given(self, name: str, channels: int, height: int, width: int) -> Value:
+        """An input of the network, in uint8."""
+        from onnx import TensorProto, helper
+
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, ["N", channels, height, width]))
+        return self.value(name, channels, height, width, raised=True)
+
+    def gives(self, name: str, value: Value) -> None:
+        """An output of the network, in uint8."""
+        from onnx import TensorProto, helper
+
+        shape = ["N", value.channels, value.height, value.width]
+        self._nodes.append(helper.make_node("Identity", [self.raised(value).name], [name]))
+        self.outputs[name] = helper.make_tensor_value_info(name, TensorProto.UINT8, shape)
+
+    def convolution(
+        self, x: Value, weights: Array, bias: Array, scale: Array, attributes: Mapping[str, Any], *, relu: bool
+    ) -> str:
+        """Sums of int8 weights and bias times 2^scale, rounded half up and saturated, in uint8.
+
+        scale: (Co,) from FINEST to 0, with relu from FINEST_POSITIVE on. Sums, and those raised, are below 2^31;
+        from 2^24 on float32 holds them no more, but there they are saturated. relu: negative results may be
+        rounded otherwise.
+        """
+        shifts = -scale.astype(np.int64)
+        factors = np.ldexp(np.float32(1) + np.finfo(np.float32).eps, -shifts).astype(np.float32)
+        raised = 0 if relu else RAISED
+        inputs = (
+            *(self.raised(x).name, self.scalar(1), self.byte(RAISED)),
+            *(self.constant(weights), self.constant(factors), self.constant(np.zeros(len(weights), np.int8))),
+            *(self.scalar(1), self.byte(RAISED - raised)),
+            self.constant((bias.astype(np.int64) + (raised << shifts)).astype(np.int32)),
+        )
+        return self.node("QLinearConv", *inputs, **attributes)
+
+    def sum(self, x: Value, y: Value, shift: int) -> str:
+        """x + y times 2^-shift, rounded half up and saturated, in uint8; shift: 0 to 8.
+
+        The sum of what is raised is never negative, and half of it is made a little more than half.
+        """
+        factor = np.ldexp(1 + (2.0**-12 if shift else 0.0), -shift)
+        of_operand, of_result = (0, RAISED - (2 * RAISED >> shift)) if shift else (RAISED, RAISED)
+        inputs = [
+            part
+            for each in (x, y)
+            for part in (self.raised(each).name, self.scalar(factor), self.byte(of_operand))
+        ]
+        return self.node("QLinearAdd", *inputs, self.scalar(1), self.byte(of_result), domain="com.microsoft")
+
+    def cut(self, window: Window) -> Value:
+        """The part of a value."""
+        value, whole = window.value, (window.value.channels, window.value.height, window.value.width)
+        if window not in self._cut:
+            axes = [at for at in range(3) if window.extents[at] != whole[at]]
+            name = value.name
+            if axes:
+                starts = np.array([window.start[at] for at in axes])
+                ends = starts + [window.extents[at] for at in axes]
+                name = self.node("Slice", name, *map(self.constant, (starts, ends, np.array(axes) + 1)))
+            self._cut[window] = self.value(name, *window.extents, raised=value.bytes) if axes else value
+        return self._cut[window]
+
+    def joined(self, axis: int, parts: Sequence[Value]) -> Value:
+        """Values one behind the other along an axis of their tensors. Raises NotOneNetwork."""
+        extents = [(each.channels, each.height, each.width) for each in parts]
+        others = {each[: axis - 1] + each[axis:] for each in extents}
+        if len(others) > 1:
+            raise NotOneNetwork("the parts of a map have different extents")
+        whole = list(extents[0])
+        whole[axis - 1] = sum(each[axis - 1] for each in extents)
+        raised = any(each.bytes for each in parts)
+        names = [(self.raised(each) if raised else each).name for each in parts]
+        return self.value(self.node("Concat", *names, axis=axis), *whole, raised=raised)
+
+    def session(self) -> Any:
+        """It, opened."""
+        from onnx import helper
+
+        graph = helper.make_graph(self._nodes, "program", self.inputs, [*self.outputs.values()], self._held)
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)],
+            ir_version=8,
+        )
+        return session(model, precise=not self.quantised)

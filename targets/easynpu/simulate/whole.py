@@ -1,0 +1,395 @@
+"""Segments as one network: what their words compute, without the memories in between.
+
+The words are walked once, as the simulator walks them, with memories that hold names in place of values. Where
+every accumulator is below 2^24 and every map that is read is made of maps that were written, that gives a network
+for onnxruntime whose results are those of the simulator, bit for bit. All else is left to the simulator, which
+also says what is wrong with a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import ArtefactError, ModelError
+from npuc.ir import Array
+from npuc.reference import integers_are_exact
+from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine.memory import (
+    BS_WORDS,
+    LANES,
+    SLOPE_WORDS,
+    TABLE_WORDS,
+    Map,
+    groups,
+    unpack_bias_scale,
+)
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.rearrangement import rearranged
+from npuc.targets.easynpu.program.artefact import Segment, TensorMove
+from npuc.targets.easynpu.simulate import arithmetic
+from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
+from npuc.targets.easynpu.simulate.convolution import padding, reached, window_attributes
+from npuc.targets.easynpu.simulate.held import Held, NotOneNetwork, Value, Window, read
+from npuc.targets.easynpu.simulate.loading import load_images
+from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Psums that a word keeps: a value, and what no accumulator exceeds."""
+
+    value: Value
+    bound: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Segments, opened: host tensors in, host tensors out."""
+
+    session: Any
+    inputs: Mapping[str, tuple[int, ...]]
+    """The extents (C, H, W) of those that it takes, by name."""
+    outputs: Mapping[str, tuple[int, ...]]
+    """The shapes of those that it gives, without samples."""
+
+    def takes(self, tensors: Mapping[str, Array]) -> bool:
+        """Whether these are host tensors that it can run on; else the simulator says what is wrong with them."""
+        found = ((tensors.get(name), prod(extents)) for name, extents in self.inputs.items())
+        return all(each is not None and each.dtype == np.int8 and each[0].size == size for each, size in found)
+
+    def run(self, tensors: dict[str, Array]) -> None:
+        """Adds what the segments store to the tensors (samples, *shape) int8."""
+        feeds = {name: _flipped(tensors[name], np.uint8).reshape(-1, *each) for name, each in self.inputs.items()}
+        found = self.session.run([*self.outputs], feeds)
+        for (name, shape), value in zip(self.outputs.items(), found, strict=True):
+            tensors[name] = _flipped(value, np.int8).reshape(len(value), *shape)
+
+
+def _flipped(values: Array, dtype: type[np.int8 | np.uint8]) -> Array:
+    """int8 as uint8 raised by 128, or the other way round."""
+    return np.bitwise_xor(values.view(np.uint8), np.uint8(RAISED)).view(dtype)
+
+
+def whole(
+    segments: Sequence[Segment],
+    files: Mapping[str, bytes],
+    machine: Machine,
+    wanted: set[str],
+    *,
+    quantised: bool | None = None,
+) -> Whole | None:
+    """The segments as one network; None where they are none, or where the simulator would refuse them.
+
+    wanted: the tensors that are needed of those that they store. quantised: in integers, or in float32; without,
+    in integers where onnxruntime's products are exact on this processor without being slow.
+    """
+    chosen = integers_are_exact(precise=False) if quantised is None else quantised
+    walk = _Walk(machine, files, Network(quantised=chosen))
+    try:
+        for segment in segments:
+            walk.segment(segment)
+        return walk.opened(wanted)
+    except (NotOneNetwork, ArtefactError, ModelError):
+        return None
+
+
+@dataclass
+class _Walk:
+    """The machine with names in its memories."""
+
+    machine: Machine
+    files: Mapping[str, bytes]
+    network: Network
+    itcm: tuple[isa.Instruction, ...] = ()
+    low: bool = True
+    weights_at: int = 0
+    kept: isa.Layer | None = None
+    sums: Sums | None = None
+
+    def __post_init__(self) -> None:
+        self.memories = {name: Held(self.machine.capacity_words(name)) for name in isa.MEMORIES}
+        self.weight = np.zeros((self.machine.weight_words, LANES), np.int8)
+        self.host: dict[str, Held] = {}
+        self.given: dict[str, tuple[int, ...]] = {}
+        self.stored: dict[str, TensorMove] = {}
+
+    def load_weights(self, address: int, words: Array) -> None:
+        """Fills the weight DTCM."""
+        self.weight[address : address + len(words)] = words
+
+    def segment(self, segment: Segment) -> None:
+        """Loads, runs and stores. Raises NotOneNetwork, ArtefactError."""
+        first = load_images(segment, self.files, self.machine, self)
+        for move in segment.loads:
+            self._write(move.map, self._read(self._of_host(move), _words(move), move.channels))
+        self.low, self.weights_at = True, 0
+        for chain in chains(self.itcm[: segment.count], first):
+            check(chain, self.machine, self.low)
+            self.kept = expect_kept(self.kept, chain)
+            self._chain(chain)
+        for move in segment.stores:
+            if move.tensor in self.given:
+                raise NotOneNetwork("a tensor is stored that was given")
+            self.stored.setdefault(move.tensor, move)
+            held = self.host.setdefault(move.tensor, Held(_size(move)))
+            held.write(_words(move), self._map(move.map, move.channels))
+
+    def opened(self, wanted: set[str]) -> Whole:
+        """The network with the tensors that are wanted as outputs."""
+        outputs: dict[str, tuple[int, ...]] = {}
+        for name, move in self.stored.items():
+            if name not in wanted:
+                continue
+            channels, height, width = move.map_shape
+            everything = np.arange(_size(move)).reshape(height, width, -1)
+            self.network.gives(name, self._read(self.host[name], everything, channels))
+            outputs[name] = move.shape
+        if not outputs:
+            raise NotOneNetwork("nothing is wanted of it")
+        return Whole(self.network.session(), self.given, outputs)
+
+    def _of_host(self, move: TensorMove) -> Held:
+        """The words of a host tensor, which the network takes where no segment stored it."""
+        if move.tensor not in self.host:
+            self.given[move.tensor] = move.map_shape
+            self.host[move.tensor] = Held(_size(move))
+            value = self.network.given(move.tensor, *move.map_shape)
+            self.host[move.tensor].write(value.words, value)
+        return self.host[move.tensor]
+
+    def _read(self, held: Held, addresses: Array, channels: int) -> Value:
+        return read(held, addresses, channels, self.network.values, self.network.cut, self.network.joined)
+
+    def _map(self, place: Map, channels: int) -> Value:
+        """The map that lies in a DTCM."""
+        found = self._read(self.memories[place.place.memory], _addresses(place, self.machine), channels)
+        if (found.height, found.width) == (place.height, place.width):
+            return found
+        shape = self.network.constant(np.array([1, channels, place.height, place.width]))
+        name = self.network.node("Expand", found.name, shape)
+        return self.network.value(name, channels, place.height, place.width, raised=found.bytes)
+
+    def _write(self, place: Map, value: Value) -> None:
+        if not place.distinct:
+            raise NotOneNetwork("several words go to one address")
+        self.memories[place.place.memory].write(_addresses(place, self.machine), value)
+
+    def _chain(self, chain: Sequence[Stage]) -> None:
+        """As Simulator._run_chain."""
+        sums = self.sums if chain[0].takes else None
+        x = self._ifmap(chain[0])
+        for stage in chain:
+            if sums is not None:
+                x = self._ifmap(stage)
+            if stage.control is not None and stage.control.set_weights:
+                self.weights_at = stage.control.weights
+            result = self._stage(stage, x, sums)
+            if isinstance(result, Sums):
+                sums = result
+                continue
+            x, sums = result, None
+            if stage.layer.stored:
+                self._write(stage.stored(), x)
+        self.sums = sums
+        if sums is not None:
+            return
+        self._write(chain[-1].ofmap(self.machine, not self.low), x)
+        if "dst" not in chain[-1].operands:
+            self.low = not self.low
+
+    def _ifmap(self, stage: Stage) -> Value:
+        return self._map(stage.ifmap(self.machine, self.low), stage.layer.Ci)
+
+    def _stage(self, stage: Stage, x: Value, sums: Sums | None) -> Value | Sums:
+        """What a word makes of a map: the next one, or sums that it keeps."""
+        layer = stage.layer
+        if stage.reshape is not None:
+            return self._rearranged(stage.reshape, x)
+        match stage.name:
+            case "maxpool":
+                return self._max_pool(stage, x)
+            case "relu":
+                return self._positive(x)
+            case "act":
+                block = self._take(TABLE_WORDS)
+                table = arithmetic.activation(block, np.arange(-128, 128).astype(np.int8))
+                return self._looked_up(x, table)
+            case "prelu":
+                block = self._take(SLOPE_WORDS * groups(layer.Co))
+                inputs = np.repeat(np.arange(-128, 128).astype(np.int8)[:, None], layer.Co, axis=1)
+                table = arithmetic.sloped(block, inputs).T.ravel()
+                return self._looked_up(x, table, 256 * np.arange(layer.Co).reshape(-1, 1, 1))
+            case "add" | "mul":
+                return self._combined(stage, x)
+            case _:
+                kernel = arithmetic.Convolution(layer, self._take(arithmetic.block_words(layer)))
+                return self._convolved(stage, kernel, x, sums)
+
+    def _rearranged(self, word: isa.Reshape, x: Value) -> Value:
+        """The elements of a map in another order."""
+        network = self.network
+        order = np.arange(x.channels * x.height * x.width).reshape(1, x.channels, x.height, x.width)
+        order = rearranged(order.transpose(0, 2, 3, 1), word)[0].transpose(2, 0, 1)
+        flat = network.node("Reshape", x.name, network.constant(np.array([0, -1])))
+        name = network.node("Gather", flat, network.constant(order), axis=1)
+        return network.value(name, word.Co, word.Ho, word.Wo, raised=x.bytes)
+
+    def _take(self, words: int) -> Array:
+        """The next words of the weight stream."""
+        start, self.weights_at = self.weights_at, self.weights_at + words
+        if self.weights_at > len(self.weight):
+            raise NotOneNetwork("it streams words beyond the weight DTCM")
+        return self.weight[start : self.weights_at]
+
+    def _positive(self, x: Value) -> Value:
+        """The value, 0 where it is negative."""
+        network = self.network
+        if not x.bytes:
+            return network.like(network.node("Relu", x.name), x)
+        limits = network.byte(RAISED), network.byte(255)
+        return network.like(network.node("Clip", x.name, *limits), x, raised=True)
+
+    def _max_pool(self, stage: Stage, x: Value) -> Value:
+        network, layer = self.network, stage.layer
+        top, left, bottom, right = padding(layer)
+        name = self._reached(layer, x).name
+        if any((top, left, bottom > 0, right > 0)):
+            pads = np.array([0, 0, top, left, 0, 0, max(bottom, 0), max(right, 0)])
+            least = network.byte(0) if x.bytes else network.scalar(-RAISED)
+            name = network.node("Pad", name, network.constant(pads), least)
+        attributes = {**window_attributes(layer), "kernel_shape": (layer.Hk, layer.Wk)}
+        del attributes["pads"], attributes["group"]
+        return self._result(layer, network.node("MaxPool", name, **attributes), raised=x.bytes)
+
+    def _reached(self, layer: isa.Layer, x: Value) -> Value:
+        """The rows and columns that windows reach."""
+        if 0 in reached(layer):
+            raise NotOneNetwork("all windows lie in the padding")
+        return self.network.cut(Window(x, (0, 0, 0), (x.channels, *reached(layer))))
+
+    def _result(self, layer: isa.Layer, name: str, *, raised: bool = False) -> Value:
+        return self.network.value(name, layer.Co, layer.Ho, layer.Wo, raised=raised)
+
+    def _looked_up(self, x: Value, table: Array, offset: Array | int = 0) -> Value:
+        """Entries (uint8) of a table by x raised by 128, and an offset for each channel."""
+        from onnx import TensorProto
+
+        network = self.network
+        at = network.node("Cast", network.raised(x).name, to=TensorProto.INT32)
+        if np.any(offset):
+            at = network.node("Add", at, network.constant(np.asarray(offset, np.int32)))
+        entries = network.constant(_flipped(table, np.uint8))
+        return network.like(network.node("Gather", entries, at), x, raised=True)
+
+    def _combined(self, stage: Stage, x: Value) -> Value:
+        network, layer = self.network, stage.layer
+        other = self._operand(stage)
+        bias, scale = unpack_bias_scale(self._take(BS_WORDS * groups(layer.Co)), layer.Co)
+        if bias.any():
+            raise NotOneNetwork("a bias in the block of a sum or product")
+        shift = -int(scale[0])
+        if network.quantised and stage.name == "add" and 0 <= shift <= 8 and (scale == scale[0]).all():
+            return network.like(network.sum(x, other, shift), x, raised=True)
+        pair = network.floats(x).name, network.floats(other).name
+        name = network.node("Add" if stage.name == "add" else "Mul", *pair)
+        return network.like(self._rounded(name, scale, lowest=-128), x)
+
+    def _operand(self, stage: Stage) -> Value:
+        """The second map, which may be one pixel for all."""
+        place = stage.operand()
+        return self._read(self.memories[place.place.memory], _addresses(place, self.machine), stage.layer.Co)
+
+    def _rounded(self, name: str, scale: Array, lowest: int) -> str:
+        """Sums times their powers of two, rounded half up and saturated."""
+        network = self.network
+        if scale.min() < -31 or scale.max() > 0:
+            raise NotOneNetwork("a left shift")
+        power, half = _factors(scale)
+        if (scale == scale[0]).all():
+            power, half = power[:1], half[:1]
+        if scale.any():
+            name = network.node("Mul", name, network.constant(power.reshape(-1, 1, 1)))
+            name = network.node("Add", name, network.constant(half.reshape(-1, 1, 1)))
+        name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
+        return network.node("Floor", name) if scale.any() else name
+
+    def _convolved(
+        self, stage: Stage, kernel: arithmetic.Convolution, x: Value, sums: Sums | None
+    ) -> Value | Sums:
+        """A convolution's results, or its sums with those that were kept."""
+        network, layer = self.network, stage.layer
+        x, lowest = self._reached(layer, x), 0 if kernel.relu else -128
+        weights, bias = kernel.w.astype(np.float32), kernel.bias.astype(np.float32)
+        if sums is None and not stage.keeps:
+            if network.quantised and _is_fine(kernel):
+                given = kernel.w, kernel.bias, kernel.scale
+                name = network.convolution(x, *given, window_attributes(layer), relu=kernel.relu)
+                found = self._result(layer, name, raised=True)
+                return self._positive(found) if kernel.relu else found
+            if not kernel.exact:
+                raise NotOneNetwork("sums of 2^24 and more")
+            power, half = _factors(kernel.scale)
+            weights, bias = weights * power[:, None, None, None], bias * power + half
+            name = self._products(layer, x, weights, bias)
+            name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
+            return self._result(layer, network.node("Floor", name) if kernel.scale.any() else name)
+        if sums is not None and kernel.bias.any():
+            raise NotOneNetwork("a bias where psums are kept")
+        bound = kernel.bound + (sums.bound if sums else 0)
+        rounding = 1 << max(-int(kernel.scale.min()) - 1, 0)
+        if bound + rounding >= arithmetic.EXACT_FLOAT32:
+            raise NotOneNetwork("sums of 2^24 and more")
+        name = self._products(layer, x, weights, bias)
+        if sums is not None:
+            name = network.node("Add", sums.value.name, name)
+        if stage.keeps:
+            return Sums(self._result(layer, name), bound)
+        return self._result(layer, self._rounded(name, kernel.scale, lowest))
+
+    def _products(self, layer: isa.Layer, x: Value, weights: Array, bias: Array) -> str:
+        constants = map(self.network.constant, (weights, bias))
+        return self.network.node("Conv", self.network.floats(x).name, *constants, **window_attributes(layer))
+
+
+def _is_fine(kernel: arithmetic.Convolution) -> bool:
+    """Whether Network.convolution gives the kernel's results."""
+    least = FINEST_POSITIVE if kernel.relu else FINEST
+    raised = RAISED << max(-int(kernel.scale.min()), 0)
+    return (
+        least <= kernel.scale.min() and kernel.scale.max() <= 0 and kernel.bound + raised < arithmetic.ACCUMULATOR
+    )
+
+
+def _factors(scale: Array) -> tuple[Array, Array]:
+    """The powers of two of scales, and what is added before a result is rounded down."""
+    return np.ldexp(np.float32(1), scale.astype(np.int32)), np.where(scale < 0, np.float32(0.5), np.float32(0))
+
+
+def _size(move: TensorMove) -> int:
+    """Words of a host tensor, as if it lay in a memory."""
+    channels, height, width = move.map_shape
+    return height * width * groups(channels)
+
+
+def _words(move: TensorMove) -> Array:
+    """Which words of its host tensor a window is: (H, W, C / 16). Raises NotOneNetwork within a group."""
+    channels, height, width = move.map_shape
+    first, row, column = move.start
+    end = first + move.channels
+    if first % LANES or (end % LANES and end != channels):
+        raise NotOneNetwork("a window begins or ends within a group of channels")
+    every = np.arange(_size(move)).reshape(height, width, -1)
+    return every[row : row + move.height, column : column + move.width, first // LANES : groups(end)]
+
+
+def _addresses(place: Map, machine: Machine) -> Array:
+    """The addresses of a map. Raises NotOneNetwork outside its memory."""
+    first, last = place.span
+    if first < 0 or last >= machine.capacity_words(place.place.memory):
+        raise NotOneNetwork("addresses outside a memory")
+    return place.grid
