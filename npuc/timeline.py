@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -90,6 +90,44 @@ class Timeline:
                 for each in self.buffers
             ),
         )
+
+
+def apart(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    """The buffers, those as one whose words lie between one another's: so that no two overlap.
+
+    >>> one, other = Buffer("m", "x", 0, 8, 0, 5), Buffer("m", "x", 4, 8, 3, 9)
+    >>> apart([one, other, Buffer("m", "y", 0, 8, 9, 12)])[0]
+    Buffer(memory='m', label='x', address=0, size=12, start=0, end=9, used=None)
+    """
+    found: list[Buffer] = []
+    alive: list[Buffer] = []
+    for each in sorted(buffers, key=lambda each: each.start):
+        found += [other for other in alive if other.end <= each.start]
+        alive = [other for other in alive if other.end > each.start]
+        joined = each
+        while meeting := [other for other in alive if _overlap(joined, other)]:
+            alive = [other for other in alive if other not in meeting]
+            joined = _joined([*meeting, joined])
+        alive.append(joined)
+    return (*found, *alive)
+
+
+def _overlap(a: Buffer, b: Buffer) -> bool:
+    together = a.memory == b.memory and a.start < b.end and b.start < a.end
+    return together and a.address < b.address + b.size and b.address < a.address + a.size
+
+
+def _joined(parts: Sequence[Buffer]) -> Buffer:
+    """From the first byte to the last, from the first cycle to the last; named after all."""
+    first = min(each.address for each in parts)
+    return replace(
+        parts[0],
+        label=", ".join(dict.fromkeys(name for each in parts for name in each.label.split(", "))),
+        address=first,
+        size=max(each.address + each.size for each in parts) - first,
+        start=min(each.start for each in parts),
+        end=max(each.end for each in parts),
+    )
 
 
 def layer_at(layers: Sequence[Mapping[str, Any]], instruction: int) -> int | None:

@@ -58,8 +58,13 @@ def memory(timeline: Timeline, name: str, capacity: int, layers: Mapping[str, in
     for edge in range(bank, capacity, bank) if bank and isinstance(up, Scale) else ():
         line = tag("line", x1=LEFT, x2=WIDTH - 20, y1=up.at(edge), y2=up.at(edge), class_="bank")
         parts.append(titled(line, f"a bank begins at byte {count(edge)}"))
-    parts += [_buffer(each, across, up, number, layers.get(each.label)) for number, each in enumerate(found)]
+    parts += [_buffer(each, across, up, number, _layer(each, layers)) for number, each in enumerate(found)]
     return picture(WIDTH, MEMORY_HEIGHT + 54, f"What the {name} memory holds over time", parts)
+
+
+def _layer(each: Buffer, layers: Mapping[str, int]) -> int | None:
+    """The layer that computes a buffer's tensor, or the first of several."""
+    return next((layers[name] for name in (each.label, *each.label.split(", ")) if name in layers), None)
 
 
 def _addresses(found: Sequence[Buffer], capacity: int) -> Scale | Bands:

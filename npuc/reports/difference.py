@@ -5,6 +5,7 @@ Layers that share ONNX nodes stand beside one another, however each program fuse
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -13,6 +14,8 @@ from npuc.program import Program
 from npuc.target import Target
 
 Report = Mapping[str, Any]
+MOST_ALIGNED = 4000
+"""Lines of a layer of both programs: what aligns them takes time by the square."""
 IDENTITY = ("name", "nodes", "instruction")
 """Fields of a layer that say which one it is, not what it costs."""
 
@@ -84,7 +87,7 @@ def _group(
         ]
         for layers, listing in zip(pair, listings, strict=True)
     ]
-    removed, added = _changed_lines(*lines)
+    removed, added = changed_lines(*lines)
     return {
         "nodes": list(dict.fromkeys(node for layer in (*a, *b) for node in layer["nodes"])),
         "layers": [[layer["name"] for layer in layers] for layers in pair],
@@ -100,8 +103,13 @@ def _fields(a: Report, b: Report) -> dict[str, list[Any]]:
     return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
 
 
-def _changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The lines that only the first has, and those that only the second has."""
+def changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The lines that only the first has, and those that only the second has.
+
+    Of more than MOST_ALIGNED lines, which are not set beside one another, those that one has more often.
+    """
+    if len(a) + len(b) > MOST_ALIGNED:
+        return _more_often(a, b), _more_often(b, a)
     removed: list[str] = []
     added: list[str] = []
     for tag, start, end, begin, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
@@ -109,3 +117,17 @@ def _changed_lines(a: Sequence[str], b: Sequence[str]) -> tuple[list[str], list[
             removed += a[start:end]
             added += b[begin:stop]
     return removed, added
+
+
+def _more_often(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """The lines of a, in order, beyond as many as b has of each.
+
+    >>> _more_often(["x", "y", "x", "z"], ["x", "z", "z"])
+    ['y', 'x']
+    """
+    left, found = Counter(b), list[str]()
+    for line in a:
+        left[line] -= 1
+        if left[line] < 0:
+            found.append(line)
+    return found

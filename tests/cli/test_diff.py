@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from npuc.reports.difference import changed_lines
 from tests.cli.process import Digits, WriteModel, compiled, npuc
 
 CHAIN = """g (float[1,16,8,8] x) => (float[1,16,8,8] y) {
@@ -72,3 +73,10 @@ def test_with_the_model_the_accuracy_of_both_is_told(digits: Digits, tmp_path: P
     assert found["sqnr_db"][0] < 60 < found["sqnr_db"][1] and found["top1"] == [1.0, 1.0]
     assert "against fp32" in npuc(*command, "--data", digits.few).done()
     assert "--data" in npuc(*command).usage()
+
+
+def test_layers_of_many_thousand_instructions_are_compared_by_their_lines() -> None:
+    """Aligning them would take hours; what was swapped counts as the same, what occurs once more as new."""
+    lines = [f"write {number % 50}" for number in range(40_000)]
+    removed, added = changed_lines(["gone", *lines], [*lines[20_000:], *lines[:20_000], "write 7", "new"])
+    assert (removed, added) == (["gone"], ["write 7", "new"])

@@ -21,7 +21,7 @@ from npuc.targets.easynpu.machine.listing import disassemble
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 from npuc.targets.easynpu.simulate.walk import chains_of
-from npuc.timeline import Activity, Buffer, Timeline, layer_at
+from npuc.timeline import Activity, Buffer, Timeline, apart, layer_at
 
 ARRAY, LOAD, STORE = "array", "load", "store"
 NOBODY = -1
@@ -36,7 +36,7 @@ def timeline(program: Program) -> Timeline:
         if isinstance(step, Segment):
             run.segment(step)
     activities = tuple(_with_bytes(run.activities, program.report["layers"]))
-    return Timeline(run.cycle, activities, tuple(run.buffers), ARRAY)
+    return Timeline(run.cycle, activities, apart(run.buffers), ARRAY)
 
 
 @dataclass
