@@ -6,12 +6,13 @@ dimensions is several calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from npuc.targets.bm1684.lowering.kernel import Call, System
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
+from npuc.targets.bm1684.machine import timing
 from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
 
@@ -56,6 +57,17 @@ def copies(to: View, source: View) -> tuple[Call, ...]:
         )
         calls.append(Call("gdma_32bit_cpy_S2S", args))
     return tuple(calls)
+
+
+def price(calls: Iterable[Call], machine: Machine) -> int:
+    """Cycles of the GDMA for moves to, from and in system memory."""
+    found = 0
+    for call in calls:
+        shape, to, source = call.args[2:5]
+        assert isinstance(shape, Dim4) and isinstance(to, Dim4) and isinstance(source, Dim4)
+        one = timing.cpy_L2S if call.name.endswith("L2S") else timing.cpy_S2L
+        found += one(timing.move(shape, to, source), machine)
+    return found
 
 
 def copy(to: Tensor, source: Tensor, machine: Machine) -> Call:

@@ -14,8 +14,6 @@ from npuc.ops.attributes import PERM
 from npuc.targets.bm1684.lowering import moves
 from npuc.targets.bm1684.lowering.kernel import Call, Local
 from npuc.targets.bm1684.lowering.tensors import Tensor, View, local_shape
-from npuc.targets.bm1684.machine import timing
-from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.machine.parameters import Machine
 
 DIRECT = 8
@@ -64,27 +62,16 @@ def _pays(
     if stored is None or plain is None:
         return False
     continuous = View.continuous("", 0, moved.shape)
-    after = _price(moves.copies(continuous, moved), machine)
+    after = moves.price(moves.copies(continuous, moved), machine)
     form = local_shape(moved.shape)
     if not delivered and len(moved.shape) > 2:
         local, as_it_is, at_once = Tensor(form, Local("")), moved.reshaped(form), continuous.reshaped(form)
         assert at_once is not None
         if as_it_is is not None and len(calls := moves.loads(local, as_it_is, machine)) <= DIRECT:
-            after = _price(calls, machine) - _price(moves.loads(local, at_once, machine), machine)
-    return _price(stored, machine) < _price(plain, machine) + after
+            after = moves.price(calls, machine) - moves.price(moves.loads(local, at_once, machine), machine)
+    return moves.price(stored, machine) < moves.price(plain, machine) + after
 
 
 def _stored(view: View, tensor: Tensor, machine: Machine) -> tuple[Call, ...] | None:
     shaped = view.reshaped(tensor.shape)
     return None if shaped is None else moves.stores(shaped, tensor, machine)
-
-
-def _price(calls: Sequence[Call], machine: Machine) -> int:
-    """Cycles of the GDMA."""
-    found = 0
-    for call in calls:
-        shape, to, source = call.args[2:5]
-        assert isinstance(shape, Dim4) and isinstance(to, Dim4) and isinstance(source, Dim4)
-        price = timing.cpy_L2S if call.name.endswith("L2S") else timing.cpy_S2L
-        found += price(timing.move(shape, to, source), machine)
-    return found

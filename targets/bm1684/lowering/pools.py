@@ -119,25 +119,33 @@ def per_channel(lo: Lowering, values: Array, npu: int) -> tuple[Local, ...]:
 
 
 def prelu(lo: Lowering, node: Node) -> None:
-    """relu(x) + slope * min(x, 0), a slope per channel."""
-    slope, shape = lo.graph.constants[node.inputs[1]], lo.graph.shape(node.inputs[0])
+    """The larger of x and slope * x where no slope exceeds 1, else relu(x) + slope * min(x, 0)."""
+    slope = lo.graph.constants[node.inputs[1]]
     x = lo.local(node.inputs[0])
     y = lo.output(node.output, x.shape, x.at.npu)
     f = Function(lo, x, y, [])
-    below = f.to("min_C", 0.0, out=f.temporary())
-    if slope.size == 1:
-        f.to("mul_C", float(slope.flat[0]), out=below, of=below)
-    elif len(shape) < 3:
-        (slopes,) = _per_column(lo, slope.reshape(1, -1), x)
-        f.calls.append(with_columns("mul", below, below, slopes, lo))
+    if (slope <= 1).all():
+        f.calls.append(_sloped(lo, slope, x, y))
+        f.both("max", x, y)
     else:
-        (slopes,) = per_channel(lo, slope.reshape(1, -1), x.at.npu)
-        args = (below.at, below.at, slopes, x.shape, None, None)
-        f.calls.append(Call("bdc_scale", args, (below.at.buffer, slopes.buffer), below.at.buffer))
-    f.to("relu")
-    f.both("add", y, below)
+        below = f.to("min_C", 0.0, out=f.temporary())
+        f.calls.append(_sloped(lo, slope, below, below))
+        f.to("relu")
+        f.both("add", y, below)
     lo.emit(*f.calls)
     lo.define(node.output, y)
+
+
+def _sloped(lo: Lowering, slope: Array, x: Tensor, y: Tensor) -> Call:
+    """y = slope * x, one slope or one for every channel."""
+    if slope.size == 1:
+        args = (y.at, x.at, float(slope.flat[0]), x.shape, None, None)
+        return Call("bdc_mul_C", args, (x.at.buffer,), y.at.buffer)
+    if len(lo.graph.shape(lo.node.output)) < 3:
+        (slopes,) = _per_column(lo, slope.reshape(1, -1), x)
+        return with_columns("mul", y, x, slopes, lo)
+    (slopes,) = per_channel(lo, slope.reshape(1, -1), x.at.npu)
+    return Call("bdc_scale", (y.at, x.at, slopes, x.shape, None, None), (x.at.buffer, slopes.buffer), y.at.buffer)
 
 
 def instance_norm(lo: Lowering, node: Node) -> None:

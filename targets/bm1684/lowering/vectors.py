@@ -12,6 +12,7 @@ from npuc.targets.bm1684.lowering.context import Lowering
 from npuc.targets.bm1684.lowering.elementwise import Function
 from npuc.targets.bm1684.lowering.extents import MOST
 from npuc.targets.bm1684.lowering.kernel import Call, Local, Padding, Pair
+from npuc.targets.bm1684.lowering.orders import ordered
 from npuc.targets.bm1684.lowering.tensors import ELEMENT, Tensor, View, merged
 from npuc.targets.bm1684.machine.local_memory import Dim4, ceil_div
 
@@ -51,7 +52,66 @@ def with_one(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Ca
 def softmax(lo: Lowering, node: Node) -> None:
     """exp(x - max) / sum."""
     axis = AXIS(node) % len(lo.graph.shape(node.output))
-    _each(lo, node, (axis,), _softmax, keep=True)
+    if not _side_by_side(lo, node, axis):
+        _each(lo, node, (axis,), _softmax, keep=True)
+
+
+MOST_BESIDE = 8
+"""Elements of a vector that are compared and added up one by one."""
+
+
+def _side_by_side(lo: Lowering, node: Node, axis: int) -> bool:
+    """Softmax of short vectors, an element of all of them in an image of its own; False if that does not pay."""
+    shape, machine = lo.graph.shape(node.output), lo.machine
+    length, count = shape[axis], prod(shape[axis + 1 :])
+    if prod(shape[:axis]) != 1 or not 1 < length <= MOST_BESIDE:
+        return False
+    width = min(
+        (w for w in range(1, 513) if count % w == 0 and count // w <= MOST.c), default=0, key=_groups(count, lo)
+    )
+    form = Dim4(length, count // width, 1, width) if width else Dim4(0, 0, 0, 0)
+    room = TOGETHER * Tensor(form, Local("")).bytes(machine) <= machine.local_bytes if width else False
+    if not room or length * _groups(count, lo)(width) >= ceil_div(count, machine.npus):
+        return False
+    x = lo.fetch(f"{node.output}/vectors", lo.view(node.inputs[0]), form)
+    found = _softmax_of_images(lo, x)
+    view = ordered(lo.graph, node.output, found, lo.destination, machine) or lo.destination(node.output)
+    lo.store(view, found)
+    lo.define_view(node.output, view)
+    return True
+
+
+def _groups(count: int, lo: Lowering) -> Callable[[int], int]:
+    """Groups of lanes that vectors take, as a function of how many of them lie in a row."""
+    npus, lanes = lo.machine.npus, lo.machine.lanes
+    return lambda width: ceil_div(count // width, npus) * ceil_div(width, lanes)
+
+
+def _softmax_of_images(lo: Lowering, x: Tensor) -> Tensor:
+    """exp(x - max) / sum over the images."""
+    one = lo.new(f"{lo.node.output}/of_vectors", x.shape._replace(n=1), x.at.npu)
+    e = lo.new(f"{lo.node.output}/exponentials", x.shape, x.at.npu)
+    f = Function(lo, x, e, [])
+    f.series("exp", (-80.0, None))
+    lo.emit(*_over_images(lo, "max", x, one), _with_image(lo, "sub", x, x, one))
+    lo.emit(*f.calls, *_over_images(lo, "add", e, one), _with_image(lo, "div", x, e, one))
+    return x
+
+
+def _over_images(lo: Lowering, name: str, x: Tensor, one: Tensor) -> Iterator[Call]:
+    """The largest or the sum of the images, element by element."""
+    images = [x.image(at, lo.machine) for at in range(x.shape.n)]
+    for at, image in enumerate(images[1:]):
+        first = images[0] if at == 0 else one
+        args = (one.at, first.at, image.at, one.shape, None, None, None)
+        yield Call(f"bdc_{name}", args, (first.at.buffer, image.at.buffer), one.at.buffer)
+
+
+def _with_image(lo: Lowering, name: str, out: Tensor, x: Tensor, one: Tensor) -> Call:
+    """A function of every image and one more."""
+    repeated = one.stride(lo.machine)._replace(n=0)
+    args = (out.at, x.at, one.at, x.shape, None, None, repeated)
+    return Call(f"bdc_{name}", args, (x.at.buffer, one.at.buffer), out.at.buffer)
 
 
 def reduction(lo: Lowering, node: Node) -> None:

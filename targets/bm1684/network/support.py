@@ -211,7 +211,7 @@ OPERATORS: Mapping[str, Row] = {
     **{op: Row("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
     "Pow": Row("mul, sqrt, C_div", (known_exponent,)),
     "Gather": Row("GDMA", (constant_indices,)),
-    "PRelu": Row("relu, min_C, scale, add", (slope_per_channel,)),
+    "PRelu": Row("scale, max; relu, min_C, add", (slope_per_channel,)),
     **{op: Row(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
     "Add": Row("add, add_C, conv2d (result_add)", ()),
     "Sub": Row("sub, sub_C, C_sub", ()),

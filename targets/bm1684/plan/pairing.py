@@ -1,7 +1,8 @@
 """Steps in turns: moves that may run beside a computation stand with it.
 
-A store runs beside the next computation, what is fetched from system memory beside the one before, unless one of
-them needs the other's result. All other moves have a turn of their own.
+A store runs beside the next computation, or already beside the one before if that computes something else; what is
+fetched from system memory runs beside the one before. All this unless one of them needs the other's result.
+All other moves have a turn of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def in_turns(steps: Sequence[Step]) -> list[Turn]:
             turns.append(Turn(step, tuple(waiting)))
             waiting = []
         elif _all(step, "L2S"):
-            waiting.append(step)
+            if turns and not waiting and _leaves_alone(turns[-1], step):
+                turns[-1] = replace(turns[-1], beside=(*turns[-1].beside, step))
+            else:
+                waiting.append(step)
         elif turns and _may_precede(step, turns[-1], waiting):
             turns[-1] = replace(turns[-1], beside=(*turns[-1].beside, step))
         else:
@@ -62,6 +66,12 @@ def _split(waiting: list[Step], step: Step) -> list[Step]:
     before = waiting[:count]
     del waiting[:count]
     return before
+
+
+def _leaves_alone(turn: Turn, store: Step) -> bool:
+    """Whether a computation runs in the turn, and nothing of the turn writes what the store reads."""
+    written = {call.writes for call in turn.calls}
+    return not turn.step.on_gdma and not any(written & set(call.reads) for call in store.calls)
 
 
 def _all(step: Step, direction: str) -> bool:
