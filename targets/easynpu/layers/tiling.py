@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,9 +59,22 @@ def best_tile(
 
     undivided: the layer is to be one tile. Raises DoesNotFit (E303) if no tile is legal for every part.
     """
-    ranked, certificate = _ranked(parts, machine, followers, where, undivided=undivided)
-    y, x = ranked[0].tolist()
-    return (y, x), certificate(0)
+    found = _best(tuple(parts), machine, followers, undivided=undivided)
+    if isinstance(found, DoesNotFit):
+        _ranked(parts, machine, followers, where, undivided=undivided)  # the same error, with its place
+        raise found
+    return (found.y, found.x), found
+
+
+@lru_cache(maxsize=4096)
+def _best(
+    parts: tuple[Layer, ...], machine: Machine, followers: Followers, *, undivided: bool
+) -> Tiling | DoesNotFit:
+    """The certificate of the best tile: layers repeat within a network, and are asked for many times."""
+    try:
+        return _ranked(parts, machine, followers, "", undivided=undivided)[1](0)
+    except DoesNotFit as error:
+        return error.with_traceback(None)
 
 
 def certificate_of(
