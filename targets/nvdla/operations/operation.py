@@ -6,7 +6,7 @@ map in memory, PDP, CDP, or RUBIK. Everything here is what registers hold; emiss
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from npuc.targets.nvdla.arithmetic.attributes import IDENTITY
 from npuc.targets.nvdla.arithmetic.integer import Stage
@@ -162,6 +162,8 @@ class Banks:
     weights: int
     mask: int = 0
     """The last bank, where weights are compressed."""
+    least: tuple[int, int] = field(default=(0, 0), compare=False)
+    """Banks that data needs, and weights with their mask: what remains is given to one of them."""
 
     @property
     def beside_data(self) -> int:

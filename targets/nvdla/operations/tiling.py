@@ -8,7 +8,7 @@ group, which leaves lanes of the result unused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -16,6 +16,7 @@ from npuc.errors import DoesNotFit
 from npuc.targets.nvdla.formats.alignment import aligned
 from npuc.targets.nvdla.formats.winograd import CUBE, TILE, extended_extent
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.operations.operation import Convolution, Operation
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 
 
@@ -199,6 +200,15 @@ def row_tiles(geometry: Geometry, edges: Sequence[int]) -> Iterator[RowTile]:
     for row, end in pairwise([*filter(geometry.may_begin, edges[:-1]), edges[-1]]):
         line, lines = geometry.lines(row, end - row)
         yield RowTile(row, end - row, line, lines)
+
+
+def divided_anew(machine: Machine, operation: Operation, preferred: int) -> Operation:
+    """An operation whose banks are divided as if data got so many where it can."""
+    if not isinstance(operation, Convolution):
+        return operation
+    banks = operation.banks
+    data, left = divided_banks(machine, *banks.least, preferred)
+    return replace(operation, banks=replace(banks, data=data, weights=left - banks.mask))
 
 
 def divided_banks(machine: Machine, data: int, weights: int, preferred: int) -> tuple[int, int]:

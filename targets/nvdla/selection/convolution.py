@@ -254,4 +254,4 @@ def _banks(context: Context, shape: Geometry, tile: RowTile) -> Banks:
     together = min(kernels_together(machine, shape), shape.kernels)
     weights = weight_banks(machine, shape, together)
     given, left = divided_banks(machine, data, weights, context.preferred_banks)
-    return Banks(entries, given, left - mask, mask)
+    return Banks(entries, given, left - mask, mask, (data, weights))

@@ -16,7 +16,7 @@ import numpy as np
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
-from npuc.targets.nvdla.operations.tiling import equal_edges
+from npuc.targets.nvdla.operations.tiling import divided_anew, equal_edges
 from npuc.targets.nvdla.selection import Context, Layer, largest_tile, likeness, needed_lines, passes, select
 
 KEPT = 3
@@ -144,6 +144,20 @@ class _Shared:
     )
     """What is tried, by where the last tile of what is read begins and by likeness or name."""
     admissions: _Admissions = field(default_factory=_Admissions)
+    selected: dict[tuple[object, Edges], list[tuple[Operation, Touched]]] = field(
+        default_factory=dict[tuple[object, Edges], "list[tuple[Operation, Touched]]"]
+    )
+    """Operations and what they touch, by likeness or name; by likeness in maps at address 0."""
+
+    def operations(self, layer: Layer, edges: Edges) -> list[tuple[Operation, Touched]]:
+        """What computes a layer in these tiles: as of an equal layer elsewhere, but for what it touches."""
+        like, source, result = self.likeness(layer)
+        key = like or layer.name, edges
+        if key not in self.selected:
+            atom = self.context.machine.atom_bytes
+            found = [(each, touched(each, atom)) for each in select(self.context, layer, edges)]
+            self.selected[key] = [(each, place.moved(-source, -result)) for each, place in found]
+        return [(each, self.admissions.place(place.moved(source, result))) for each, place in self.selected[key]]
 
     def likeness(self, layer: Layer) -> tuple[object, int, int]:
         """What a layer has in common with others, and the places of its maps."""
@@ -161,17 +175,15 @@ class _Shared:
 
 @dataclass
 class _Search:
-    """Operations that were selected once are known afterwards, and so are steps that were taken."""
+    """One division of the banks; work that is known is not found again, nor are steps that were taken."""
 
     context: Context
     shared: _Shared
     known: dict[tuple[str, Edges], list[tuple[Work, Touched]]] = field(
         default_factory=dict[tuple[str, Edges], "list[tuple[Work, Touched]]"]
     )
-    alike: dict[tuple[object, Edges], list[tuple[Work, Touched]]] = field(
-        default_factory=dict[tuple[object, Edges], "list[tuple[Work, Touched]]"]
-    )
-    """The same by what layers have in common, in maps at address 0."""
+    alike: dict[tuple[object, Edges], list[Work]] = field(default_factory=dict[tuple[object, Edges], "list[Work]"])
+    """The work by what layers have in common, or by name."""
     steps: dict[tuple[object, ...], _Step] = field(default_factory=dict[tuple[object, ...], _Step])
 
     def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
@@ -245,19 +257,13 @@ class _Search:
         return progress, scoreboard
 
     def _operations(self, layer: Layer, edges: Edges) -> list[tuple[Work, Touched]]:
-        """Work and places of a layer in these tiles: those of an equal layer elsewhere, if one was selected."""
-        machine = self.context.machine
-        like, source, result = self.shared.likeness(layer)
-        found = self.alike.get((like, edges)) if like else None
-        if found is None:
-            operations = select(self.context, layer, edges)
-            found = [(Work.of(each, machine), touched(each, machine.atom_bytes)) for each in operations]
-            if like:
-                moved = [(work, place.moved(-source, -result)) for work, place in found]
-                self.alike[like, edges] = moved
-        else:
-            found = [(work, place.moved(source, result)) for work, place in found]
-        return [(work, self.shared.admissions.place(place)) for work, place in found]
+        """Work and places of a layer in these tiles; the work is that of an equal layer, if one is known."""
+        machine, found = self.context.machine, self.shared.operations(layer, edges)
+        key = self.shared.likeness(layer)[0] or layer.name, edges
+        if key not in self.alike:
+            anew = (divided_anew(machine, each, self.context.preferred_banks) for each, _ in found)
+            self.alike[key] = [Work.of(each, machine) for each in anew]
+        return list(zip(self.alike[key], (place for _, place in found), strict=True))
 
 
 def _edges(context: Context, before: Edges, layer: Layer) -> Iterator[Edges]:
