@@ -18,7 +18,7 @@ from npuc.storage.records import read
 from npuc.target import Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
 from npuc.targets.bm1684.export import launcher, sdk
-from npuc.targets.bm1684.lowering import rules, slicing
+from npuc.targets.bm1684.lowering import images, rules, slicing
 from npuc.targets.bm1684.lowering.kernel import Kernel
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine import parameters as machines
@@ -249,7 +249,27 @@ def _fixed_problems(graph: Graph, *, strict: bool) -> list[Problem]:
     return found
 
 
-def _planned(graph: Graph, machine: Machine) -> tuple[Graph, Lowered, Kernel]:
+Plan = tuple[Graph, Lowered, Kernel]
+"""The graph that was lowered, its steps, and their plan."""
+
+
+def _planned(graph: Graph, machine: Machine) -> Plan:
+    """The plan of fewest cycles: of a batch together, or of its images one after the other."""
+    alone = images.apart(graph)
+    if alone is None:
+        return _fitted(graph, machine)
+    plans, refused = list[Plan](), list[DoesNotFit]()
+    for way in (graph, alone):
+        try:
+            plans.append(_fitted(way, machine))
+        except DoesNotFit as error:
+            refused.append(error)
+    if not plans:
+        raise refused[0]
+    return min(plans, key=lambda plan: planner.cost(plan[2].regions, machine).cycles)
+
+
+def _fitted(graph: Graph, machine: Machine) -> Plan:
     """The plan of a graph and, where its maps exceed local memory, of what they become in slices of rows."""
     try:
         lowered = rules.lower(graph, machine)

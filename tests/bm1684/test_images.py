@@ -1,0 +1,84 @@
+"""Batches whose images are computed one after the other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.interpreter import run
+from npuc.ir import Graph, Node
+from npuc.targets.bm1684.lowering.images import apart
+from npuc.targets.bm1684.machine.parameters import Machine
+from npuc.targets.bm1684.plan import planner
+from npuc.targets.bm1684.target import _fitted, _planned  # pyright: ignore[reportPrivateUsage]
+from tests.bm1684.kernels import need_compiler
+from tests.graphs.compiling import Case, check_compile
+from tests.passes.networks import network, node
+
+
+def _network(*, images: int = 3, extent: int = 20) -> Graph:
+    half = extent // 2
+    return network(
+        (images, 6, extent, extent),
+        "y s",
+        node("Conv", "x a", "c", pads=(1, 1, 1, 1)),
+        node("PRelu", "c slope", "p"),
+        node("MaxPool", "p", "m", kernel_shape=(2, 2), strides=(2, 2)),
+        node("Add", "m bias", "b"),
+        node("Reshape", "b", "g", shape=(images, 2, 5, half, half)),
+        node("Transpose", "g", "t", perm=(0, 2, 1, 3, 4)),
+        node("Reshape", "t", "h", shape=(images, 10, half, half)),
+        node("Softmax", "h", "s", axis=1),
+        node("Concat", "h b", "k", axis=1),
+        node("GlobalAveragePool", "k", "v"),
+        node("Reshape", "v", "f", shape=(images, 20)),
+        node("MatMul", "f w", "y"),
+        a=(10, 6, 3, 3),
+        slope=(10, 1, 1),
+        bias=(1, 10, 1, 1),
+        w=(20, 7),
+    )
+
+
+def test_every_image_has_a_network_with_the_same_meaning() -> None:
+    graph = _network()
+    found = apart(graph)
+    assert found is not None and len(found.nodes) > 3 * len(graph.nodes)
+    x = np.random.default_rng(0).standard_normal((3, 6, 20, 20)).astype(np.float32)
+    wanted, got = (run(each, {"x": x}) for each in (graph, found))
+    assert all(np.allclose(wanted[name], got[name], atol=1e-5) for name in ("y", "s"))
+
+
+MEETING: dict[str, tuple[tuple[Node, ...], dict[str, object]]] = {
+    "another order": ((node("Transpose", "x", "y", perm=(1, 0, 2)),), {}),
+    "joined": ((node("Concat", "x x", "y", axis=0),), {}),
+    "compared": ((node("Softmax", "x", "y", axis=0),), {}),
+    "counted anew": ((node("Reshape", "x", "y", shape=(2, 6, 3)),), {}),
+    "a constant of its own": ((node("Add", "x c", "y"),), {"c": (4, 3, 3)}),
+    "one for all": ((node("ReduceMean", "x", "m", axes=(0,), keepdims=1), node("Add", "x m", "y")), {}),
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_images_that_meet_stay_together(name: str) -> None:
+    nodes, constants = MEETING[name]
+    assert apart(network((4, 3, 3), "y", *nodes, **constants)) is None
+
+
+def test_one_image_and_names_that_are_taken_stay() -> None:
+    assert apart(network((1, 3, 3), "y", node("Relu", "x", "y"))) is None
+    assert (
+        apart(network((2, 3, 3), "y", node("Relu", "x", "x@images0:1"), node("Relu", "x@images0:1", "y"))) is None
+    )
+
+
+@pytest.mark.parametrize(("images", "extent"), [(3, 20), (4, 160)])
+def test_programs_are_right_and_no_image_costs_more_than_alone(images: int, extent: int, tmp_path: Path) -> None:
+    need_compiler()
+    graph, machine = _network(images=images, extent=extent), Machine()
+    one = planner.cost(_fitted(_network(images=1, extent=extent), machine)[2].regions, machine).cycles
+    kernel = _planned(graph, machine)[2]
+    assert planner.cost(kernel.regions, machine).cycles <= images * one
+    x = np.random.default_rng(0).standard_normal((2, *graph.shape("x"))).astype(np.float32)
+    values = [{"x": each, **run(graph, {"x": each})} for each in x]
+    assert check_compile(graph, values, Case("bm1684", "fp32"), tmp_path) == "ok"
