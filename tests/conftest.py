@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from npuc import confinement
 from npuc.ir import CHECK, Array
 from npuc.reference import has_integer_products, integers_are_exact, session
+from tests.given import GIVEN
 
 os.environ.setdefault(CHECK, "full")
 """Every graph is verified anew in tests, whatever was verified of its nodes before."""
@@ -57,11 +59,8 @@ def _unconfined(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder beside the project with trained models and tasks."""
-    folder = Path(__file__).resolve().parents[2] / "shared"
-    if not folder.is_dir():
-        pytest.skip("no folder `shared` with trained models beside the project")
-    return folder
+    """Trained models, tasks and programs; a test is skipped where what it takes of them is not here."""
+    return GIVEN
 
 
 @pytest.fixture(scope="session")
@@ -87,3 +86,10 @@ def pytest_collection_finish() -> None:
     """What was collected stays: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why tests were skipped, and how many for each reason."""
+    reasons = Counter(str(each.longrepr[2]) for each in terminalreporter.stats.get("skipped", []))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")

@@ -18,6 +18,7 @@ from npuc.targets.bm1684.simulate import simulator, vendor
 from tests.bm1684 import fix8b
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
+from tests.given import GIVEN as GIVEN_FILES
 from tests.graphs.compiling import HOSTED, Case, check_compile
 from tests.passes import networks
 from tests.passes.networks import node
@@ -240,7 +241,7 @@ def test_what_a_model_says_of_its_steps_holds_or_is_left_to_the_host(given: str,
     assert check_compile(graph, values, Case("bm1684", "int8"), tmp_path) == outcome
 
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+SHARED = GIVEN_FILES / "models"
 QUANTISED = {
     "tiny_kws_int8qdq": "input_1=1,49,10,1",
     "tiny_resnet8_int8qdq": "input_1_int8=1,32,32,3",

@@ -20,8 +20,9 @@ from npuc.targets.bm1684.target import BM1684
 from tests.bm1684.kernels import need_compiler, vendor_libraries
 from tests.cli.process import npuc
 from tests.files import arrays
+from tests.given import GIVEN
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+SHARED = GIVEN / "models"
 TRAINED = ("mnist_cnn", "tiny_ad_ae_fp32", "tiny_kws_dscnn_fp32", "tiny_resnet8_fp32", "mtcnn_pnet")
 BUILT = ("digits", "ds_cnn", "residual_awkward", "unet_small", "small_cnn")
 

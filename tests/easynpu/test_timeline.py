@@ -12,8 +12,9 @@ from npuc.program import Program, as_loaded
 from npuc.target import Options
 from npuc.targets.easynpu.inspect.timeline import timeline
 from npuc.targets.easynpu.target import EASYNPU
+from tests.given import GIVEN
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+SHARED = GIVEN / "models"
 DIGITS = Path(__file__).resolve().parents[2] / "models" / "digits.onnx"
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.given import GIVEN
+
 pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
 
 from npuc import driver
@@ -23,7 +25,7 @@ from tests.easynpu_rtl.rig import needed
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = ROOT.parent / "shared" / "models"
+SHARED = GIVEN / "models"
 
 
 def expect_the_simulators_bits_and_cycles(model: Path, folder: Path) -> None:

@@ -23,10 +23,10 @@ from npuc.targets.nvdla.operations.tiling import Geometry, RowTile
 from npuc.targets.nvdla.operations.weight_form import WeightForm
 from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.selection.batches import covers, in_batches
+from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
-GIVEN = Path(__file__).resolve().parents[3] / "shared"
 
 
 def lenet(images: int, channels: int = 8, extent: int = 12) -> onnx.ModelProto:

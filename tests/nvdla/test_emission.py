@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -27,8 +25,9 @@ from npuc.targets.nvdla.operations.operation import (
     Unit,
     Window,
 )
+from tests.given import GIVEN
 
-VECTORS = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"
+VECTORS = GIVEN / "nvdla" / "vectors"
 pytestmark = pytest.mark.skipif(not VECTORS.exists(), reason="NVDLA's own programs are not here")
 DATA, WEIGHTS, OPERAND, RESULT = 0x80000000, 0x80100000, 0x80200000, 0x80300000
 NOTHING = Unit(IDLE)

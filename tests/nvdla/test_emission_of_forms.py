@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,8 +25,9 @@ from npuc.targets.nvdla.operations.operation import (
     Window,
 )
 from npuc.targets.nvdla.operations.weight_form import WeightForm
+from tests.given import GIVEN
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "nvdla"
+SHARED = GIVEN / "nvdla"
 pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="NVDLA's own programs are not here")
 DATA, WEIGHTS, MASK, SIZES, OPERAND, RESULT = (
     0x80000000, 0x80100000, 0x80200000, 0x80280000, 0x802C0000, 0x80300000

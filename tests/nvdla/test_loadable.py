@@ -18,8 +18,9 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.loadable import descriptors, schema, structures
 from npuc.targets.nvdla.loadable.listing import machine_of, rows
 from npuc.targets.nvdla.model import Memory
+from tests.given import GIVEN
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "loadables"
+FOLDER = GIVEN / "nvdla" / "loadables"
 FILES = sorted(FOLDER.glob("*.nvdla")) or [FOLDER]
 STEP = 0x100000
 

@@ -28,11 +28,11 @@ from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.model.memory import Pattern
 from npuc.targets.nvdla.program.artefact import Contents, decode, register_map_of
 from npuc.targets.nvdla.selection import Constants
+from tests.given import GIVEN
 from tests.nvdla.networks import compiled, network, node, weights
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
 MODELS = Path(__file__).resolve().parents[2] / "models"
-GIVEN = Path(__file__).resolve().parents[3] / "shared"
 
 
 def of_file(path: Path, folder: Path, name: str) -> tuple[Program, schema.Loadable]:

@@ -15,10 +15,11 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.models import MODELS
 from npuc.storage import data
 from npuc.target import Options, target
+from tests.given import GIVEN
 from tests.nvdla.networks import compiled, expect_exact, network, node, verified, weights
 
 TARGETS = ("nvdla-small", "nvdla-large", "nvdla-full")
-SHARED = Path(__file__).resolve().parents[3] / "shared"
+SHARED = GIVEN
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from npuc.targets.nvdla import model, trace
+from tests.given import GIVEN
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "rtl"
+FOLDER = GIVEN / "nvdla" / "rtl"
 PROGRAMS = [each.parent.relative_to(FOLDER).as_posix() for each in sorted(FOLDER.glob("*/*/rtl.npz"))]
 
 

@@ -12,8 +12,9 @@ from npuc.targets.nvdla import model, trace
 from npuc.targets.nvdla.machine.commands import Poll, Wait, Write
 from npuc.targets.nvdla.machine.registers import register_map
 from npuc.targets.nvdla.model import Memory
+from tests.given import GIVEN
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "traces"
+FOLDER = GIVEN / "nvdla" / "traces"
 PROGRAMS = sorted(FOLDER.glob("*/*")) or [FOLDER]
 
 

@@ -11,8 +11,9 @@ from npuc.targets.nvdla import model
 from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import FULL, SMALL
 from npuc.targets.nvdla.model import Memory
+from tests.given import GIVEN
 
-FOLDER = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"
+FOLDER = GIVEN / "nvdla" / "vectors"
 MACHINES = {"full": FULL, "small": SMALL}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,8 +13,9 @@ from npuc.targets.nvdla.formats import compression, deconvolution, weights, wino
 from npuc.targets.nvdla.formats.compression import Compressed
 from npuc.targets.nvdla.formats.precision import DTYPES
 from npuc.targets.nvdla.machine.parameters import FULL
+from tests.given import GIVEN
 
-VECTORS = Path(__file__).resolve().parents[3] / "shared" / "nvdla" / "vectors"
+VECTORS = GIVEN / "nvdla" / "vectors"
 SIZES = st.integers(1, 40)
 
 

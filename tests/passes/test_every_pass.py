@@ -19,10 +19,11 @@ from npuc.ir import CHECK, Array, Graph
 from npuc.models import MODELS
 from npuc.passes import FLOAT_PASSES
 from npuc.pipeline import run_passes
+from tests.given import GIVEN
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, operators
 from tests.passes.random_graphs import random_graph
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+SHARED = GIVEN / "models"
 TRAINED = (
     *("mnist_cnn", "mtcnn_pnet", "ppocr_cls", "tiny_ad_ae_fp32", "tiny_kws_dscnn_fp32", "tiny_kws_int8qdq"),
     *("tiny_resnet8_fp32", "tiny_resnet8_int8qdq", "tiny_sww_int8", "tiny_vww_mbv1_fp32"),
