@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from npuc.errors import DoesNotFit, UnsupportedOperator
+from npuc.errors import DoesNotFit, Problem, UnsupportedOperator
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import AVERAGE, BLOCKS, GROUP, PADDING, RELU
 from npuc.targets.easynpu.layers.blocks import block_chunk, used_runs, used_span
@@ -105,6 +105,30 @@ def load_of(
     )
 
 
+def expect_documented(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> Iterator[Problem]:
+    """Why documented words cannot compute a convolution, whatever its tiles (E204, E302)."""
+    word, parts = _parts(graph, node, machine)
+    spans = _name(graph, node) == "conv" and BLOCKS(node) > 1  # a job sweeps the channels that have weights
+    if PADDING(node) or (len(parts) > 1 and not spans):
+        yield from _several_words(node, word, len(parts) + bool(PADDING(node))).problems
+        return
+    try:
+        load_of(graph, node, machine, followers, documented=True)
+    except DoesNotFit as error:
+        yield from error.problems
+
+
+def _several_words(node: Node, word: Layer, parts: int) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        "E204",
+        f"{word.Ci} channels and a {word.Hk} x {word.Wk} kernel take {parts} words that keep psums",
+        node=node.name,
+        op="Conv",
+        limit="Ci <= 256 and a kernel within an ifmap pad",
+        remedy="compile with --isa extended" + (", or --allow split_average_pool" if AVERAGE(node) else ""),
+    )
+
+
 def parts_in_turn(graph: Graph, node: Node, machine: Machine, followers: Sequence[Node]) -> tuple[Layer, ...]:
     """The words of a convolution whose parts are loaded in turn, where they are: its maps are one tile."""
     if node.op != "IntConv" or (most := load_of(graph, node, machine, followers).most) is None:
@@ -148,14 +172,7 @@ def _conv_stages(
         )
     ]
     if scope.documented and len(parts) > 1:
-        raise UnsupportedOperator(
-            "E204",
-            f"{word.Ci} channels and a {word.Hk} x {word.Wk} kernel take {len(parts)} words that keep psums",
-            node=node.name,
-            op="Conv",
-            limit="Ci <= 256 and a kernel within an ifmap pad",
-            remedy="compile with --isa extended" + (", or --allow split_average_pool" if AVERAGE(node) else ""),
-        )
+        raise _several_words(node, word, len(parts))
     relu = bool(RELU(node))
     merged = relu and name != "bn" and not (scope.documented and name == "dwconv")
     stages: list[Stage] = []

@@ -1,13 +1,8 @@
-"""Where every buffer of a run of jobs lies: by the document's implicit addresses, or explicitly.
-
-Implicit (easynpu, Storage and Reshape): the first input lies at the low end of the Fmap DTCM, every result goes
-to the other end than its input, and the one live skip tensor lies in the skip DTCM at its own ofmap addresses.
-Explicit: any buffer in either DTCM, by lifetime; extension words carry the addresses.
-"""
+"""Where every buffer of a run of jobs lies: in either DTCM, by lifetime; extension words carry the addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
@@ -15,8 +10,7 @@ from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.views import View, Views
 from npuc.targets.easynpu.layers.windows import Window
-from npuc.targets.easynpu.machine.isa import Reshape
-from npuc.targets.easynpu.machine.memory import Place, feature_words, high_end, low_end
+from npuc.targets.easynpu.machine.memory import Place, feature_words, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
@@ -76,106 +70,6 @@ class Run:
     def words(self, buffer: str) -> int:
         """DTCM words of a buffer."""
         return feature_words(*self.views.buffers[buffer])
-
-
-def implicit_refusal(run: Run) -> str | None:
-    """Why the document's implicit addresses cannot express the run, or None if they can."""
-    if len(run.inputs) != 1:
-        return f"it reads {len(run.inputs)} tensors from the host, and only one lies where a run starts"
-    return next(_parts_of_buffers(run), None) or _order_refusal(run)
-
-
-def _parts_of_buffers(run: Run) -> Iterator[str]:
-    """Jobs whose operands are not whole buffers, or that keep psums."""
-    for job in run.jobs:
-        name = job.stages[-1].node.name
-        if any(stage.keeps for stage in job.stages):
-            yield f"'{name}' takes several words that keep psums"
-        for view in (*job.reads, *job.writes):
-            if not run.views.is_whole(view):
-                yield f"'{name}' reads or writes a part of '{view.buffer}', or repeats it"
-
-
-def _order_refusal(run: Run) -> str | None:
-    """Reads that the previous result and one kept tensor cannot serve."""
-    previous = kept = next(iter(run.inputs.values())).buffer
-    for position, job in enumerate(run.jobs):
-        source, operand, result = job.sources[0].buffer, job.operand, job.result.buffer
-        if source != previous:
-            return (
-                f"'{source}' is read by '{result}' after '{previous}' was written; "
-                "implicit addresses reach only the previous result"
-            )
-        if operand is not None and operand.buffer != kept:
-            return f"'{operand.buffer}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
-        previous = result
-        later = {each.operand.buffer for each in run.jobs[position + 1 :] if each.operand is not None}
-        if result in later and isinstance(job.stages[-1].word, Reshape):
-            return f"'{result}' would be kept, and a reshape word has no stored form"
-        stored = later.intersection(view.buffer for view in job.writes)
-        if stored:
-            if kept in later - stored:
-                return f"'{min(stored)}' and '{kept}' would both be kept, and the skip DTCM keeps one tensor"
-            kept = min(stored)
-        elif job.kept is not None:
-            return f"'{job.kept.buffer}' is read after '{result}' was written, and not as a second operand"
-    if [view.buffer for view in run.outputs.values()] != [previous]:
-        return f"the host reads {', '.join(run.outputs)}, and only the last result '{previous}' remains"
-    return None
-
-
-def fits_implicitly(run: Run, machine: Machine) -> bool:
-    """Whether two-ended addressing has room: input and output of every job together, and the kept tensors."""
-    pairs = (run.words(job.sources[0].buffer) + run.words(job.result.buffer) for job in run.jobs)
-    kept = (run.words(job.operand.buffer) for job in run.jobs if job.operand is not None)
-    return max(pairs) <= machine.fmap_words and max(kept, default=0) <= machine.skip_words
-
-
-def implicit(run: Run, machine: Machine) -> Placement:
-    """Two-ended addressing; the run must have no implicit_refusal.
-
-    Raises DoesNotFit (E302) where input and output of a job exceed the Fmap DTCM together, or a kept tensor the
-    skip DTCM.
-    """
-    wanted = {job.operand.buffer for job in run.jobs if job.operand is not None}
-    low, jobs, fmap, skip = True, list[PlacedJob](), 0, 0
-    for job in run.jobs:
-        source, result = job.sources[0].buffer, job.result.buffer
-        words = run.words(source), run.words(result)
-        expect_room(machine, "fmap", sum(words), job, f"input and output take {words[0]} + {words[1]} words")
-        fmap = max(fmap, sum(words))
-        kept = next((view.buffer for view in job.writes if view.buffer in wanted), None)
-        stored = None if kept is None else _kept_place(run, kept)
-        if kept is not None:
-            expect_room(machine, "skip", run.words(kept), job, f"the kept tensor takes {run.words(kept)} words")
-            skip = max(skip, run.words(kept))
-        opb = None if job.operand is None else _kept_place(run, job.operand.buffer)
-        places = (_end(run, machine, source, low),)
-        jobs.append(PlacedJob(job, places, _end(run, machine, result, not low), opb, stored, explicit=False))
-        low = not low
-    ((first, view),) = run.inputs.items()
-    inputs = [Crossing(first, run.windows[first], _end(run, machine, view.buffer, True))]
-    if view.buffer in wanted:
-        inputs.append(Crossing(first, run.windows[first], _kept_place(run, view.buffer)))
-        skip = max(skip, run.words(view.buffer))
-    outputs = tuple(
-        Crossing(name, run.stored[name], _end(run, machine, each.buffer, low))
-        for name, each in run.outputs.items()
-    )
-    usage = {"fmap": Usage(fmap, fmap), "skip": Usage(skip, skip)}
-    return Placement(tuple(jobs), tuple(inputs), outputs, usage)
-
-
-def _end(run: Run, machine: Machine, buffer: str, low: bool) -> Place:
-    channels, _, width = run.views.buffers[buffer]
-    if low:
-        return low_end("fmap", 0, channels, width)
-    return high_end("fmap", machine.fmap_words, channels, width)
-
-
-def _kept_place(run: Run, buffer: str) -> Place:
-    channels, _, width = run.views.buffers[buffer]
-    return low_end("skip", 0, channels, width)
 
 
 def expect_room(machine: Machine, memory: str, words: int, job: Job, reason: str) -> None:

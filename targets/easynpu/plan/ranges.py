@@ -23,6 +23,7 @@ from npuc.targets.easynpu.layers.windows import Window, is_channelwise, is_tilea
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.documented import Chains
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
 from npuc.targets.easynpu.plan.placement import placeable
 from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
@@ -59,6 +60,8 @@ class Range:
         shares: Mapping[str, Share],
         tail: Range | None = None,
         in_turn: InTurn | None = None,
+        *,
+        documented: bool = False,
     ) -> None:
         self.graph = graph
         self._in_turn = in_turn or parts_of(graph, machine)
@@ -67,6 +70,7 @@ class Range:
         self.tensors = _tensors(graph, nodes)
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
+        self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
         self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
@@ -99,6 +103,8 @@ class Range:
 
     def _placeable(self, windows: Mapping[str, Window]) -> bool:
         views = views_of(self.graph, self.nodes, windows)
+        if self.chains is not None:
+            return self.chains.fit(views, windows, self.inputs, self.outputs)
         return placeable(*self._lifetimes(views), self.machine)
 
     def _lifetimes(self, views: Views) -> tuple[list[Buffer], set[str]]:

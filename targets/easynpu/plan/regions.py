@@ -25,13 +25,13 @@ class Region:
     array: tuple[Node, ...]
 
 
-def regions_of(graph: Graph, machine: Machine) -> tuple[Region, ...]:
+def regions_of(graph: Graph, machine: Machine, *, documented: bool = False) -> tuple[Region, ...]:
     """The graph as alternating host and array phases, as few as its dependencies allow.
 
     A phase of nothing but address arithmetic, whose readers wait for more, is the host's: the array would compute
     nothing.
     """
-    array = array_nodes(graph, machine)
+    array = array_nodes(graph, machine, documented=documented)
     waiting = list(graph.nodes)
     known = {*graph.inputs, *graph.constants, ""}
     found: list[Region] = []
@@ -47,7 +47,11 @@ MOST_TILES = 16
 """Along rows, and along columns."""
 
 
-def array_nodes(graph: Graph, machine: Machine) -> set[Node]:
+MOVED_BY_ADDRESSES = ("Concat", "Slice", "Split", "DepthToSpace")
+"""Parts of maps, and maps of parts: the document's addresses reach whole maps, so the host moves these."""
+
+
+def array_nodes(graph: Graph, machine: Machine, *, documented: bool = False) -> set[Node]:
     """The nodes that the array runs; address arithmetic only where an array node reads it.
 
     Parts of a map, and maps of parts, only where a DTCM holds the map: it cannot be cut into tiles along the same
@@ -55,7 +59,8 @@ def array_nodes(graph: Graph, machine: Machine) -> set[Node]:
     """
     found: set[Node] = set()
     for node in reversed(graph.nodes):
-        if runs_on_array(graph, node) and not _exceeds(graph, node, machine):
+        reached = not documented or node.op not in MOVED_BY_ADDRESSES
+        if reached and runs_on_array(graph, node) and not _exceeds(graph, node, machine):
             read = any(reader in found for name in node.outputs for reader in graph.readers[name])
             if node.op in ARRAY_OPS or read:
                 found.add(node)

@@ -64,7 +64,14 @@ def least_cycles(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: 
     return sum(shares[name].row_cycles(machine) * prod(map_shape(graph.shape(name))[1:]) for name in names)
 
 
-def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping[str, Share]) -> dict[str, Plan]:
+def plans(
+    graph: Graph,
+    nodes: Sequence[Node],
+    machine: Machine,
+    shares: Mapping[str, Share],
+    *,
+    documented: bool = False,
+) -> dict[str, Plan]:
     """For every objective the plan with the best cuts and grids of a region.
 
     "time": cycles of computation and transfer; "traffic" or "cycles" alone: the other breaks ties. shares: what
@@ -81,15 +88,16 @@ def plans(graph: Graph, nodes: Sequence[Node], machine: Machine, shares: Mapping
         for position, end in enumerate(points):
             tail: Range | None = None
             for start in reversed(points[max(0, position - MOST_UNITS) : position]):
-                tail = ranges[start, end] = Range(graph, nodes[start:end], machine, shares, tail, in_turn)
+                tail = ranges[start, end] = Range(
+                    graph, nodes[start:end], machine, shares, tail, in_turn, documented=documented
+                )
         found = {name: _best(points, ranges, weight) for name, weight in weights.items()}
         least = least_cycles(graph, nodes, machine, shares)
         fitting = {name: Plan(strips, least) for name, strips in found.items() if strips is not None}
         if fitting:
             return fitting
-    raise _nothing_fits(
-        graph, next(node for node in nodes if not Range(graph, [node], machine, shares).best(1)), machine
-    )
+    alone = (node for node in nodes if not Range(graph, [node], machine, shares, documented=documented).best(1))
+    raise _nothing_fits(graph, next(alone), machine)
 
 
 def units(graph: Graph, nodes: Sequence[Node], machine: Machine) -> list[int]:

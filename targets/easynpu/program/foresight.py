@@ -9,6 +9,7 @@ from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.ranges import Range
@@ -21,7 +22,10 @@ from npuc.targets.easynpu.program.lowering import placed
 def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
     """Whether a layer of an integer graph may have no tile. False: each has one, placed and written as words."""
     try:
-        return not all(_fits(graph, region.array, machine, documented) for region in regions_of(graph, machine))
+        return not all(
+            _fits(graph, region.array, machine, documented)
+            for region in regions_of(graph, machine, documented=documented)
+        )
     except DoesNotFit:
         return True
 
@@ -31,6 +35,8 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
     if not array:
         return True
     nodes = best_order(graph, array, machine)
+    if documented:
+        expect_words(graph, nodes, machine)
     shares = shares_of(
         run_of(
             graph,
@@ -43,7 +49,7 @@ def _fits(graph: Graph, array: Sequence[Node], machine: Machine, documented: boo
     points = units(graph, nodes, machine)
     for start, end in pairwise(points):
         unit = nodes[start:end]
-        strip = Range(graph, unit, machine, shares).best(1)
+        strip = Range(graph, unit, machine, shares, documented=documented).best(1)
         tiles = tiles_of(graph, unit, strip.grid) if strip is not None else []
         if not tiles:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
@@ -12,7 +12,6 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
-from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.support import HOST
@@ -20,7 +19,9 @@ from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.plan.documented import expect_words
 from npuc.targets.easynpu.plan.grids import shares_of, tiles_of
+from npuc.targets.easynpu.plan.implicit import implicit
 from npuc.targets.easynpu.plan.ordering import best_order
 from npuc.targets.easynpu.plan.placement import (
     Crossing,
@@ -28,9 +29,6 @@ from npuc.targets.easynpu.plan.placement import (
     Run,
     Usage,
     explicit,
-    fits_implicitly,
-    implicit,
-    implicit_refusal,
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
@@ -60,7 +58,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     too small.
     """
     graph = with_reshape_words(quantised.graph, lambda graph, node: _holds(graph, node, machine, documented))
-    regions = regions_of(graph, machine)
+    regions = regions_of(graph, machine, documented=documented)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
     weights = _WeightImage()
@@ -123,6 +121,8 @@ def computed(
     addressing cannot express them.
     """
     nodes = best_order(graph, nodes, machine)
+    if documented:
+        expect_words(graph, nodes, machine)
     outputs = {name: whole(graph, name) for name in outputs_of(graph, nodes)}
     run = run_of(graph, nodes, machine, outputs, documented=documented)
     shares = shares_of(run.jobs)
@@ -130,62 +130,37 @@ def computed(
         expect_fields(run.jobs)
         found = placed(run, machine, documented)
         return {} if documented else dict.fromkeys(OBJECTIVES, untiled(graph, nodes, machine, shares)), found
-    except DoesNotFit as error:
-        if documented or error.problems[0].code not in ("E302", "E301"):
+    except (DoesNotFit, UnsupportedOperator) as error:
+        if error.problems[0].code not in ("E302", "E301", *(("E204",) if documented else ())):
             raise
-    best = plans(graph, nodes, machine, shares)
-    return best, _tiles(graph, best[objective], machine)
+    best = plans(graph, nodes, machine, shares, documented=documented)
+    return {} if documented else best, _tiles(graph, best[objective], machine, documented)
 
 
-def _tiles(graph: Graph, plan: Plan, machine: Machine) -> Iterator[Placement]:
+def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iterator[Placement]:
     """The placed runs of a plan, tile by tile."""
     for strip in plan.strips:
         for tile in tiles_of(graph, strip.nodes, strip.grid):
-            yield from placed(run_of(graph, strip.nodes, machine, tile, documented=False), machine, False)
+            run = run_of(graph, strip.nodes, machine, tile, documented=documented)
+            yield from placed(run, machine, documented) if run.jobs else ()
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     """The run, cut into segments where words or weights exceed the machine, each with its places.
 
-    Implicit addressing where it can hold the run in one segment, or where only it is allowed; else explicit.
+    Implicit addressing where it takes no more of the host and no more words, or where only it is allowed; else
+    explicit.
     """
-    refusal = implicit_refusal(run)
-    if refusal is None:
-        segments = cut(run.jobs, machine, extended=False)
-        if documented or (len(segments) == 1 and fits_implicitly(run, machine)):
-            return [implicit(part, machine) for part in _chained(run, segments)]
-    elif documented:
-        raise UnsupportedOperator(
-            "E204",
-            refusal,
-            node=run.jobs[0].stages[0].node.name if run.jobs else None,
-            limit="one chain, at most one tensor kept for an addition (easynpu, Storage)",
-            remedy="compile with --isa extended",
-        )
-    return _explicit_segments(run, machine)
-
-
-def _chained(run: Run, pieces: Sequence[list[Job]]) -> list[Run]:
-    """Segments of one implicit run: each gives its last result to the host, which loads it for the next."""
-    found: list[Run] = []
-    inputs = run.inputs
-    for position, piece in enumerate(pieces):
-        result = piece[-1].result
-        later = {job.operand.buffer for each in pieces[position + 1 :] for job in each if job.operand is not None}
-        kept = later & ({job.result.buffer for job in piece} | {view.buffer for view in inputs.values()})
-        if kept - {result.buffer}:
-            raise UnsupportedOperator(
-                "E204",
-                f"'{min(kept)}' is kept for an addition in a later segment",
-                tensor=min(kept),
-                limit="a kept tensor is used in its own segment with --isa documented",
-                remedy="compile with --isa extended, or use a machine with more weight_words",
-            )
-        last = position == len(pieces) - 1
-        outputs = run.outputs if last else {result.buffer: result}
-        stored = run.stored if last else {result.buffer: run.windows[result.buffer]}
-        found.append(replace(run, jobs=tuple(piece), inputs=inputs, outputs=outputs, stored=stored))
-        inputs = {result.buffer: result}
+    if documented:
+        return implicit(run, machine)
+    try:
+        found = implicit(run, machine)
+    except (UnsupportedOperator, DoesNotFit):
+        return _explicit_segments(run, machine)
+    loads = [each.tensor for placement in found for each in placement.inputs]
+    jobs = sum(len(each.jobs) for each in found)
+    if len(loads) > len(run.inputs) or jobs > len(run.jobs):
+        return _explicit_segments(run, machine)
     return found
 
 
