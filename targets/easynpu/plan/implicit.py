@@ -1,9 +1,10 @@
-"""Runs at the document's addresses: where every map lies without a word that says so, and what the host does between.
+"""Runs at the document's addresses: where maps lie without words that say so, and what the host does in between.
 
 The first map of a segment lies at the low end of the Fmap DTCM, each result goes to the other end than its input,
-and the skip DTCM keeps one map at its own ofmap addresses. A segment ends where words or weights exceed the machine
-or a word must read from the low end again. What lies at the low end and in the skip DTCM stays for the next
-segment; a map at the high end is brought to the low one by a maximum over single elements, which changes nothing.
+and the skip DTCM keeps one map at its own ofmap addresses. A segment ends where words or weights exceed the
+machine, or a word must read from the low end again. What lies at the low end and in the skip DTCM stays for the
+next segment; a map at the high end is brought to the low one by a maximum over single elements, which changes
+nothing.
 """
 
 from __future__ import annotations
@@ -111,14 +112,13 @@ class _Walk:
         self._expect_room(step)
         if self.parts[-1].stores or not self._continues(step):
             self._reach_low(at)
-            self._begin(at)
+            self._begin()
         again = step.source in self.outputs or any(step.source == each.source for each in self.steps[at + 1 :])
         if self.end == HIGH and again and self._may_copy(step.source):
             self._copy(step.source, None)
         loaded = not self.parts[-1].items and self.at[LOW] != step.source
-        if loaded and not again and self.at[SKIP] is None and self._is_operand(step.source, at):
-            if self._may_copy(step.source):
-                self._copy(step.source, step.source)
+        if loaded and not again and self._keeps(step.source, at):
+            self._copy(step.source, step.source)
         self._want_operand(at)
         if step.operand is not None and step.operand != self.at[SKIP]:
             raise Inexpressible(step, f"'{step.operand}' and '{self.at[SKIP]}' would both be kept")
@@ -165,7 +165,7 @@ class _Walk:
             raise Inexpressible(self.steps[at], reason)
         self._copy(source, None)
 
-    def _begin(self, at: int) -> None:
+    def _begin(self) -> None:
         """A new segment."""
         if self.parts[-1].items:
             self.parts.append(Part())
@@ -179,6 +179,10 @@ class _Walk:
         self._load_source(buffer)
         self._write(Item(None, buffer, self.end == LOW, stored), buffer)
         self.words += 1
+
+    def _keeps(self, source: str, at: int) -> bool:
+        """Whether a map that is loaded is read as an operand later, and a copy of it is stored for that."""
+        return self.at[SKIP] is None and self._is_operand(source, at) and self._may_copy(source)
 
     def _load_source(self, source: str) -> None:
         part = self.parts[-1]
@@ -283,8 +287,8 @@ def _refusal(reason: str, node: Node) -> UnsupportedOperator:
 def implicit(run: Run, machine: Machine) -> list[Placement]:
     """The segments of a run, each with its places.
 
-    Raises UnsupportedOperator (E204) where the document's addresses cannot express it, DoesNotFit (E302) where input
-    and output of a job exceed the Fmap DTCM together, or a kept tensor the skip DTCM.
+    Raises UnsupportedOperator (E204) where the document's addresses cannot express it, DoesNotFit (E302) where
+    input and output of a job exceed the Fmap DTCM together, or a kept tensor the skip DTCM.
     """
     steps = steps_of(run)
     sizes = {name: run.words(name) for name in run.views.buffers}

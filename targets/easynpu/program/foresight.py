@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
+from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import expect_words
@@ -21,6 +22,7 @@ from npuc.targets.easynpu.program.lowering import placed
 
 def doubtful(graph: Graph, machine: Machine, *, documented: bool) -> bool:
     """Whether a layer of an integer graph may have no tile. False: each has one, placed and written as words."""
+    graph = with_repeated(graph) if documented else graph
     try:
         return not all(
             _fits(graph, region.array, machine, documented)

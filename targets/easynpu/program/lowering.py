@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from npuc.allocation import Buffer
 from npuc.errors import DoesNotFit, UnsupportedOperator
@@ -14,6 +14,7 @@ from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
+from npuc.targets.easynpu.layers.repeated import with_repeated
 from npuc.targets.easynpu.layers.support import HOST
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine import isa
@@ -35,12 +36,15 @@ from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, ru
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
 from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces
+from npuc.targets.easynpu.program.resident import Resident
 
 
 @dataclass(frozen=True)
 class Lowered:
     """The program's parts: steps, words, the weight image, and the jobs behind them for the report."""
 
+    graph: Graph
+    """With what the host repeats and what reshape words do."""
     steps: tuple[Step, ...]
     words: tuple[isa.Instruction, ...]
     weights: bytes
@@ -57,11 +61,12 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     that needs more. objective: what tiled plans minimise. Raises DoesNotFit where a memory, a pad or a field is
     too small.
     """
-    graph = with_reshape_words(quantised.graph, lambda graph, node: _holds(graph, node, machine, documented))
+    graph = with_repeated(quantised.graph) if documented else quantised.graph
+    graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
     regions = regions_of(graph, machine, documented=documented)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
-    weights = _WeightImage()
+    weights, maps = _WeightImage(), Resident()
     jobs: list[EmittedJob] = []
     usage: list[Mapping[str, Usage]] = []
     read: set[str] = set()
@@ -76,12 +81,14 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
         for placement in found:
             emitted = [emit_job(each, machine) for each in placement.jobs]
             stream = b"".join(job.weights.tobytes() for job in emitted)
-            steps.append(_segment(graph, placement, emitted, len(words), weights.load(stream)))
+            segment = _segment(graph, placement, emitted, len(words), weights.load(stream, emitted))
+            steps.append(replace(segment, loads=maps.load(segment.loads)))
+            maps.run(placement, segment)
             words += [word for job in emitted for word in job.words]
             jobs += emitted
             usage.append(placement.usage)
     peaks = _usage(usage, steps)
-    return Lowered(tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
+    return Lowered(graph, tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))
 
 
 def _holds(graph: Graph, node: Node, machine: Machine, documented: bool) -> bool:
@@ -98,13 +105,17 @@ class _WeightImage:
     def __init__(self) -> None:
         self.image = bytearray()
         self.starts: dict[bytes, int] = {}
-        self.resident = b""
+        self.resident: tuple[bytes, tuple[tuple[str, int], ...]] = b"", ()
 
-    def load(self, stream: bytes) -> tuple[ImageLoad, ...]:
-        """What a segment with this weight stream must load."""
-        if not stream or stream == self.resident:
+    def load(self, stream: bytes, jobs: Sequence[EmittedJob]) -> tuple[ImageLoad, ...]:
+        """What a segment with this weight stream must load; other layers with equal weights load theirs."""
+        layers = tuple((job.placed.job.stages[-1].node.output, job.placed.job.start[0]) for job in jobs)
+        in_turn = any(job.placed.job.takes or job.placed.job.leaves for job in jobs)
+        if not stream:
             return ()
-        self.resident = stream
+        known, self.resident = self.resident, (stream, layers)
+        if self.resident == known and not in_turn:
+            return ()
         if stream not in self.starts:
             self.starts[stream] = len(self.image) // LANES
             self.image += stream
@@ -153,6 +164,8 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     """
     if documented:
         return implicit(run, machine)
+    if not run.jobs:
+        return _explicit_segments(run, machine)
     try:
         found = implicit(run, machine)
     except (UnsupportedOperator, DoesNotFit):

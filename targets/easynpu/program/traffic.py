@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
-from npuc.ir import Graph
+from npuc.ir import Graph, Node
+from npuc.ops.attributes import AVERAGE, BLOCKS, SELECTS
+from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job, Stage
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.isa import Layer, Reshape
-from npuc.targets.easynpu.machine.memory import LANES, groups
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan
@@ -20,7 +23,8 @@ from npuc.targets.easynpu.program.lowering import Lowered
 
 
 def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, Any]:
-    """Bytes between host and DTCMs, and what no plan can save: weights once, network inputs and outputs once.
+    """Bytes between host and DTCMs, and what no plan can save: weights and biases of the network once, its inputs
+    and outputs once, in words.
 
     raw_bytes: the same bound with maps and weights as they are, not in words of 16 channels. optimum_bytes: what
     the best plan of its class moves (strips). plans: for every objective what its best plan moves, and the cycles
@@ -34,9 +38,11 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     weights = sum(image.words for image in images if image.memory == "weight")
     stored = {move.tensor for segment in segments for move in segment.stores}
     loaded = {move.tensor for segment in segments for move in segment.loads}
-    border = (loaded - stored) | {name for name in stored if _leaves(graph, name, loaded)}
+    border = borders(lowered.graph, loaded, stored)
     distinct = _distinct(lowered.jobs)
-    least = sum(len(stage.block) for stage in distinct) + sum(whole(graph, name).words for name in border)
+    least = weight_bound(graph, {stage.node for stage in distinct}) + sum(
+        whole(lowered.graph, name).words for name in border
+    )
     computed = sum(multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
         "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(graph.tensors[name].size for name in border),
@@ -62,7 +68,7 @@ def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) 
 
 
 def _optimum(plans: Sequence[Mapping[str, Plan]], moved: int, machine: Machine) -> int | None:
-    """The least traffic of the class, in bytes; a weight stream that repeats by chance moves even less."""
+    """The least traffic of the class, in bytes; what still lies in a memory by chance moves even less."""
     if not all(plans):
         return None
     return min(sum(each["traffic"].traffic_words for each in plans), moved) * machine.word_bytes
@@ -76,10 +82,40 @@ def multiplied(word: Layer | Reshape) -> int:
     return word.Ho * word.Wo * word.Co * word.Hk * word.Wk * (word.Ci if is_dense(word) else 1)
 
 
-def _leaves(graph: Graph, tensor: str, loaded: set[str]) -> bool:
-    """Whether a stored tensor is an output of the array: the host itself reads it."""
-    host = any(reader.op == "DequantizeLinear" for reader in graph.readers[tensor])
-    return host or tensor in graph.outputs or tensor not in loaded
+def borders(graph: Graph, loaded: set[str], stored: set[str]) -> set[str]:
+    """The maps that enter the array first, and those that leave it last: whatever the plan, they cross once."""
+    behind = set(stored)
+    """What depends on a result of the array."""
+    for node in graph.nodes:
+        if behind.intersection(node.inputs):
+            behind.update(node.outputs)
+    leaving: set[str] = set()
+    waiting, known = list(graph.outputs), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in stored:
+            leaving.add(name)
+        elif name not in known and name in graph.producers:
+            waiting += graph.producers[name].inputs
+        known.add(name)
+    return (loaded - behind) | leaving
+
+
+def weight_bound(graph: Graph, nodes: Collection[Node]) -> int:
+    """Words of the weights, biases and slopes that a network brings, each distinct constant once.
+
+    What lowering adds of its own (taps of averages, tables, scales of sums, words that move channels) is no part.
+    """
+    found: dict[tuple[bytes, ...], int] = {}
+    for node in nodes:
+        if node.op not in ("IntConv", "IntPRelu") or (node.op == "IntConv" and (AVERAGE(node) or SELECTS(node))):
+            continue
+        constants = [graph.constants[name] for name in node.inputs if name in graph.constants]
+        outputs = groups(map_shape(graph.shape(node.output))[0])
+        taps = prod(constants[0].shape[1:]) // BLOCKS(node) if node.op == "IntConv" else 0
+        words = outputs * (BS_WORDS + taps) if node.op == "IntConv" else outputs * SLOPE_WORDS
+        found[tuple(each.tobytes() for each in constants[:2])] = words
+    return sum(found.values())
 
 
 def _words(move: TensorMove) -> int:

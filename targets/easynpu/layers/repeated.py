@@ -1,0 +1,46 @@
+"""Operands that are repeated over a map: the document has no pitch of 0, so the host repeats them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import AXIS
+from npuc.targets.easynpu.layers.addressing import map_shape
+from npuc.targets.easynpu.layers.operators import OPERATORS
+
+
+def with_repeated(graph: Graph) -> Graph:
+    """The integer graph whose sums and products have operands of the result's size: rows and columns as copies."""
+    nodes: list[Node] = []
+    known: dict[tuple[str, tuple[int, ...]], str] = {}
+    for node in graph.nodes:
+        inputs = list(node.inputs)
+        if node.op in ("IntAdd", "IntMul"):
+            shape = graph.shape(node.output)
+            for at, name in enumerate(inputs[:2]):
+                if _is_repeated(graph.shape(name), shape):
+                    key = name, shape
+                    if key not in known:
+                        nodes += (copies := _copies(graph, name, shape, node))
+                        known[key] = copies[-1].output
+                    inputs[at] = known[key]
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return rebuild(replace(graph, operators=OPERATORS), nodes) if known else graph
+
+
+def _is_repeated(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    (channels, *size), (wanted, *whole) = map_shape(shape), map_shape(result)
+    return len(shape) == len(result) == 4 and channels == wanted and size != whole
+
+
+def _copies(graph: Graph, name: str, shape: tuple[int, ...], reader: Node) -> list[Node]:
+    found: list[Node] = []
+    for axis in (2, 3):
+        count = shape[axis] // graph.shape(name)[axis]
+        if count > 1:
+            source = found[-1].output if found else name
+            result = f"{name}/{'rows' if axis == 2 else 'columns'}/{shape[axis]}"
+            found.append(Node("Concat", (source,) * count, (result,), {AXIS.name: axis}, result, reader.sources))
+    return found
