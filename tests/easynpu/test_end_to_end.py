@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from npuc import driver, program
-from npuc.errors import NpucError, UnsupportedOperator
+from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.models.digits import FOLDER
@@ -260,13 +260,14 @@ def test_resnet8_keeps_the_array_busy(shared: Path, folder: Path) -> None:
     assert compiled["utilization"] >= 0.985
 
 
-def test_resnet8_needs_extension_words_and_is_refused_without(shared: Path, tmp_path: Path) -> None:
-    """Its stages read a map twice: the implicit addresses of the document reach only the previous result."""
-    model = shared / "models" / "tiny_resnet8_fp32.onnx"
-    with pytest.raises(UnsupportedOperator) as caught:
-        _compiled(model, tmp_path, [], machine="large", isa="documented")
-    problem = caught.value.problems[0]
-    assert problem.code == "E204"
-    assert problem.node
-    assert "read" in problem.reason
-    assert problem.remedy == "compile with --isa extended"
+@pytest.mark.parametrize("machine", [None, "large"])
+@pytest.mark.parametrize("name", ["tiny_resnet8_fp32", "mtcnn_pnet", "ppocr_cls", "tiny_vww_mbv1_fp32"])
+def test_documented_words_compute_networks_that_exceed_them(
+    name: str, machine: str | None, shared: Path, tmp_path: Path
+) -> None:
+    """Tiles, segments between which maps stay, and operands that the host repeats; bit exact on every layer."""
+    model = shared / "models" / f"{name}.onnx"
+    directory, compiled = _compiled(model, tmp_path, [], level="0", isa="documented", machine=machine)
+    assert compiled.manifest["isa"] == "documented" and "steps" in compiled.manifest  # no regions in float
+    samples = data.synthetic(driver.program_inputs(compiled), 1)
+    assert _verified(model, directory, samples)["bit_exact"]

@@ -89,6 +89,8 @@ class Chains:
             return False
         sizes = {name: feature_words(*shape) for name, shape in views.buffers.items()}
         wide = {name for name, shape in views.buffers.items() if shape[0] > FIELD_CHANNELS}
+        if not all(views.is_whole(views.tensors[name]) for name in inputs):
+            return False
         buffers = [[views.tensors[name].buffer for name in names] for names in (inputs, outputs)]
         try:
             arranged([step for step in steps if step is not None], sizes, *buffers, self.machine, wide)

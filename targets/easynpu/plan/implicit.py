@@ -245,6 +245,9 @@ class _Walk:
 
 def steps_of(run: Run) -> list[Step]:
     """The steps of a run's jobs. Raises UnsupportedOperator (E204) for what implicit addresses cannot express."""
+    for name, view in run.inputs.items():
+        if not run.views.is_whole(view):
+            raise _refusal(f"'{name}' is loaded into a part of '{view.buffer}'", run.jobs[0].stages[0].node)
     found: list[Step] = []
     for job in run.jobs:
         name = job.stages[-1].node.name

@@ -153,7 +153,7 @@ def _tiles(graph: Graph, plan: Plan, machine: Machine, documented: bool) -> Iter
     for strip in plan.strips:
         for tile in tiles_of(graph, strip.nodes, strip.grid):
             run = run_of(graph, strip.nodes, machine, tile, documented=documented)
-            yield from placed(run, machine, documented) if run.jobs else ()
+            yield from placed(run, machine, documented)
 
 
 def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
@@ -162,10 +162,10 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
     Implicit addressing where it takes no more of the host and no more words, or where only it is allowed; else
     explicit.
     """
+    if not run.jobs:  # movement may need no word
+        return _explicit_segments(run, machine)
     if documented:
         return implicit(run, machine)
-    if not run.jobs:
-        return _explicit_segments(run, machine)
     try:
         found = implicit(run, machine)
     except (UnsupportedOperator, DoesNotFit):
