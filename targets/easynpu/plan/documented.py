@@ -91,9 +91,9 @@ class Chains:
         wide = {name for name, shape in views.buffers.items() if shape[0] > FIELD_CHANNELS}
         if not all(views.is_whole(views.tensors[name]) for name in inputs):
             return False
-        buffers = [[views.tensors[name].buffer for name in names] for names in (inputs, outputs)]
+        loaded, stored = ([views.tensors[name].buffer for name in names] for names in (inputs, outputs))
         try:
-            arranged([step for step in steps if step is not None], sizes, *buffers, self.machine, wide)
+            arranged([step for step in steps if step is not None], sizes, loaded, stored, self.machine, wide)
         except Inexpressible:
             return False
         return True

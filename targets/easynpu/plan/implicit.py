@@ -331,7 +331,7 @@ class _Places:
         kept += [self.run.words(item.stored) for item in part.items if item.stored is not None]
         kept += [self.run.words(buffer) for buffer, where in part.loads if where == SKIP]
         fmap, skip = max(pairs, default=0), max(kept, default=0)
-        names = {view.buffer: name for name, view in reversed(self.run.inputs.items())}
+        names = {view.buffer: name for name, view in self.run.inputs.items()}
         inputs = tuple(
             Crossing(names[buffer], self.run.windows[names[buffer]], self._at(buffer, where))
             for buffer, where in part.loads
