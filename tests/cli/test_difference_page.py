@@ -93,3 +93,13 @@ def test_a_click_chooses_a_layer_in_both_networks(page: Path, tmp_path: Path) ->
     first, second, factors = json.loads(unescape(told))
     assert first == second == [[True, True], 1]
     assert factors == pytest.approx([1.25, 1.25])
+
+
+@NEEDS_CHROMIUM
+def test_networks_of_equal_programs_are_pale(digits: Digits, tmp_path: Path) -> None:
+    npuc("diff", digits.program, digits.program, "-o", tmp_path / "d.html").done()
+    asks = "document.body.dataset.fill = getComputedStyle(document.querySelector('.box rect')).fill;"
+    page = tmp_path / "d.html"
+    page.write_text(page.read_text().replace("</body>", f"<script>{asks}</script></body>"))
+    (fill,) = re.findall(r'data-fill="([^"]*)"', opened(page, tmp_path / "profile"))
+    assert fill not in ("", "rgb(0, 0, 0)", "none")
