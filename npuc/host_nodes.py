@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from npuc.errors import Problem
+from npuc.errors import NpucError, Problem
 from npuc.host import HostStep
 from npuc.ir import Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
@@ -24,6 +24,10 @@ def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Itera
                 yield HostStep.constant(name, graph.constants[name])
 
 
+LAYOUTS = tuple(op for op in MOVEMENT if op not in ("Concat", "Slice", "Split"))
+"""Movement that only gives a tensor another layout; to cut and to join tensors is work of the network."""
+
+
 def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> HostStep:
     """A node as a step of the host; scales and zero points become attributes.
 
@@ -35,10 +39,22 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
         scale, zero = (graph.constants[name] for name in node.inputs[1:])
         attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
         inputs = node.inputs[:1]
-    conversion = node.op in BORDER or (at_border and node.op in MOVEMENT)
+    conversion = node.op in BORDER or (at_border and node.op in LAYOUTS)
     if conversion:
         reason = "conversion between the network's and the machine's layout"
     return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+
+
+def expect_conversions(steps: Iterable[object]) -> None:
+    """For --strict: raises UnsupportedOperator (E203) with every step of the host that is no conversion."""
+    found = [step for step in steps if isinstance(step, HostStep) and not step.conversion]
+    if found:
+        raise NpucError.of(_not_converting(step.node, step.op, step.reason) for step in found)
+
+
+def _not_converting(node: str, op: str, why: str) -> Problem:
+    remedy = "drop --strict, or cut the network before it"
+    return Problem("E203", f"it would run on the host: {why}", node=node, op=op, remedy=remedy)
 
 
 PRODUCTS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger")
@@ -99,12 +115,8 @@ def problems(
         if node.op not in host:
             wrong.append(refusal(node))
         elif strict and not only_converts(graph, node, on_array):
-            reason, remedy = (
-                f"it would run on the host: {host[node.op]}",
-                "drop --strict, or cut the network before it",
-            )
             name = node.sources[0] if node.sources else node.name
-            wrong.append(Problem("E203", reason, node=name, op=node.op, remedy=remedy))
+            wrong.append(_not_converting(name, node.op, host[node.op]))
         found += [each for each in wrong if each is not None]
     return found
 

@@ -103,6 +103,7 @@ class EasyNpu(Target):
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Calibrates, quantises, lowers, and writes the integer network beside the program as evidence."""
         from npuc.evidence import evidence, signature
+        from npuc.host_nodes import expect_conversions
         from npuc.quantize.improvement.search import as_json
         from npuc.targets.easynpu.layers.borders import with_borders
         from npuc.targets.easynpu.network import quantising
@@ -119,6 +120,8 @@ class EasyNpu(Target):
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
         lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
+        if options.strict:
+            expect_conversions(lowered.steps)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)

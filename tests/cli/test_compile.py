@@ -256,3 +256,16 @@ def test_unusual_file_names_are_fine(
     npuc("compile", "--target", "easynpu", "--calibration", digits.calibration, "--", name).done()
     assert names(tmp_path) == sorted([name, f"{Path(name).stem}.npu"])
     npuc("verify", "--data", digits.few, "--", name, f"{Path(name).stem}.npu").done()
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_strict_refuses_that_the_host_cuts_or_joins_maps(isa: str, write: WriteModel, tmp_path: Path) -> None:
+    """The borders of the average are cut from the input by the host: that is no conversion of its layout."""
+    text = """g (float[1,3,16,16] x) => (float[1,8,8,8] y) {
+        a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
+        y = Conv <kernel_shape = [1, 1]> (a, w)
+    }"""
+    model = write(text, w=(8, 3, 1, 1))
+    steps = compiled(model, tmp_path / "o", "--isa", isa, "--json").json["host_steps"]
+    assert "Slice" in {step["op"] for step in steps} <= {"Concat", "Slice"}
+    assert "Slice" in compiled(model, tmp_path / "p", "--isa", isa, "--strict").refused("E203")
