@@ -38,7 +38,9 @@ def verified(model: onnx.ModelProto, machine: str, folder: Path) -> tuple[progra
 
 @pytest.mark.parametrize("machine", ["default", "large"])
 @pytest.mark.parametrize("name", NETS)
-def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(name: str, machine: str, tmp_path: Path) -> None:
+def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(
+    name: str, machine: str, tmp_path: Path
+) -> None:
     loaded, report = verified(NETS[name].model(), machine, tmp_path)
     assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split", "Concat"}
     assert report["bit_exact"] is True
