@@ -2,7 +2,7 @@
 
     python benchmarks/simulate.py [--samples N] [--json] [--check]
 
-Both see the same samples: the simulator in its batches, onnxruntime one by one as the models want it.
+Both see the same samples: the simulator in its batches and one by one, onnxruntime one by one as models want it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from npuc import driver, program
 from npuc.storage.data import synthetic
 from npuc.target import Options, target
 
-RATIO_LIMIT = 4.0
+RATIO_LIMITS = {"MobileNetV1-0.25": 1.3}
+"""Of many samples, where it is not 1."""
+ALONE_LIMIT = 3.0
+"""Of one sample after the other."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,15 @@ class Row:
     npuc_ms: float
     onnxruntime_ms: float
     ratio: float
-    ratio_limit: float = RATIO_LIMIT
+    ratio_limit: float
+    alone: float
+    """The ratio where samples come one by one."""
+    alone_limit: float = ALONE_LIMIT
 
     @property
     def within(self) -> bool:
-        """Whether the limit is kept."""
-        return self.ratio <= self.ratio_limit
+        """Whether the limits are kept."""
+        return self.ratio <= self.ratio_limit and self.alone <= self.alone_limit
 
 
 def row(network: Network, count: int, folder: Path) -> Row:
@@ -54,9 +60,13 @@ def row(network: Network, count: int, folder: Path) -> Row:
         {name: values[start : start + driver.BATCH] for name, values in samples.inputs.items()}
         for start in range(0, count, driver.BATCH)
     ]
-    simulated = _seconds(easynpu.runner(loaded), batches)
+    run = easynpu.runner(loaded)
+    simulated = _seconds(run, batches)
+    alone = _seconds(run, [each.inputs for each in samples.batches(1)])
     exact = _seconds(_session(network.model), list(samples.feeds()))
-    return Row(network.name, count, 1e3 * simulated / count, 1e3 * exact / count, simulated / exact)
+    limit = RATIO_LIMITS.get(network.name, 1.0)
+    times = 1e3 * simulated / count, 1e3 * exact / count, simulated / exact
+    return Row(network.name, count, *times, limit, alone / exact)
 
 
 def _session(model: str) -> Callable[[Any], Any]:
@@ -72,6 +82,7 @@ def _session(model: str) -> Callable[[Any], Any]:
 
 def _seconds(run: Callable[[Any], Any], feeds: Sequence[Any]) -> float:
     """The least CPU time of three rounds over all feeds."""
+    run(feeds[0])
     run(feeds[0])
     rounds: list[float] = []
     for _ in range(3):
@@ -91,7 +102,7 @@ def main(samples: int, json_wanted: bool, check: bool) -> None:
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = [row(network, samples, Path(folder)) for network in found]
-    header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit")
+    header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit", "one by one", "limit")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)
 
 
