@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -404,11 +403,15 @@ def target(name: str) -> Target:
 
 def names() -> Sequence[str]:
     """The targets' names: npuc's own, then those of installed packages."""
+    from importlib.metadata import entry_points
+
     others = {each.name for each in entry_points(group=GROUP)}
     return (*TARGETS, *sorted(others - TARGETS.keys()))
 
 
 def _installed(name: str) -> Target:
+    from importlib.metadata import entry_points
+
     found = tuple(entry_points(group=GROUP, name=name))
     if not found:
         raise KeyError(name)

@@ -47,17 +47,26 @@ class Isolated:
     """The float network (reference.onnx) with every edge cut that the machine shows."""
 
     def __init__(
-        self, reference: bytes, shapes: Mapping[str, Any], shown: Collection[str], precision: str
+        self,
+        reference: bytes,
+        shapes: Mapping[str, Any],
+        shown: Collection[str],
+        precision: str,
+        *,
+        confined: bool = True,
     ) -> None:
-        """shapes: of the network's tensors; shown: those whose values will be known."""
+        """shapes: of the network's tensors; shown: those whose values will be known.
+
+        confined: it runs in a process with limits.
+        """
         model = network(reference)
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         cut = _cut(model, shapes, set(self.names))
-        self.layers = session(with_outputs(cut, self.names), confined=True)
+        self.layers = session(with_outputs(cut, self.names), confined=confined)
         self.smallest = SMALLEST.get(precision, 0.0)
-        self.magnitudes = session(_absolute(cut, self.smallest), confined=True)
+        self.magnitudes = session(_absolute(cut, self.smallest), confined=confined)
         self.inputs = [each.name for each in self.layers.get_inputs()]
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:

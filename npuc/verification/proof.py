@@ -212,7 +212,7 @@ class _LayerProof:
     """The layers of a floating-point program beside onnxruntime, each on the inputs that the machine has."""
 
     def __init__(self, program: Program) -> None:
-        self.layers = Layers(program.evidence, program.precision)
+        self.layers = Layers(program.evidence, program.precision, confined=False)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer that rounding does not explain."""
