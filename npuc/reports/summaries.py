@@ -37,6 +37,9 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
         if traffic["optimum_bytes"] is not None:
             bounds += f", best plan {count(traffic['optimum_bytes'])}"
         lines.append(f"  {count(report['traffic_bytes'])} bytes moved by the host ({bounds})")
+        if "transfer_cycles" in traffic:
+            rate = f"{count(traffic['transfer_cycles'])} cycles at {traffic['bytes_per_cycle']} a cycle"
+            lines.append(f"  {rate}, with computation {count(traffic['cycles_with_transfers'])}")
         lines += _plans(traffic["plans"]) if verbose else []
     if report.get("padding_cycles"):
         lines.append(f"  {count(report['padding_cycles'])} cycles surround maps with zero points that are not 0")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from npuc import driver
+from npuc import driver, program
 from npuc.target import Options, target
+from npuc.targets.easynpu.inspect.timeline import timeline
 
 RESNET8, DS_CNN, MOBILENET = "tiny_resnet8_fp32", "tiny_kws_dscnn_fp32", "tiny_vww_mbv1_fp32"
 
@@ -58,3 +59,15 @@ def test_objectives_trade_traffic_for_halo(shared: Path) -> None:
     plans = {each["objective"]: each for each in report(shared, RESNET8)["host_traffic"]["plans"]}
     assert plans["traffic"]["bytes"] < plans["time"]["bytes"] < plans["cycles"]["bytes"]
     assert plans["traffic"]["halo_cycles"] > plans["time"]["halo_cycles"] > plans["cycles"]["halo_cycles"] == 0
+
+
+@pytest.mark.parametrize("name", [RESNET8, DS_CNN])
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_the_report_s_cycles_with_transfers_are_those_of_the_trace(
+    name: str, isa: str, shared: Path, tmp_path: Path
+) -> None:
+    model = shared / "models" / f"{name}.onnx"
+    compiled, _ = driver.compile_model(model, target("easynpu"), Options(isa=isa, level="0"), {})
+    program.save(compiled, tmp_path / "o")
+    traffic = compiled.manifest["report"]["host_traffic"]
+    assert traffic["cycles_with_transfers"] == timeline(program.load(tmp_path / "o")).cycles

@@ -16,7 +16,7 @@ from npuc.targets.easynpu.machine.listing import mnemonic
 from npuc.targets.easynpu.machine.memory import Map, feature_words
 from npuc.targets.easynpu.machine.rearrangement import written_words
 from npuc.targets.easynpu.program.artefact import Contents, Produced
-from npuc.targets.easynpu.program.traffic import multiplied
+from npuc.targets.easynpu.program.traffic import multiplied, time
 from npuc.targets.easynpu.simulate.walk import Chain, segments_of
 
 Report = Mapping[str, Any]
@@ -79,7 +79,7 @@ def recounted(before: Program, after: Program) -> dict[str, Any]:
             }
             for name, use in old["memory"].items()
         },
-        "host_traffic": traffic,
+        "host_traffic": {**traffic, **time(cycles, traffic, contents.machine)},
         "layers": rows,
         **({"proof": UNPROVED} if "proof" in old else {}),
     }

@@ -20,7 +20,7 @@ from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, step_to_json
 from npuc.targets.easynpu.program.emission import EmittedJob
 from npuc.targets.easynpu.program.lowering import Lowered
-from npuc.targets.easynpu.program.traffic import host_traffic
+from npuc.targets.easynpu.program.traffic import host_traffic, time
 
 
 def layers(jobs: Sequence[EmittedJob], quantised: Quantised, machine: Machine) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ def summary(lowered: Lowered, quantised: Quantised, machine: Machine) -> dict[st
             for memory, usage in lowered.usage.items()
         },
         "traffic_bytes": traffic["map_bytes"] + traffic["weight_bytes"],
-        "host_traffic": traffic,
+        "host_traffic": {**traffic, **time(cycles, traffic, machine)},
         "host_steps": [
             {"node": step.node, "op": step.op, "reason": step.reason}
             for step in lowered.steps

@@ -57,6 +57,17 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     }
 
 
+def time(cycles: int, traffic: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """Cycles of all transfers, and of computation and transfers one after the other, as plans weigh them."""
+    size = sum(traffic[each] for each in ("map_bytes", "weight_bytes", "instruction_bytes"))
+    transfers = -(-size // machine.host_bytes_per_cycle)
+    return {
+        "bytes_per_cycle": machine.host_bytes_per_cycle,
+        "transfer_cycles": transfers,
+        "cycles_with_transfers": cycles + transfers,
+    }
+
+
 def _row(objective: str, plans: Sequence[Mapping[str, Plan]], machine: Machine) -> dict[str, Any]:
     """What the best plan for an objective takes, over all runs of array nodes."""
     chosen = [each[objective] for each in plans]
