@@ -24,7 +24,7 @@ from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
 from npuc.storage.structured import objects, row
-from npuc.target import Foreseeing, Options, Quantising, Runner, Stepper, Target, usual_options
+from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
 
 BATCH = 32
 """Samples simulated side by side, at most."""
@@ -284,15 +284,12 @@ def run_program(
     target: Target,
     samples: Samples,
     advance: Callable[[int], None] | None = None,
-    stepper: Stepper | None = None,
     chip_model: str = "own",
 ) -> dict[str, Array]:
     """The outputs of all samples, stacked along axis 0 where the model's first dimension is 1.
 
-    advance: called with the number of samples done after each batch. stepper: runs them one by one instead.
+    advance: called with the number of samples done after each batch.
     """
-    if stepper is not None:
-        return run_batches(stepper, samples, advance, 1)
     return run_batches(target.runner(program, chip_model), samples, advance, batch_of(program))
 
 

@@ -23,7 +23,7 @@ from npuc.escaping import shown
 if TYPE_CHECKING:
     from npuc.program import Program
     from npuc.storage.data import Samples
-    from npuc.target import Target
+    from npuc.target import Runner, Target
 
 
 @click.command()
@@ -71,18 +71,28 @@ def run(
     samples = samples_of.load(data, driver.program_inputs(program))
     with progress("running", quiet=as_json) as bar:
         bar.begin("simulating", len(samples))
-        outputs = driver.run_program(program, target, samples, bar.advance, stepper, chip_model)
+        runner = stepper or target.runner(program, chip_model)
+        batch = driver.batch_of(program) if stepper is None else 1
+        outputs = driver.run_batches(runner, samples, bar.advance, batch)
         bar.begin("writing")
         samples_of.save(output, outputs)
     shapes = {name: list(values.shape) for name, values in outputs.items()}
-    counts = {} if stepper is None else stepper.report()
+    counts = _cycles(runner) if stepper is None else stepper.report()
     if as_json:
         print_json({"status": "ok", "samples": len(samples), "outputs": shapes, **counts})
         return
     if counts:
-        say(summaries.stepped(shown(counts)))
+        say(summaries.stepped(shown({"layers": [], **counts})))
     for name, shape in shapes.items():
         say(f"{name}: {shape} -> {output}")
+
+
+def _cycles(runner: Runner) -> dict[str, Any]:
+    """What the last sample took, where the chip model counts."""
+    from npuc.target import Counting
+
+    cycles = runner.cycles if isinstance(runner, Counting) else None
+    return {} if cycles is None else {"cycles": cycles}
 
 
 @click.command()

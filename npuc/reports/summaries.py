@@ -194,11 +194,14 @@ COLUMNS = (
 
 
 def stepped(report: Shown) -> str:
-    """What each layer took on the stepping simulator; a column per count."""
-    counts = [key for key in report["layers"][0] if key != "nodes"] if report["layers"] else []
+    """What a sample took and, on the stepping simulator, each layer; a column per count."""
+    took = f"{count(report['cycles'])} cycles a sample"
+    if not report["layers"]:
+        return took
+    counts = [key for key in report["layers"][0] if key != "nodes"]
     rows = [(short(" ".join(layer["nodes"])), *(layer[key] for key in counts)) for layer in report["layers"]]
     header = ("nodes", *(key.replace("_", " ") for key in counts))
-    return f"{table(header, rows)}\n{count(report['cycles'])} cycles a sample"
+    return f"{table(header, rows)}\n{took}"
 
 
 def verified(report: Shown, tolerance: Tolerance) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,17 @@ def test_the_report_names_outputs_and_shapes(digits: Digits, tmp_path: Path) -> 
     command = ("run", digits.program, "--data", digits.few, "-o", tmp_path / "y.npz")
     assert npuc(*command, "--json").json == {"status": "ok", "samples": 4, "outputs": {"n11_Gemm": [4, 10]}}
     assert npuc(*command).done() == f"n11_Gemm: [4, 10] -> {tmp_path / 'y.npz'}\n"
+
+
+@pytest.mark.parametrize("target", ["bm1684", "nvdla-small"])
+def test_cycles_are_told_where_the_chip_model_counts_them(target: str, digits: Digits, tmp_path: Path) -> None:
+    compiled(digits.model, tmp_path / "o", "--target", target).done()
+    arguments = ("run", tmp_path / "o", "--data", digits.few, "-o", tmp_path / "y.npz")
+    told = npuc(*arguments, "--json").json
+    assert ("cycles" in told) == (target == "bm1684")
+    if "cycles" in told:
+        assert 0 < told["cycles"] == json.loads((tmp_path / "o" / "manifest.json").read_text())["report"]["cycles"]
+        assert f"{told['cycles']:,} cycles a sample" in npuc(*arguments).out
 
 
 def test_data_files_are_run_one_after_the_other(digits: Digits, tmp_path: Path) -> None:
