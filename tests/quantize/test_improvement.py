@@ -163,6 +163,15 @@ def test_a_step_that_hurts_the_network_is_dropped(monkeypatch: pytest.MonkeyPatc
     assert harm.after_db < harm.before_db
 
 
+def test_proposals_are_tried_on_the_best_variants_alone() -> None:
+    graph = residual()
+    level = LEVELS["2"]
+    _, steps = best_network(graph, RECIPE, samples(graph), replace(level, below=None))
+    proposed = [", ".join(names) for names in level.proposals]
+    variants = [step for step in steps if step.name not in proposed]
+    assert len(variants) > 3 and [step.name for step in steps[len(variants) :]] == 3 * proposed
+
+
 def test_made_up_and_few_samples_only_give_scales() -> None:
     graph = residual()
     for data in (replace(samples(graph), synthetic=True), samples(graph, 3)):

@@ -29,9 +29,9 @@ class Level:
     """The steps of a level, which are taken after those of the level below it.
 
     method: of calibration. variants: what is tried beside. samples: how many calibration samples improvements
-    learn from at most. proposals: sets of them, tried in lockstep on every
-    variant; the first that is kept ends the search unless thorough. depth: the most inputs of an output channel
-    whose weights are rounded in turn.
+    learn from at most. proposals: sets of them, tried in lockstep; the first that is kept ends the search unless
+    thorough. depth: the most inputs of an output channel whose weights are rounded in turn. improved: on how many
+    variants, the best by themselves, the proposals are tried.
     """
 
     method: str
@@ -41,6 +41,7 @@ class Level:
     thorough: bool = False
     depth: int = 0
     below: Level | None = None
+    improved: int = 3
 
     @property
     def rungs(self) -> tuple[Level, ...]:

@@ -229,10 +229,9 @@ class _Climb:
             self._enter(level)
             if self._method(level.method) != self._method(self.top.method):
                 self._try(level.method, lambda level=level: self._plain(level.method))
-            for variant in level.variants:
-                network = self._try(str(variant), lambda variant=variant: self._variant(variant))
-                if network is not None:
-                    self._improve(network)
+            made = [self._try(str(each), lambda each=each: self._variant(each)) for each in level.variants]
+            for network, _ in sorted(filter(None, made), key=lambda each: each[1])[: level.improved]:
+                self._improve(network)
         return self.best, tuple(self.steps)
 
     def improved(self) -> tuple[Network, tuple[Step, ...]]:
@@ -269,8 +268,11 @@ class _Climb:
             if self.best is not before and not self.level.thorough:
                 return
 
-    def _try(self, name: str, make: Callable[[], Network]) -> Network | None:
-        """Makes another network, if it can be, and keeps it if it has less noise than the best so far."""
+    def _try(self, name: str, make: Callable[[], Network]) -> tuple[Network, float] | None:
+        """Makes another network, if it can be, and keeps it if it has less noise than the best so far.
+
+        Gives the network and its noise.
+        """
         started = process_time()
         try:
             candidate = make()
@@ -282,7 +284,7 @@ class _Climb:
         self.steps.append(Step(name, kept, before, after, process_time() - started))
         if kept:
             self.best, self.noise = candidate, noise
-        return candidate
+        return candidate, noise
 
     def _variant(self, variant: Variant) -> Network:
         method, graph = self._method(variant.method), self.plain.graph
