@@ -215,7 +215,7 @@ OURS = {
         ("checking.py", "model"), ("checking.py", "name"), ("checking.py", "each['op']"),
         ("compiling.py", "name"), ("compiling.py", "model"), ("program.py", "name"),
         ("text.py", "name[3 - width:]"), ("figures.py", "name"), ("functions.py", "name"),
-        ("functions.py", "title"),
+        ("functions.py", "title"), ("figures.py", "row['target']"), ("figures.py", "row['machine']"),
     },
     "words of npuc: targets, layers by number, C's own names, registers, files": {
         ("bisection.py", "target.name"), ("c_text.py", "text"), ("c_text.py", "name"), ("c_export.py", "name"),

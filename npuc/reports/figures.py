@@ -30,10 +30,17 @@ def _decibels(row: Row) -> Any:
     return "exact" if row["exact"] else None if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
 
 
+def _machine(row: Row) -> str:
+    """A target and, where it is not the usual one, its machine, as --targets takes them."""
+    usual = row["machine"] in ("default", row["target"])
+    return row["target"] if usual else f"{row['target']}:{row['machine']}"
+
+
+TARGET = Figure("target", "target", _machine)
 COSTS = (
     Figure("cycles", "cycles"),
     Figure("ms", "milliseconds"),
-    Figure("utilisation", "utilization"),
+    Figure("util.", "utilization"),
     Figure("peak bytes", "peak_bytes"),
     Figure("traffic", "traffic_bytes"),
     Figure("instr.", "instructions"),
@@ -52,8 +59,9 @@ def comparison(report: Mapping[str, Any], form: str) -> str:
     if form == "csv":
         return as_csv(rows)
     rows = shown(report)["rows"]
-    columns = (Figure("target", "target"), Figure("machine", "machine"), *COSTS, *SCORES)
-    lines = [as_text(rows, columns)]
+    lines = [as_text(rows, (TARGET, *COSTS))]
+    if told(rows, SCORES):
+        lines.append(as_text(rows, (TARGET, *SCORES)))
     if report["fp32_top1"] is not None:
         lines.append(f"fp32 under onnxruntime: top-1 {report['fp32_top1']:.3f} of {report['samples']:,} samples")
     return "\n".join([*lines, *refusals(rows)])

@@ -112,3 +112,11 @@ def test_wrong_models_data_and_targets_are_no_rows(digits: Digits, tmp_path: Pat
     assert "Did you mean 'easynpu'?" in npuc("compare", digits.model, "--target", "easynp").usage()
     npuc("compare", digits.model, "--targets", "easynpu:").usage()
     npuc("compare", digits.model, "--targets", "easynpu,bm1684", "--machine", "large").usage()
+
+
+def test_the_tables_fit_a_terminal(digits: Digits) -> None:
+    """80 columns; a machine stands where it is not the usual one; scores have a table of their own."""
+    targets = "easynpu,easynpu:large,nvdla-small,nvdla-full,bm1684"
+    out = npuc("compare", digits.model, "--targets", targets, "--data", digits.few).out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "easynpu:large" in out and "nvdla-small:" not in out and out.count("nvdla-full ") == 2
