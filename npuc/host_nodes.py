@@ -24,10 +24,6 @@ def constant_steps(graph: Graph, nodes: Sequence[Node], read: set[str]) -> Itera
                 yield HostStep.constant(name, graph.constants[name])
 
 
-LAYOUTS = tuple(op for op in MOVEMENT if op not in ("Concat", "Slice", "Split"))
-"""Movement that only gives a tensor another layout; to cut and to join tensors is work of the network."""
-
-
 def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> HostStep:
     """A node as a step of the host; scales and zero points become attributes.
 
@@ -39,10 +35,17 @@ def host_step(graph: Graph, node: Node, reason: str, *, at_border: bool) -> Host
         scale, zero = (graph.constants[name] for name in node.inputs[1:])
         attrs = {"scale": float(scale.flat[0]), "zero_point": int(zero.flat[0]), "dtype": str(zero.dtype)}
         inputs = node.inputs[:1]
-    conversion = node.op in BORDER or (at_border and node.op in LAYOUTS)
+    conversion = node.op in BORDER or (at_border and _gives_layout(node))
     if conversion:
         reason = "conversion between the network's and the machine's layout"
     return HostStep(node.name, node.op, inputs, node.outputs, attrs, conversion, reason)
+
+
+def _gives_layout(node: Node) -> bool:
+    """Whether it gives all elements another place, or takes samples of a batch; to cut maps is no such step."""
+    if node.op in ("Slice", "Split"):
+        return node.attrs.get("axes", (node.attrs.get("axis"),)) == (0,)
+    return node.op in MOVEMENT
 
 
 def expect_conversions(steps: Iterable[object]) -> None:
@@ -134,7 +137,7 @@ def emptiness(graph: Graph, node: Node) -> Problem | None:
 
 def only_converts(graph: Graph, node: Node, on_array: set[Node]) -> bool:
     """Whether a node only moves data between the network's inputs or outputs and the array."""
-    if node.op not in (*MOVEMENT, *BORDER):
+    if node.op not in BORDER and not _gives_layout(node):
         return False
     from networkx import ancestors, descendants
 

@@ -259,14 +259,15 @@ def test_unusual_file_names_are_fine(
 
 
 @pytest.mark.parametrize("isa", ["documented", "extended"])
-def test_strict_refuses_that_the_host_cuts_or_joins_maps(isa: str, write: WriteModel, tmp_path: Path) -> None:
+def test_strict_refuses_that_the_host_cuts_maps(isa: str, write: WriteModel, tmp_path: Path) -> None:
     """The borders of the average are cut from the input by the host: that is no conversion of its layout."""
-    text = """g (float[1,3,16,16] x) => (float[1,8,8,8] y) {
-        a = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (x)
+    text = """g (float[1,3,16,16] x) => (float[1,8,8,16] y) {
+        a = AveragePool <kernel_shape = [3, 1], strides = [2, 1], pads = [1, 0, 1, 0]> (x)
         y = Conv <kernel_shape = [1, 1]> (a, w)
     }"""
     model = write(text, w=(8, 3, 1, 1))
     steps = compiled(model, tmp_path / "o", "--isa", isa, "--json").json["host_steps"]
     assert "Slice" in {step["op"] for step in steps} <= {"Concat", "Slice"}
-    strict = compiled(model, tmp_path / "p", "--isa", isa, "--strict")
-    assert strict.code == 1 and "error[E203] Slice" in strict.err
+    refusal = compiled(model, tmp_path / "p", "--isa", isa, "--strict")
+    assert refusal.code == 1
+    assert "error[E203] Slice " in refusal.err

@@ -42,7 +42,7 @@ def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(
     name: str, machine: str, tmp_path: Path
 ) -> None:
     loaded, report = verified(NETS[name].model(), machine, tmp_path)
-    assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split", "Concat"}
+    assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split"}
     assert report["bit_exact"] is True
     assert report["status"] == "ok"
     assert all(output["sqnr_db"] is None or output["sqnr_db"] > 24 for output in report["outputs"])
@@ -54,7 +54,7 @@ def test_all_arithmetic_of_a_network_runs_on_the_array_in_every_bit(
 )
 def test_networks_of_the_package_run_on_the_array_alone(name: str, machine: str, tmp_path: Path) -> None:
     loaded, report = verified(MODELS[name](), machine, tmp_path)
-    assert loaded.manifest["report"]["host_steps"] == []
+    assert {step["op"] for step in loaded.manifest["report"]["host_steps"]} <= {"Slice", "Split"}
     assert report["bit_exact"] is True
     assert report["status"] == "ok"
 
