@@ -30,6 +30,7 @@ from npuc.targets.nvdla.operations.operation import (
     Elementwise,
     Fetch,
     Kernels,
+    KernelWindow,
     Mask,
     Normalisation,
     Operation,
@@ -39,7 +40,6 @@ from npuc.targets.nvdla.operations.operation import (
     Surface,
     Tables,
     Unit,
-    Window,
 )
 from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
@@ -51,7 +51,7 @@ MEMORIES = {"default": 0.5, "fast": 1.0}
 """Requests of a beat (8 bytes; nv_full: 64) that memory takes in a clock."""
 PRECISIONS = ("int8", "int16", "fp16")
 TABLE = Tables(Ramp((), 0, 0, 0))
-WINDOW = Window(1, 1, 1, 1, 0, 0, 0, 0)
+WINDOW = KernelWindow(1, 1, 1, 1, 0, 0, 0, 0)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from npuc.timeline import Timeline, in_turn
 if TYPE_CHECKING:
     from npuc.outline import Heading
     from npuc.quantize.calibration.histograms import HistogramSource
-    from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.improvement.search import Network, Trial
 
 Observer = Callable[[str, Array], None]
 """Called with the name of an int8 tensor and its values (samples, *shape).
@@ -46,7 +46,7 @@ class Options:
     """The form of weights, one of the target's weight_forms; None: the best of them."""
     level: str = "1"
     """What is done for accuracy, a level of quantize.improvement."""
-    notify: Callable[[Sequence[Step]], None] | None = None
+    notify: Callable[[Sequence[Trial]], None] | None = None
     """Called with what was tried for accuracy."""
     mixed: bool = False
     """A few layers may run on the host for accuracy."""
@@ -138,7 +138,7 @@ class Mixing(Protocol):
 class Quantising(Protocol):
     """A target whose programs compute an integer network that other runtimes can open."""
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The integer network that `lower` writes as a program, with its float graph, and what was tried."""
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,38 @@ def test_the_trace_names_code_and_tests_that_exist(row: list[str]) -> None:
         assert any(re.search(rf"\b{attribute}\b", place.read_text(encoding="utf-8")) for place in found), name
     for name in tests.split(", "):
         assert (ROOT / "tests" / f"{name}.py").is_file() or (ROOT / "tests" / name).is_dir(), name
+
+
+SOURCES = {
+    "/" + str(path.relative_to(ROOT).with_suffix("")).removesuffix("/__init__"): path.read_text(encoding="utf-8")
+    for room in ("npuc", "passes", "targets", "tests")
+    for path in (ROOT / room).rglob("*")
+    if path.suffix in (".py", ".c")
+}
+
+
+def decided() -> Iterator[str]:
+    """What stands in the last column of the tables of decisions, under the heading "code"."""
+    names = False
+    for line in (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8").splitlines():
+        last = line.strip().rstrip("|").rpartition("|")[2].strip()
+        names = line.startswith("|") and (names or last == "code")
+        if names and last not in ("code", "--", "-"):
+            yield from re.split(r"[,;] ", last)
+
+
+def stands(name: str) -> bool:
+    """Whether a module has this name, or one of that name has the rest of it: `package.module.attribute`."""
+    words = re.sub(r"\.(py|c)$", "", name).split(".")
+    return any(
+        path.endswith("/" + "/".join(words[:count]))
+        and all(re.search(rf"\b{word}\b", text) for word in words[count:])
+        for count in range(1, len(words) + 1)
+        for path, text in SOURCES.items()
+    )
+
+
+def test_decisions_name_code_that_exists() -> None:
+    names = [*decided()]
+    assert len(names) > 200
+    assert [name for name in names if not stands(name)] == []

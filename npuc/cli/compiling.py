@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from npuc.ir import Graph
     from npuc.program import Program
-    from npuc.quantize.improvement.search import Step
+    from npuc.quantize.improvement.search import Trial
     from npuc.target import Options, Target
 
 
@@ -162,7 +162,7 @@ def compile_command(
     machine_kind = find(target)
     precision = chosen_precision(machine_kind, precision)
     expect_scales(machine_kind, scales, precision)
-    tried: list[Step] = []
+    tried: list[Trial] = []
     options = Options(
         machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
         wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales, proof=proof,

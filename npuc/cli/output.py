@@ -14,7 +14,7 @@ from npuc.text import as_json
 
 if TYPE_CHECKING:
     from npuc.program import Program
-    from npuc.quantize.improvement.search import Step
+    from npuc.quantize.improvement.search import Trial
     from npuc.storage.data import Samples
     from npuc.target import Target
 
@@ -61,7 +61,7 @@ def announce_left_out(samples: Samples) -> None:
         say(f"note: {samples.left_out}; they are left out", err=True)
 
 
-def with_seconds(report: Mapping[str, Any], tried: Sequence[Step]) -> dict[str, Any]:
+def with_seconds(report: Mapping[str, Any], tried: Sequence[Trial]) -> dict[str, Any]:
     """A compile report in which every step for accuracy says its CPU seconds."""
     quantisation = report.get("quantisation")
     if quantisation is None:

@@ -71,7 +71,7 @@ def quantize(
     """
     from npuc import driver
     from npuc.quantize.calibration.cache import remembering
-    from npuc.quantize.improvement.search import Step
+    from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.storage.files import replacing
     from npuc.target import Options, Quantising
@@ -80,7 +80,7 @@ def quantize(
     machine_kind = find(target)
     if not isinstance(machine_kind, Quantising):
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
-    tried: list[Step] = []
+    tried: list[Trial] = []
     options = Options(
         machine,
         isa=isa,

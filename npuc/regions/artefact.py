@@ -22,7 +22,7 @@ NPU, HOST = "npu", "host"
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramPart:
     """One part: where it runs, where it lies in the artefact, and the tensors that it takes and gives."""
 
     kind: str
@@ -37,13 +37,13 @@ class Step:
 class Contents:
     """The steps in order, and the tensor that every output of the network is."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramPart, ...]
     results: Mapping[str, str]
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Contents:
         """Raises ArtefactError (E502) where the manifest is not one that npuc wrote."""
-        steps = read(tuple[Step, ...], manifest.get("steps"), "steps")
+        steps = read(tuple[ProgramPart, ...], manifest.get("steps"), "steps")
         for number, step in enumerate(steps):
             if step.kind not in (NPU, HOST):
                 reason = f"manifest.json is damaged: steps[{number}] is of kind '{step.kind}'"
@@ -51,7 +51,7 @@ class Contents:
         return cls(steps, read(Mapping[str, str], manifest.get(GIVEN_BY), GIVEN_BY))
 
     @property
-    def parts(self) -> tuple[Step, ...]:
+    def parts(self) -> tuple[ProgramPart, ...]:
         """The steps of the NPU."""
         return tuple(step for step in self.steps if step.kind == NPU)
 

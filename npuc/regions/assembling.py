@@ -14,7 +14,7 @@ from npuc.frontend.units import Network, Unit
 from npuc.ir import Graph
 from npuc.program import DTYPES, OBJECT, STRING, Program, canonical_json
 from npuc.regions import graphs, partition
-from npuc.regions.artefact import HOST, NPU, Contents, Step, embedded, part_path, region_path
+from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, part_path, region_path
 from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
@@ -54,7 +54,7 @@ def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
 def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
     network, files, evidence = plan.network, dict[str, bytes](), dict[str, bytes]()
-    steps: list[Step] = []
+    steps: list[ProgramPart] = []
     told: list[Told] = []
     programs: list[Program] = []
     numbers, executed = {True: 0, False: 0}, 0
@@ -63,7 +63,7 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
         numbers[part.on_npu] += 1
         if part.on_npu:
             found = lowered[key_of(network, parts, part)]
-            step = Step(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
+            step = ProgramPart(NPU, part_path(number), tuple(found.graph.inputs), tuple(found.graph.outputs))
             part_told = _told_part(network, part, step.path, found)
             programs.append(_bound(plan, found.program, part_told))
             executed += found.program.manifest["report"]["macs"]
@@ -97,14 +97,14 @@ def _machine(plan: Plan) -> str:
     return str(plan.target.machine_values(plan.options.machine).get("name", plan.options.machine or "default"))
 
 
-def _region_step(network: Network, units: Sequence[Unit], path: str, wanted: set[str]) -> Step:
+def _region_step(network: Network, units: Sequence[Unit], path: str, wanted: set[str]) -> ProgramPart:
     written = [name for unit in units for name in unit.writes]
     inputs = graphs.crossing_inputs(network, units, on_npu=False)
     outputs = tuple(name for name in dict.fromkeys(written) if name in wanted)
-    return Step(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(units)})))
+    return ProgramPart(HOST, path, tuple(inputs), outputs, tuple(sorted({*graphs.custom_operators(units)})))
 
 
-def region_bytes(network: Network, units: Sequence[Unit], step: Step) -> bytes:
+def region_bytes(network: Network, units: Sequence[Unit], step: ProgramPart) -> bytes:
     """The region's model, which onnxruntime loads. Raises UnsupportedOperator (E201) for what it refuses."""
     from npuc.reference import session
 
@@ -127,7 +127,7 @@ def _told_part(network: Network, part: partition.Part, path: str | None, found: 
     return _told(found.program.manifest["report"], macs, path, taken, given)
 
 
-def _told_region(plan: Plan, part: partition.Part, step: Step) -> Told:
+def _told_region(plan: Plan, part: partition.Part, step: ProgramPart) -> Told:
     network = plan.network
     border = {*step.inputs, *step.outputs}
     nodes: list[OnHost] = []

@@ -13,7 +13,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.outline import Heading, Line, by_nodes, names_of
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
-from npuc.regions.artefact import HOST, Contents, Step, is_composite, part_of
+from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
 from npuc.target import Options, Origin, Outlining, SelfTesting, Stepper, Target, names
@@ -217,7 +217,7 @@ class Composite:
 
 
 def _part_exported(
-    inner: Target, step: Step, part: Program, form: tuple[str, str | None], regions: Sequence[str]
+    inner: Target, step: ProgramPart, part: Program, form: tuple[str, str | None], regions: Sequence[str]
 ) -> dict[str, bytes]:
     """The files of a part. Raises what it cannot be, with its path and those of the regions around it."""
     try:
@@ -240,7 +240,7 @@ def _moved(each: Activity, number: int, before: Timeline, layers: int, instructi
     )
 
 
-def _parts(program: Program) -> Iterator[tuple[Step, Program]]:
+def _parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
     """The parts of the NPU in order."""
     for step in Contents.of(program.manifest).parts:
         yield step, part_of(program, step.path)

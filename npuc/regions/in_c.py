@@ -16,7 +16,7 @@ from npuc.frontend import import_model
 from npuc.host_c import functions
 from npuc.host_c.functions import Function, Signature, function
 from npuc.program import Program
-from npuc.regions.artefact import Contents, Step
+from npuc.regions.artefact import Contents, ProgramPart
 
 INTRODUCTION = """/*
  * The host regions of a program, in the order of steps.json. A region between parts of the NPU takes and gives
@@ -38,7 +38,7 @@ def sources(found: Sequence[Function]) -> dict[str, bytes]:
     return functions.sources(found, "regions", INTRODUCTION)
 
 
-def region(data: bytes, number: int, step: Step) -> Function:
+def region(data: bytes, number: int, step: ProgramPart) -> Function:
     """A region of the program. data: its ONNX model. Raises ArtefactError (E502) where that is damaged."""
     try:
         model = onnx.ModelProto.FromString(data)

@@ -13,7 +13,7 @@ from npuc.errors import ArtefactError, NpucError
 from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.reference import session
-from npuc.regions.artefact import NPU, Contents, Step, part_of
+from npuc.regions.artefact import NPU, Contents, ProgramPart, part_of
 from npuc.storage.structured import objects, row
 from npuc.target import Counting, Observer, Runner, Stepper
 
@@ -29,7 +29,7 @@ Values = list[Any]
 class Region:
     """A region of the host."""
 
-    def __init__(self, program: Program, step: Step) -> None:
+    def __init__(self, program: Program, step: ProgramPart) -> None:
         self.step = step
         if step.path not in program.files:
             raise ArtefactError("E502", f"'{step.path}' is missing", remedy="compile the model again")
@@ -59,7 +59,7 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, list | tuple) else getattr(value, "nbytes", 0)
 
 
-def _opened(data: bytes, step: Step) -> Any:
+def _opened(data: bytes, step: ProgramPart) -> Any:
     """A session of a region's model, which may name no files outside the artefact."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -106,7 +106,7 @@ def _tensors(graph: Any) -> Sequence[Any]:
     return found
 
 
-def _refused(step: Step, error: NpucError) -> ArtefactError:
+def _refused(step: ProgramPart, error: NpucError) -> ArtefactError:
     """The error of a region that onnxruntime refuses (E502), or that needs more than it may (E509)."""
     (problem,) = error.problems
     if problem.code not in LIMITS:
@@ -114,14 +114,14 @@ def _refused(step: Step, error: NpucError) -> ArtefactError:
     return ArtefactError("E509", f"'{step.path}': {problem.reason}", limit=problem.limit, remedy=problem.remedy)
 
 
-def _damaged(step: Step, reason: str) -> ArtefactError:
+def _damaged(step: ProgramPart, reason: str) -> ArtefactError:
     return ArtefactError("E502", f"'{step.path}': {reason}", remedy="compile the model again")
 
 
 class Part:
     """A part of the NPU."""
 
-    def __init__(self, program: Program, step: Step, run: Callable[[Program], Runner]) -> None:
+    def __init__(self, program: Program, step: ProgramPart, run: Callable[[Program], Runner]) -> None:
         self.step, self.program = step, part_of(program, step.path)
         self.run = run(self.program)
 

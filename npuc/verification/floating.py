@@ -29,7 +29,7 @@ from npuc.verification.padding import model_of
 
 
 @dataclass(frozen=True)
-class Layer:
+class ReportedLayer:
     """A layer in graph.json."""
 
     op: str
@@ -45,7 +45,7 @@ class Layers:
 
     def __init__(self, evidence: Mapping[str, bytes], precision: str, *, confined: bool = True) -> None:
         found = described(evidence["graph.json"], precision)
-        self.layers = read(tuple[Layer, ...], found["layers"], "graph.layers", "graph.json")
+        self.layers = read(tuple[ReportedLayer, ...], found["layers"], "graph.layers", "graph.json")
         self.reference, self.precision = evidence["reference.onnx"], precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
@@ -61,7 +61,7 @@ class Layers:
                 )
             return self.isolated({**feed, **found})
 
-    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Layer | None:
+    def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:
         """The first layer of a sample that rounding does not explain."""
         alone = self(feed, found)
         wrong = {name for name, each in alone.items() if each.wrong(found[name]).any()}
@@ -127,7 +127,7 @@ class FloatCheck:
         for name, alone in self.alone(feed, found).items():
             self.single.setdefault(name, Difference()).add(alone.exact, found[name])
 
-    def _layer(self, layer: Layer) -> dict[str, Any]:
+    def _layer(self, layer: ReportedLayer) -> dict[str, Any]:
         entire, single = (
             None if each is None else each.as_json()
             for each in (self.entire.get(layer.tensor), self.single.get(layer.tensor))

@@ -45,7 +45,7 @@ split_max_pool = SplitMaxPool()
 
 
 @dataclass(frozen=True)
-class Step:
+class AxisPool:
     """A MaxPool along one axis. Stride 0: there is one window only."""
 
     kernel: int
@@ -75,7 +75,7 @@ def _split(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
     found = [division(step, limits) for step in whole]
     if found[0] is None or found[1] is None:
         return False
-    pairs = [(step, Step(1)) for step in found[0]] + [(Step(1), step) for step in found[1]]
+    pairs = [(step, AxisPool(1)) for step in found[0]] + [(AxisPool(1), step) for step in found[1]]
     pairs = [
         (row, column) for row, column in pairs if max(row.kernel, row.stride, column.kernel, column.stride) > 1
     ]
@@ -87,18 +87,18 @@ def _split(limits: Limits, rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _axis(node: Node, axis: int, extent: int, outputs: int) -> Step:
+def _axis(node: Node, axis: int, extent: int, outputs: int) -> AxisPool:
     """The node along one axis, with the padding that its last window needs."""
     if node.op == "GlobalMaxPool":
-        return Step(extent)
+        return AxisPool(extent)
     window = window_of(node, KERNEL_SHAPE(node))
     stride, reach, begin = window.strides[axis], window.reach[axis], window.begins[axis]
     missing = (outputs - 1) * stride + reach - begin - extent
     alone = outputs == 1 and missing >= 0
-    return Step(window.kernel[axis], 0 if alone else stride, window.dilations[axis], begin, max(missing, 0))
+    return AxisPool(window.kernel[axis], 0 if alone else stride, window.dilations[axis], begin, max(missing, 0))
 
 
-def division(whole: Step, limits: Limits = Limits()) -> list[Step] | None:
+def division(whole: AxisPool, limits: Limits = Limits()) -> list[AxisPool] | None:
     """The pools that do together what one does, in order and with the least work; None if there are none.
 
     A window of K elements is n windows of `a`, each `t` behind the one before: K = a + (n - 1) * t, t <= a.
@@ -115,7 +115,7 @@ def division(whole: Step, limits: Limits = Limits()) -> list[Step] | None:
     return min(options, key=lambda steps: (len(steps), _work(steps)), default=None)
 
 
-def _halves(whole: Step, limits: Limits) -> Iterator[tuple[Step, Step]]:
+def _halves(whole: AxisPool, limits: Limits) -> Iterator[tuple[AxisPool, AxisPool]]:
     """Pairs of pools: the first strided where t divides the stride, else the second dilated.
 
     The first pool's windows are as short as they may be (longer than the padding, which no maximum may be of
@@ -129,11 +129,11 @@ def _halves(whole: Step, limits: Limits) -> Iterator[tuple[Step, Step]]:
         a = whole.kernel - (n - 1) * t
         if n < 2 or a < max(t, padding + 1) or (not strided and t > limits.dilation):
             continue
-        first = Step(a, t if strided else 1, 1, whole.begin, whole.end)
-        yield first, Step(n, whole.stride // t) if strided else Step(n, whole.stride, t)
+        first = AxisPool(a, t if strided else 1, 1, whole.begin, whole.end)
+        yield first, AxisPool(n, whole.stride // t) if strided else AxisPool(n, whole.stride, t)
 
 
-def _work(steps: list[Step]) -> float:
+def _work(steps: list[AxisPool]) -> float:
     """Taps per element before the first pool."""
     total, density = 0.0, 1.0
     for step in steps:
@@ -142,7 +142,7 @@ def _work(steps: list[Step]) -> float:
     return total
 
 
-def _pool(node: Node, row: Step, column: Step, x: str, y: str) -> Node:
+def _pool(node: Node, row: AxisPool, column: AxisPool, x: str, y: str) -> Node:
     attrs: dict[str, Attr] = {
         "kernel_shape": (row.kernel, column.kernel),
         "strides": (max(row.stride, 1), max(column.stride, 1)),

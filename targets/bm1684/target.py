@@ -43,7 +43,7 @@ from npuc.targets.bm1684.simulate.running import Runner
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
 
 
@@ -79,7 +79,7 @@ class Bm1684(Target):
 
     def foresee(self, graph: Graph, options: Options) -> None:
         """Raises DoesNotFit (E302) where a layer of 8 bits does not fit local memory; fp32 needs no samples."""
-        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
         from npuc.targets.bm1684.lowering import fixed
         from npuc.targets.bm1684.network import quantising
 
@@ -87,13 +87,13 @@ class Bm1684(Target):
             return
         machine = machines.load(options.machine)
 
-        def draft() -> Quantised:
-            return quantising.network(graph, one_sample(graph), drafted(options))[0].quantised
+        def trial() -> Quantised:
+            return quantising.network(graph, one_sample(graph), without_search(options))[0].quantised
 
         def planned(made: Quantised) -> Kernel:
             return planner.plan(fixed.lower(fixed.parts(made.graph).words, made, machine), machine)
 
-        expect_foreseen(draft, lambda _made: True, planned)
+        expect_foreseen(trial, lambda _made: True, planned)
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
         """Lowers, plans and emits; for 8 bits also calibrates and quantises."""
@@ -150,7 +150,7 @@ class Bm1684(Target):
         }
         return Program({**manifest, **signature(graph)}, files, evidence(quantised))
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The integer network of --precision int8, and what was tried to make it better."""
         from npuc.targets.bm1684.network import quantising
 

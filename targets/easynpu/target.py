@@ -23,7 +23,7 @@ from npuc.targets.easynpu.program.artefact import Contents
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
     from npuc.targets.easynpu.simulate.running import SteppingRunner
 
@@ -83,19 +83,19 @@ class EasyNpu(Target):
 
     def foresee(self, graph: Graph, options: Options) -> None:
         """Raises DoesNotFit (E302, E303) where a layer has no tile, whatever its scales."""
-        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
         from npuc.targets.easynpu.layers.borders import with_borders
         from npuc.targets.easynpu.network import quantising
         from npuc.targets.easynpu.program import foresight, lowering
 
         machine, documented = machines.load(options.machine, options.scales), options.isa == "documented"
 
-        def draft() -> Quantised:
-            network, _ = quantising.network(graph, one_sample(graph), machine, drafted(options))
+        def trial() -> Quantised:
+            network, _ = quantising.network(graph, one_sample(graph), machine, without_search(options))
             return replace(network.quantised, graph=with_borders(network.quantised.graph))
 
         expect_foreseen(
-            draft,
+            trial,
             lambda made: foresight.doubtful(made.graph, machine, documented=documented),
             lambda made: lowering.lower(made, machine, documented=documented, objective=options.objective),
         )
@@ -126,7 +126,7 @@ class EasyNpu(Target):
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(steps)}
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The network that `lower` writes as a program, and what was tried to make it better."""
         from npuc.targets.easynpu.network import quantising
 

@@ -25,7 +25,7 @@ from npuc.targets.nvdla.program.timeline import timeline
 from npuc.timeline import Timeline
 
 if TYPE_CHECKING:
-    from npuc.quantize.improvement.search import Network, Step
+    from npuc.quantize.improvement.search import Network, Trial
     from npuc.quantize.network.construction import Quantised
     from npuc.targets.nvdla.program.running import Runner
 
@@ -76,19 +76,19 @@ class Nvdla(Target):
 
     def foresee(self, graph: Graph, options: Options) -> None:
         """Raises DoesNotFit (E302) where no kernel of a layer fits the convolution buffer, whatever its scales."""
-        from npuc.quantize.calibration.foresight import drafted, expect_foreseen, one_sample
+        from npuc.quantize.calibration.foresight import expect_foreseen, one_sample, without_search
         from npuc.targets.nvdla.network import quantising
         from npuc.targets.nvdla.program import lowering
 
         machine, samples = self._machine(options), one_sample(graph)
 
-        def draft() -> Quantised:
+        def trial() -> Quantised:
             if options.precision in FLOATING:
                 return quantising.in_fp16(graph, quantising.on_device(graph, machine, "fp16"))
-            return quantising.network(graph, samples, machine, drafted(options))[0].quantised
+            return quantising.network(graph, samples, machine, without_search(options))[0].quantised
 
         expect_foreseen(
-            draft,
+            trial,
             lambda made: lowering.doubtful(made.graph, machine),
             lambda made: lowering.expect_room(made, machine, options.weights or "auto"),
         )
@@ -109,7 +109,7 @@ class Nvdla(Target):
         expect_asked(machine, weights)
         if precision in FLOATING:
             written, warnings = quantising.floats(graph, samples, machine, options)
-            tried: tuple[Step, ...] = ()
+            tried: tuple[Trial, ...] = ()
         else:
             options.begin("choosing scales")
             network, tried = quantising.network(graph, samples, machine, options)
@@ -130,7 +130,7 @@ class Nvdla(Target):
             proof = evidence(lowered.quantised)
         return Program({**manifest, **signature(graph)}, files, proof)
 
-    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+    def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The network that `lower` writes as a program, and what was tried to make it better."""
         from npuc.targets.nvdla.network import quantising
 

@@ -16,7 +16,7 @@ from npuc.errors import UnsupportedOperator
 from npuc.host import HostStep
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.export.c_host import Operation, operations
+from npuc.targets.easynpu.export.c_host import HostCall, operations
 from npuc.targets.easynpu.export.c_plan import plan
 from npuc.targets.easynpu.machine.parameters import Machine
 from tests.easynpu_c import compiling
@@ -190,7 +190,7 @@ def test_a_reshape_between_two_steps_takes_no_step_and_no_memory() -> None:
         step("Reshape", ["c"], ["y"], shape=(2, 2)),
     ]
     found = plan(program_of(steps, {"x": (1, 4)}, {"y": ((2, 2), "float32")}))
-    assert [each.name for each in found.actions if isinstance(each, Operation)] == ["npuc_softmax"] * 2
+    assert [each.name for each in found.actions if isinstance(each, HostCall)] == ["npuc_softmax"] * 2
     assert found.arena_bytes == 16
     assert (found.storage["b"], found.storage["c"]) == ("a", "y")
 

@@ -18,12 +18,12 @@ from npuc.targets.nvdla.operations.operation import (
     Elementwise,
     Fetch,
     Kernels,
+    KernelWindow,
     Operation,
     Pooling,
     Sdp,
     Surface,
     Unit,
-    Window,
 )
 from tests.given import GIVEN
 
@@ -37,7 +37,7 @@ OPERATIONS: dict[str, Operation] = {
     "small_conv_per_channel_scale": Convolution(
         Surface(DATA, 7, 9, 19, 56, 504),
         Kernels(WEIGHTS, 3712, 21, 3, 3, 19, 171),
-        Window(1, 1, 1, 1, 1, 1, 1, 1),
+        KernelWindow(1, 1, 1, 1, 1, 1, 1, 1),
         Banks(21, 1, 1),
         Sdp(Unit(Stage(alu=1, multiply=1, shift=6), fetch=Fetch("BOTH", 2, OPERAND)), NOTHING, (0, 0x4D, 4)),
         Surface(RESULT, 7, 9, 21, 56, 504),
@@ -51,7 +51,7 @@ OPERATIONS: dict[str, Operation] = {
         Surface(DATA, 11, 9, 12, 88, 792),
         "MAX",
         (3, 3),
-        Window(2, 2, 1, 1, 1, 1, 1, 1),
+        KernelWindow(2, 2, 1, 1, 1, 1, 1, 1),
         (0x5555, 0x5555),
         Surface(RESULT, 6, 5, 12, 48, 240),
     ),
@@ -59,7 +59,7 @@ OPERATIONS: dict[str, Operation] = {
         Surface(DATA, 11, 9, 12, 88, 792),
         "AVERAGE",
         (7, 7),
-        Window(1, 1, 1, 1, 0, 0, 0, 0),
+        KernelWindow(1, 1, 1, 1, 0, 0, 0, 0),
         (0x2492, 0x2492),
         Surface(RESULT, 5, 3, 12, 40, 120),
     ),
@@ -113,7 +113,7 @@ def _apart(number: int) -> Pooling:
     """A pooling of maps of its own."""
     at = number * 0x10000
     source, result = Surface(DATA + at, 4, 4, 8, 32, 128), Surface(RESULT + at, 2, 2, 8, 16, 32)
-    return Pooling(source, "MAX", (2, 2), Window(2, 2, 1, 1, 0, 0, 0, 0), (1, 1), result)
+    return Pooling(source, "MAX", (2, 2), KernelWindow(2, 2, 1, 1, 0, 0, 0, 0), (1, 1), result)
 
 
 def _waits(operations: list[Operation]) -> list[str]:

@@ -18,11 +18,11 @@ from npuc.targets.nvdla.operations.operation import (
     Convolution,
     Fetch,
     Kernels,
+    KernelWindow,
     Mask,
     Sdp,
     Surface,
     Unit,
-    Window,
 )
 from npuc.targets.nvdla.operations.weight_form import WeightForm
 from tests.given import GIVEN
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not SHARED.exists(), reason="NVDLA's own program
 DATA, WEIGHTS, MASK, SIZES, OPERAND, RESULT = (
     0x80000000, 0x80100000, 0x80200000, 0x80280000, 0x802C0000, 0x80300000
 )  # fmt: skip
-SAME = Window(1, 1, 1, 1, 1, 1, 1, 1)
+SAME = KernelWindow(1, 1, 1, 1, 1, 1, 1, 1)
 BIAS = Unit(Stage(alu=1, relu=1), fetch=Fetch("ALU", 2, OPERAND))
 SDP = Sdp(BIAS, Unit(IDLE), (0, 1, 3))
 
@@ -45,12 +45,12 @@ OPERATIONS: dict[str, tuple[Machine, Convolution]] = {
     "full_winograd_int8": (FULL, Convolution(
         Surface(DATA, 8, 8, 32, 256, 2048),
         Kernels(WEIGHTS, 16384, 32, 4, 4, 32, 512, WeightForm("winograd")),
-        Window(1, 1, 1, 1, 1, 1, 3, 3), Banks(3, 1, 1), SDP, Surface(RESULT, 8, 8, 32, 256, 2048),
+        KernelWindow(1, 1, 1, 1, 1, 1, 3, 3), Banks(3, 1, 1), SDP, Surface(RESULT, 8, 8, 32, 256, 2048),
     )),
     "small_image_A8B8G8R8": (SMALL, Convolution(
         Surface(DATA, 17, 11, 4, 96, 0, pixels="T_A8B8G8R8"),
         Kernels(WEIGHTS, 640, 16, 3, 1, 12, 36, WeightForm("image")),
-        Window(1, 1, 1, 1, 0, 0, 0, 0), Banks(9, 1, 1), Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 5)),
+        KernelWindow(1, 1, 1, 1, 0, 0, 0, 0), Banks(9, 1, 1), Sdp(Unit(IDLE), Unit(IDLE), (0, 1, 5)),
         Surface(RESULT, 15, 9, 16, 120, 1080),
     )),
 }  # fmt: skip

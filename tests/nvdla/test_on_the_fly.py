@@ -20,12 +20,12 @@ from npuc.targets.nvdla.operations.operation import (
     Convolution,
     Fetch,
     Kernels,
+    KernelWindow,
     Operation,
     Pooling,
     Sdp,
     Surface,
     Unit,
-    Window,
 )
 
 DATA, WEIGHTS, OTHER, RESULT, END = 0x80000000, 0x80100000, 0x80200000, 0x80300000, 0x80400000
@@ -39,10 +39,12 @@ def _cube(address: int, size: int) -> Surface:
     return Surface(address, size, size, 8, 8 * size, 8 * size * size)
 
 
-POOLING = Pooling(_cube(0, 8), "MAX", (2, 2), Window(2, 2, 1, 1, 0, 0, 0, 0), (1 << 16,) * 2, _cube(RESULT, 4))
+POOLING = Pooling(
+    _cube(0, 8), "MAX", (2, 2), KernelWindow(2, 2, 1, 1, 0, 0, 0, 0), (1 << 16,) * 2, _cube(RESULT, 4)
+)
 CONVOLUTION = Convolution(
-    _cube(DATA, 8), Kernels(WEIGHTS, 64, 8, 1, 1, 8, 8), Window(1, 1, 1, 1, 0, 0, 0, 0), Banks(8, 16, 16), PLAIN,
-    _cube(OTHER, 8),
+    _cube(DATA, 8), Kernels(WEIGHTS, 64, 8, 1, 1, 8, 8), KernelWindow(1, 1, 1, 1, 0, 0, 0, 0), Banks(8, 16, 16),
+    PLAIN, _cube(OTHER, 8),
 )  # fmt: skip
 
 

@@ -18,13 +18,13 @@ from npuc.targets.nvdla.operations.operation import (
     Convolution,
     Elementwise,
     Kernels,
+    KernelWindow,
     Mask,
     Operation,
     Pooling,
     Sdp,
     Surface,
     Unit,
-    Window,
 )
 from npuc.targets.nvdla.operations.pingpong import ends
 from npuc.targets.nvdla.operations.scoreboard import Admission
@@ -42,7 +42,7 @@ SDP = Sdp(Unit(IDLE), Unit(IDLE))
 def _convolution(C: int, H: int, W: int, K: int, R: int, stride: int) -> Convolution:
     Ho, Wo = -(-H // stride), -(-W // stride)
     kernels = Kernels(0, K * C * R * R, K, R, R, C, C * R * R)
-    window = Window(stride, stride, 1, 1, R // 2, R // 2, R // 2, R // 2)
+    window = KernelWindow(stride, stride, 1, 1, R // 2, R // 2, R // 2, R // 2)
     return Convolution(
         Surface(0, W, H, C, 0, 0), kernels, window, Banks(1, 1, 1), SDP, Surface(0, Wo, Ho, K, 0, 0)
     )
@@ -99,7 +99,7 @@ def test_where_weights_dominate_the_stated_memory_decides(memory: Machine, clock
         size = channels * side * side
         kernels = Kernels(0, count * size, count, side, side, channels, size)
         source, result = Surface(0, side, side, channels, 0, 0), Surface(0, 1, 1, count, 0, 0)
-        layer = Convolution(source, kernels, Window(1, 1, 1, 1, 0, 0, 0, 0), Banks(16, 16, 16), SDP, result)
+        layer = Convolution(source, kernels, KernelWindow(1, 1, 1, 1, 0, 0, 0, 0), Banks(16, 16, 16), SDP, result)
         layers.append((layer, Admission(max(number - 1, 0), number, number)))
     assert ends(layers, memory)[-1] == pytest.approx(clocks, rel=0.05)
 
@@ -120,7 +120,7 @@ def test_small_programs_are_within_a_tenth_of_the_rtl(memory: str) -> None:
 def test_sdp_and_pdp_alone_take_about_a_clock_an_element_on_nv_small() -> None:
     cube = Surface(0, 32, 32, 64, 0, 0)
     assert timing.cycles(Elementwise(cube, SDP, cube), SMALL) == pytest.approx(65536 / 0.99, rel=0.01)
-    window = Window(2, 2, 1, 1, 0, 0, 0, 0)
+    window = KernelWindow(2, 2, 1, 1, 0, 0, 0, 0)
     pooling = Pooling(cube, "MAX", (2, 2), window, (1, 1), Surface(0, 16, 16, 64, 0, 0))
     assert 65536 / 0.98 < timing.cycles(pooling, SMALL) < 65536 / 0.75
 
@@ -248,7 +248,7 @@ def test_nvidias_schedule_of_resnet8_takes_what_it_took() -> None:
     passes: list[Operation] = [_convolution(*each) for each in (*shapes, (64, 1, 1, 10, 1, 1))]
     cubes = [Surface(0, 32, 32, 16, 0, 0), Surface(0, 16, 16, 32, 0, 0), Surface(0, 8, 8, 64, 0, 0)]
     passes += [Elementwise(each, SDP, each) for each in cubes]
-    window = Window(8, 8, 1, 1, 0, 0, 0, 0)
+    window = KernelWindow(8, 8, 1, 1, 0, 0, 0, 0)
     passes.append(Pooling(cubes[-1], "AVERAGE", (8, 8), window, (1, 1), Surface(0, 1, 1, 64, 0, 0)))
     assert len(passes) == 14
     assert _lone(passes) == pytest.approx(281750, rel=0.05)

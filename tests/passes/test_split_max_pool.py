@@ -9,7 +9,7 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
 from npuc.ops.windows import window_of
-from npuc.passes.expansion.split_max_pool import Step, division, split_max_pool
+from npuc.passes.expansion.split_max_pool import AxisPool, division, split_max_pool
 from tests.conftest import Reference
 from tests.passes.networks import feeds, network, node, operators, sources
 
@@ -98,7 +98,7 @@ def test_a_division_has_the_windows_of_the_whole(
     kernel: int, stride: int, begin: int, end: int, more: int
 ) -> None:
     begin, end = min(begin, kernel - 1), min(end, kernel - 1)
-    steps = division(Step(kernel, stride, 1, begin, end))
+    steps = division(AxisPool(kernel, stride, 1, begin, end))
     if steps is None:
         return
     extent = max(kernel - begin - end, 1) if stride == 0 else kernel + more

@@ -18,7 +18,7 @@ from npuc.quantize.improvement.equalisation import equalised, groups, sizes
 from npuc.quantize.improvement.evidence import Places, sampled, sums, taps_under
 from npuc.quantize.improvement.levels import LEVELS, Level
 from npuc.quantize.improvement.lockstep import improved, weighted
-from npuc.quantize.improvement.proposals import Layer
+from npuc.quantize.improvement.proposals import JudgedLayer
 from npuc.quantize.improvement.search import Network, Recipe, best_network, divided
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.network.layers import LayerWeights, Shifted
@@ -128,7 +128,7 @@ def test_every_level_is_at_least_as_good_as_the_plain_network_on_what_is_held_ou
     assert sqnr(graph, best, fresh) > sqnr(graph, plain, fresh)
 
 
-def harmful(_layer: Layer, found: LayerWeights) -> LayerWeights:
+def harmful(_layer: JudgedLayer, found: LayerWeights) -> LayerWeights:
     """Moves every result by several steps."""
     return replace(found, bias=found.rounded(found.bias + 20 * found.power))
 
@@ -149,11 +149,11 @@ def test_a_step_that_hurts_the_network_is_dropped(monkeypatch: pytest.MonkeyPatc
     data = samples(graph)
     monkeypatch.setattr(proposals, "PROPOSALS", {"harm": harmful})
 
-    def flattered(_layer: Layer, found: LayerWeights) -> float:
+    def flattered(_layer: JudgedLayer, found: LayerWeights) -> float:
         """Less for every bias that moves up: the layers are deceived, and only the network shows it."""
         return -float(found.bias.astype(np.float64).sum())
 
-    monkeypatch.setattr(Layer, "error", flattered)
+    monkeypatch.setattr(JudgedLayer, "error", flattered)
     level = Level("mse", LEVELS["1"].variants, 16, (("harm",),))
     _, steps = best_network(graph, RECIPE, data, level)
     (harm,) = (step for step in steps if step.name == "harm")

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.improvement.mixed import Host, candidates, mixed, without
-from npuc.quantize.improvement.search import Network, Step
+from npuc.quantize.improvement.search import Network, Trial
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.scales.constraints import integer_nodes, tensors_of
@@ -55,12 +55,12 @@ class _Cases:
     def drawn(self, host: Host) -> Quantised:
         return quantise(self.graph, without(_nodes(self.graph), host), self.known)
 
-    def best(self, host: Host) -> tuple[Network, tuple[Step, ...]]:
+    def best(self, host: Host) -> tuple[Network, tuple[Trial, ...]]:
         self.improved.append(host)
         nodes = without(_nodes(self.graph), host)
         return Network(self.graph, nodes, self.known, {}, self.drawn(host)), ()
 
-    def mixed(self) -> tuple[Network, Sequence[Step]]:
+    def mixed(self) -> tuple[Network, Sequence[Trial]]:
         return mixed(self.graph, self.drawn, self.best, self.samples)
 
 

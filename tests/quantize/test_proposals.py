@@ -10,19 +10,25 @@ import pytest
 from npuc.ir import Array
 from npuc.quantize.arithmetic.weights import quantise_weights
 from npuc.quantize.improvement import proposals
-from npuc.quantize.improvement.proposals import Layer, bias_by_results, bias_by_weights, rounded_in_turn, solved
+from npuc.quantize.improvement.proposals import (
+    JudgedLayer,
+    bias_by_results,
+    bias_by_weights,
+    rounded_in_turn,
+    solved,
+)
 from npuc.quantize.network.layers import LayerWeights
 
 
 def layer(
     exact: Array, inputs: Array, results: Array | None = None, sample: Array | None = None, x_zero: int = 0
-) -> tuple[Layer, LayerWeights]:
+) -> tuple[JudgedLayer, LayerWeights]:
     """A fully connected layer with these inputs (windows, K); every fourth window is held out."""
     rounded = quantise_weights(exact, None, 1.0, 1.0, x_zero)
     weights = LayerWeights(rounded.w, rounded.bias.astype(np.int64), np.exp2(rounded.shift.astype(np.float64)))
     found = inputs[:, None].astype(np.float32)
     training = np.arange(len(inputs)) % 4 != 3
-    return Layer(
+    return JudgedLayer(
         exact=exact.astype(np.float64),
         bias=np.zeros(len(exact)),
         found=found,
@@ -38,7 +44,7 @@ def layer(
     ), weights
 
 
-def mean_error(layer: Layer, weights: LayerWeights) -> Array:
+def mean_error(layer: JudgedLayer, weights: LayerWeights) -> Array:
     """By float64, before rounding and saturation: what the integers give on average beyond the exact results."""
     inputs = layer.found[layer.training][:, 0].astype(np.float64)
     bias = weights.bias + layer.x_zero * weights.w.astype(np.int64).sum(axis=1)

@@ -17,7 +17,7 @@ from onnx import parser
 from npuc import api
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.regions.artefact import Step
+from npuc.regions.artefact import ProgramPart
 from npuc.regions.composite import target_of
 from npuc.regions.in_c import region, sources
 from npuc.target import Options
@@ -82,9 +82,9 @@ def _together() -> onnx.ModelProto:
     return model
 
 
-def _step(model: onnx.ModelProto) -> Step:
+def _step(model: onnx.ModelProto) -> ProgramPart:
     inputs, outputs = (tuple(each.name for each in side) for side in (model.graph.input, model.graph.output))
-    return Step("host", "host/region_0.onnx", inputs, outputs)
+    return ProgramPart("host", "host/region_0.onnx", inputs, outputs)
 
 
 MAIN = """#include <stdio.h>

@@ -19,7 +19,7 @@ BY_SCALE = ("Add",)
 T = TypeVar("T")
 
 
-def drafted(options: Options) -> Options:
+def without_search(options: Options) -> Options:
     """The options of a network whose scales are assumed: it is planned like the real one, and nothing is run."""
     return replace(options, level="0", method=None, notify=None, stage=None, mixed=False, histograms=assumed)
 
@@ -37,17 +37,17 @@ def assumed(
 
 
 def one_sample(graph: Graph) -> Samples:
-    """What stands for the samples of a draft."""
+    """What stands for the samples of a network."""
     return synthetic({name: graph.tensors[name] for name in graph.inputs}, 1)
 
 
-def expect_foreseen(draft: Callable[[], T], doubtful: Callable[[T], bool], plan: Callable[[T], object]) -> None:
-    """Plans a draft where that is in doubt, and raises what no scale would change (E302, E303).
+def expect_foreseen(trial: Callable[[], T], doubtful: Callable[[T], bool], plan: Callable[[T], object]) -> None:
+    """Plans a network where that is in doubt, and raises what no scale would change (E302, E303).
 
-    draft: makes the network. doubtful: a quick look; whatever it doubts is planned in earnest.
+    trial: makes the network. doubtful: a quick look; whatever it doubts is planned in earnest.
     """
     try:
-        made = draft()
+        made = trial()
     except NpucError:  # shows again, on the real network
         return
     try:

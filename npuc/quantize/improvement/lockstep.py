@@ -20,7 +20,7 @@ from npuc.ops.attributes import ACTIVATION, GROUP, SELECTS
 from npuc.quantize.arithmetic.steadiness import better
 from npuc.quantize.arithmetic.weights import ACCUMULATOR_LIMIT
 from npuc.quantize.improvement.evidence import Sampled, float_bias, taps_under
-from npuc.quantize.improvement.proposals import Layer, Proposal, rounded_in_turn
+from npuc.quantize.improvement.proposals import JudgedLayer, Proposal, rounded_in_turn
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import IntegerLayer, Layers, LayerWeights
 
@@ -69,7 +69,7 @@ def _data(node: Node, constants: Mapping[str, Array]) -> list[str]:
     return [name for name in node.inputs if name and name not in constants]
 
 
-def _improved(layer: Layer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
+def _improved(layer: JudgedLayer, best: LayerWeights, proposals: Sequence[Proposal]) -> LayerWeights:
     """The best of a layer's weights and those proposed for it, each proposal made from the best so far."""
     least = layer.error(best)
     for proposal in proposals:
@@ -82,7 +82,7 @@ def _improved(layer: Layer, best: LayerWeights, proposals: Sequence[Proposal]) -
 
 def _layer(
     graph: Graph, quantised: Quantised, sampled: Sampled, node: Node, found: IntegerLayer, x: Array
-) -> Layer:
+) -> JudgedLayer:
     """What the layer is judged by, in steps of its scales."""
     source = graph.producers[found.source]
     witness = sampled.witnesses[found.source]
@@ -90,7 +90,7 @@ def _layer(
     w = graph.constants[source.inputs[1]]
     x_zero = quantised.zeros.get(node.inputs[0], 0)
     maps = x.reshape(len(x), *x.shape[2:]).astype(np.int16) - x_zero
-    return Layer(
+    return JudgedLayer(
         exact=w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale),
         bias=float_bias(graph, source).astype(np.float64) / y_scale,
         found=taps_under(maps, node, w.shape, witness.places, GROUP(node)).astype(np.float32),

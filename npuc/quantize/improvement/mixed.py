@@ -14,7 +14,7 @@ from time import process_time
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
-from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Step, divided
+from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Trial, divided
 from npuc.quantize.network.construction import Quantised
 from npuc.quantize.network.layers import SHIFTED, Layers
 from npuc.storage.data import Samples
@@ -32,7 +32,7 @@ REASON = "int8 would cost accuracy here (--mixed auto)"
 
 Host = frozenset[str]
 """Names of the nodes that the host computes."""
-Result = tuple[Network, tuple[Step, ...]]
+Result = tuple[Network, tuple[Trial, ...]]
 
 
 def without(nodes: Sequence[Node], host: Host) -> tuple[Node, ...]:
@@ -67,7 +67,7 @@ def mixed(
     kept = after < before * WORTH
     names = ", ".join(f"'{short(name)}'" for name in sorted(host))
     title = f"on the host: {names}, {100 * sum(shares[name] for name in host):.2g} % of the MACs"
-    step = Step(title, kept, decibels(before), decibels(after), process_time() - started)
+    step = Trial(title, kept, decibels(before), decibels(after), process_time() - started)
     network, steps = other if kept else array
     return network, (*steps, step)
 

@@ -20,7 +20,7 @@ from npuc.quantize.network.layers import LayerWeights
 
 
 @dataclass(frozen=True)
-class Layer:
+class JudgedLayer:
     """A quantised convolution and what it is judged by, in steps of its input's and its output's scales.
 
     exact, bias: (Co, K) and (Co,), the float weights as they act on steps: results = inputs @ exact.T + bias.
@@ -60,18 +60,18 @@ class Layer:
         return replace(weights, bias=weights.rounded(rounded - self.x_zero * weights.total))
 
 
-Proposal = Callable[[Layer, LayerWeights], LayerWeights]
+Proposal = Callable[[JudgedLayer, LayerWeights], LayerWeights]
 """Other weights for the layer, from those it has."""
 
 
-def bias_by_weights(layer: Layer, weights: LayerWeights) -> LayerWeights:
+def bias_by_weights(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """The bias less the mean of what the rounding of the weights adds: (W' - W) E[x]."""
     flat = weights.w.reshape(len(weights.w), -1) / weights.power[:, None]
     added = sums(layer.mean[None], flat - layer.exact)[0]
     return layer.with_bias(weights, layer.bias - corrections(added))
 
 
-def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
+def bias_by_results(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """The bias less the mean difference from the float results, as far as the samples agree on it.
 
     Windows of one sample resemble each other, so the samples' means count as the observations. A mean difference m
@@ -88,12 +88,12 @@ def bias_by_results(layer: Layer, weights: LayerWeights) -> LayerWeights:
     return layer.with_bias(weights, layer.bias + corrections(mean * shrunk))
 
 
-def rounded_in_turn(layer: Layer, weights: LayerWeights) -> LayerWeights:
+def rounded_in_turn(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """`solved` weights with the bias that the results ask for."""
     return bias_by_results(layer, solved(layer, weights))
 
 
-def solved(layer: Layer, weights: LayerWeights) -> LayerWeights:
+def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     """Weights rounded one after the other, the rest taking up each error as the inputs' correlations allow.
 
     Minimises |(W' - W) X|^2 for inputs X without their mean, which the bias takes: the most active inputs first,

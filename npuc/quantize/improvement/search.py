@@ -39,7 +39,7 @@ MOST_JUDGES = 32
 
 
 @dataclass(frozen=True)
-class Step:
+class Trial:
     """A step of the search: whether it was kept, the noise held out before and with it (dB), its CPU seconds."""
 
     name: str
@@ -49,7 +49,7 @@ class Step:
     seconds: float
 
 
-def as_json(steps: Sequence[Step]) -> list[dict[str, str | bool | float | None]]:
+def as_json(steps: Sequence[Trial]) -> list[dict[str, str | bool | float | None]]:
     """The steps for a report, without their times, which differ from run to run."""
     return [
         {
@@ -110,7 +110,7 @@ def best_network(
     level: Level,
     method: str | None = None,
     known: Mapping[str, Histogram] | None = None,
-) -> tuple[Network, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Trial, ...]]:
     """The best integer network of a float graph within the level, and what was tried.
 
     method: of calibration, instead of the level's. known: the histograms of the graph's tensors, if they have been
@@ -127,7 +127,7 @@ def best_network(
 
 def best_weights(
     network: Network, recipe: Recipe, samples: Samples, level: Level
-) -> tuple[Network, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Trial, ...]]:
     """A network whose scales are given, with the weights and biases that suit them best, and what was tried."""
     judged = bool(ends(network.quantised.graph)) and not samples.synthetic and len(samples) >= FEWEST_SAMPLES
     if not level.proposals or not judged:
@@ -221,9 +221,9 @@ class _Climb:
         self.plain = self.best = plain
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
         self.noise = self.acceptance.noise(plain.quantised)
-        self.steps: list[Step] = []
+        self.steps: list[Trial] = []
 
-    def climbed(self) -> tuple[Network, tuple[Step, ...]]:
+    def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
         for level in self.top.rungs:
             self._enter(level)
@@ -234,7 +234,7 @@ class _Climb:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
-    def improved(self) -> tuple[Network, tuple[Step, ...]]:
+    def improved(self) -> tuple[Network, tuple[Trial, ...]]:
         """The plain network with better weights and biases, and the steps."""
         for level in self.top.rungs:
             self._enter(level)
@@ -281,7 +281,7 @@ class _Climb:
         noise = self.acceptance.noise(candidate.quantised)
         kept = better(noise, self.noise)
         before, after = decibels(self.noise), decibels(noise)
-        self.steps.append(Step(name, kept, before, after, process_time() - started))
+        self.steps.append(Trial(name, kept, before, after, process_time() - started))
         if kept:
             self.best, self.noise = candidate, noise
         return candidate, noise

@@ -13,8 +13,8 @@ from npuc.ops.attributes import ACTIVATION, AXES, AXIS, COUNT_INCLUDE_PAD, GROUP
 from npuc.ops.windows import window_of
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.targets.bm1684.network.support import (
+    Called,
     Constraint,
-    Row,
     constant_weights,
     elements,
     images,
@@ -109,31 +109,31 @@ def computed(graph: Graph, node: Node) -> str | None:
     return f"'{found[0]}' is a constant" if found else None
 
 
-OPERATORS: Mapping[str, Row] = {
-    "Conv": Row(
+OPERATORS: Mapping[str, Called] = {
+    "Conv": Called(
         "nodechip_conv_forward_local_fix8b, nodechip_pooling_fix8b_forward_local",
         (constant_weights, images, within_windows, within_extents, dense_or_small, relu_at_most),
     ),
-    "MaxPool": Row(
+    "MaxPool": Called(
         "nodechip_pooling_fix8b_forward_local",
         (images, within_windows, within_extents, not_dilated, small_windows),
     ),
-    "AveragePool": Row(
+    "AveragePool": Called(
         "nodechip_pooling_fix8b_forward_local",
         (images, within_windows, within_extents, not_dilated, small_windows, counted_padding, relu_at_most),
     ),
-    "GlobalMaxPool": Row("nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows)),
-    "GlobalAveragePool": Row(
+    "GlobalMaxPool": Called("nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows)),
+    "GlobalAveragePool": Called(
         "nodechip_pooling_fix8b_forward_local", (images, within_extents, small_windows, relu_at_most)
     ),
-    "Add": Row("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
-    "Relu": Row("nodechip_eltwise_fix8b_forward_local", (images,)),
-    "Clip": Row("nodechip_eltwise_fix8b_forward_local", (images, limits)),
-    "Concat": Row("nothing along channels; GDMA", (computed, batch_stays)),
-    **{op: Row("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
-    "Reshape": Row("nothing, or GDMA", (batch_stays,)),
-    "Transpose": Row("GDMA", (batch_stays,)),
-    "Identity": Row("nothing", ()),
+    "Add": Called("nodechip_eltwise_fix8b_forward_local", (two_maps, within_extents, relu_at_most)),
+    "Relu": Called("nodechip_eltwise_fix8b_forward_local", (images,)),
+    "Clip": Called("nodechip_eltwise_fix8b_forward_local", (images, limits)),
+    "Concat": Called("nothing along channels; GDMA", (computed, batch_stays)),
+    **{op: Called("nothing along channels; GDMA", (batch_stays,)) for op in ("Split", "Slice")},
+    "Reshape": Called("nothing, or GDMA", (batch_stays,)),
+    "Transpose": Called("GDMA", (batch_stays,)),
+    "Identity": Called("nothing", ()),
 }
 """Operators on 8 bits."""
 HOST: Mapping[str, str] = {

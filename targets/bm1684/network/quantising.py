@@ -7,7 +7,7 @@ from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.pipeline import run_passes
 from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
-from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
 from npuc.quantize.scales.offsets import ZeroPoints
@@ -28,7 +28,7 @@ def integer(graph: Graph) -> tuple[Node, ...]:
     return integer_nodes(graph, lambda node: node.op in fixed.OPERATORS and fixed.refusal(graph, node) is None)
 
 
-def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Step, ...]]:
+def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and what was tried to make it better.
 
     A model that brings its scales along keeps them where 0 stands for 0 or -128.

@@ -182,7 +182,7 @@ def padding_within_kernel(graph: Graph, node: Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class Called:
     """An operator: the calls it becomes and its constraints."""
 
     calls: str
@@ -190,43 +190,43 @@ class Row:
 
 
 WINDOWS = (images, within_windows, within_extents)
-OPERATORS: Mapping[str, Row] = {
-    "Conv": Row("conv2d, depthwise2d", (constant_weights, *WINDOWS)),
-    "ConvTranspose": Row(
+OPERATORS: Mapping[str, Called] = {
+    "Conv": Called("conv2d, depthwise2d", (constant_weights, *WINDOWS)),
+    "ConvTranspose": Called(
         "32bit_set_C, 32bit_cpy, conv2d", (constant_weights, images, padding_within_kernel, within_extents)
     ),
-    "Gemm": Row("matmul", (constant_weights, bias_per_column)),
-    "MatMul": Row("matmul", (matrices,)),
-    "MaxPool": Row("max_pool2d", (*WINDOWS, not_dilated)),
-    "AveragePool": Row("avg_pool2d, mul where padding does not count", (*WINDOWS, not_dilated)),
-    "GlobalMaxPool": Row("max_pool2d", (images, within_extents)),
-    "GlobalAveragePool": Row("avg_pool2d", (images, within_extents)),
-    "BatchNormalization": Row("scale_bias, or folded into a convolution", (constant_parameters,)),
-    "LRN": Row("mul, conv2d, sqrt, div", (images, known_power)),
-    "InstanceNormalization": Row(
+    "Gemm": Called("matmul", (constant_weights, bias_per_column)),
+    "MatMul": Called("matmul", (matrices,)),
+    "MaxPool": Called("max_pool2d", (*WINDOWS, not_dilated)),
+    "AveragePool": Called("avg_pool2d, mul where padding does not count", (*WINDOWS, not_dilated)),
+    "GlobalMaxPool": Called("max_pool2d", (images, within_extents)),
+    "GlobalAveragePool": Called("avg_pool2d", (images, within_extents)),
+    "BatchNormalization": Called("scale_bias, or folded into a convolution", (constant_parameters,)),
+    "LRN": Called("mul, conv2d, sqrt, div", (images, known_power)),
+    "InstanceNormalization": Called(
         "avg_pool2d, sub, mul, sqrt, div, scale_bias", (constant_parameters, small_images)
     ),
-    "Softmax": Row("max_pool2d, sub, exp, avg_pool2d, div", (short_vectors,)),
-    **{op: Row("avg_pool2d, mul_C", (short_vectors,)) for op in ("ReduceMean", "ReduceSum")},
-    **{op: Row("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
-    "Pow": Row("mul, sqrt, C_div", (known_exponent,)),
-    "Gather": Row("GDMA", (constant_indices,)),
-    "PRelu": Row("scale, max; relu, min_C, add", (slope_per_channel,)),
-    **{op: Row(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
-    "Add": Row("add, add_C, conv2d (result_add)", ()),
-    "Sub": Row("sub, sub_C, C_sub", ()),
-    "Div": Row("div, div_C, C_div", ()),
-    **{op: Row("calls of one operand", ()) for op in RECIPES},
-    "QuantizeLinear": Row("div_C, max_C, min_C, add_C, sub_C", (one_scale,)),
-    "DequantizeLinear": Row("sub_C, mul_C", (one_scale,)),
-    "Concat": Row("nothing along channels; GDMA", ()),
-    "Split": Row("nothing along channels; GDMA", ()),
-    "Slice": Row("nothing along channels; GDMA", ()),
-    "Pad": Row("32bit_set_C, 32bit_cpy; GDMA", ()),
-    "Resize": Row("32bit_cpy; mul_C, mac_C", (rows_and_columns,)),
-    "Reshape": Row("nothing, or GDMA", ()),
-    **{op: Row("nothing", ()) for op in ("Identity", "Rescale")},
-    **{op: Row("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
+    "Softmax": Called("max_pool2d, sub, exp, avg_pool2d, div", (short_vectors,)),
+    **{op: Called("avg_pool2d, mul_C", (short_vectors,)) for op in ("ReduceMean", "ReduceSum")},
+    **{op: Called("max_pool2d, neg", (short_vectors,)) for op in ("ReduceMax", "ReduceMin")},
+    "Pow": Called("mul, sqrt, C_div", (known_exponent,)),
+    "Gather": Called("GDMA", (constant_indices,)),
+    "PRelu": Called("scale, max; relu, min_C, add", (slope_per_channel,)),
+    **{op: Called(f"{call}, {call}_C", ()) for op, call in (("Mul", "mul"), ("Max", "max"), ("Min", "min"))},
+    "Add": Called("add, add_C, conv2d (result_add)", ()),
+    "Sub": Called("sub, sub_C, C_sub", ()),
+    "Div": Called("div, div_C, C_div", ()),
+    **{op: Called("calls of one operand", ()) for op in RECIPES},
+    "QuantizeLinear": Called("div_C, max_C, min_C, add_C, sub_C", (one_scale,)),
+    "DequantizeLinear": Called("sub_C, mul_C", (one_scale,)),
+    "Concat": Called("nothing along channels; GDMA", ()),
+    "Split": Called("nothing along channels; GDMA", ()),
+    "Slice": Called("nothing along channels; GDMA", ()),
+    "Pad": Called("32bit_set_C, 32bit_cpy; GDMA", ()),
+    "Resize": Called("32bit_cpy; mul_C, mac_C", (rows_and_columns,)),
+    "Reshape": Called("nothing, or GDMA", ()),
+    **{op: Called("nothing", ()) for op in ("Identity", "Rescale")},
+    **{op: Called("GDMA", ()) for op in ("Expand", "Transpose", "DepthToSpace", "SpaceToDepth")},
 }
 
 

@@ -1,8 +1,8 @@
-"""Steps in turns: moves that may run beside a computation stand with it.
+"""Steps in bundles: moves that may run beside a computation stand with it.
 
 A store runs beside the next computation, or already beside the one before if that computes something else; what is
 fetched from system memory runs beside the one before. All this unless one of them needs the other's result.
-All other moves have a turn of their own.
+All other moves have a bundle of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from npuc.targets.bm1684.lowering.tensors import ELEMENT
 
 
 @dataclass(frozen=True)
-class Turn:
+class Bundle:
     """A step, and the moves beside it in their order."""
 
     step: Step
@@ -32,30 +32,30 @@ class Turn:
         return (*self.moves, *self.step.calls)
 
 
-def in_turns(steps: Sequence[Step]) -> list[Turn]:
+def bundled(steps: Sequence[Step]) -> list[Bundle]:
     """The steps in an order that has the same effects, computations in their own."""
-    turns: list[Turn] = []
+    bundles: list[Bundle] = []
     waiting: list[Step] = []
     for step in steps:
         if not step.on_gdma:
-            turns += _alone(_split(waiting, step))
-            turns.append(Turn(step, tuple(waiting)))
+            bundles += _alone(_split(waiting, step))
+            bundles.append(Bundle(step, tuple(waiting)))
             waiting = []
         elif _all(step, "L2S"):
-            if turns and not waiting and _leaves_alone(turns[-1], step):
-                turns[-1] = replace(turns[-1], beside=(*turns[-1].beside, step))
+            if bundles and not waiting and _leaves_alone(bundles[-1], step):
+                bundles[-1] = replace(bundles[-1], beside=(*bundles[-1].beside, step))
             else:
                 waiting.append(step)
-        elif turns and _may_precede(step, turns[-1], waiting):
-            turns[-1] = replace(turns[-1], beside=(*turns[-1].beside, step))
+        elif bundles and _may_precede(step, bundles[-1], waiting):
+            bundles[-1] = replace(bundles[-1], beside=(*bundles[-1].beside, step))
         else:
-            turns += _alone([*waiting, step])
+            bundles += _alone([*waiting, step])
             waiting = []
-    return turns + _alone(waiting)
+    return bundles + _alone(waiting)
 
 
-def _alone(steps: Iterable[Step]) -> list[Turn]:
-    return [Turn(step) for step in steps]
+def _alone(steps: Iterable[Step]) -> list[Bundle]:
+    return [Bundle(step) for step in steps]
 
 
 def _split(waiting: list[Step], step: Step) -> list[Step]:
@@ -68,21 +68,21 @@ def _split(waiting: list[Step], step: Step) -> list[Step]:
     return before
 
 
-def _leaves_alone(turn: Turn, store: Step) -> bool:
-    """Whether a computation runs in the turn, and nothing of the turn writes what the store reads."""
-    written = {call.writes for call in turn.calls}
-    return not turn.step.on_gdma and not any(written & set(call.reads) for call in store.calls)
+def _leaves_alone(bundle: Bundle, store: Step) -> bool:
+    """Whether a computation runs in the bundle, and nothing of the bundle writes what the store reads."""
+    written = {call.writes for call in bundle.calls}
+    return not bundle.step.on_gdma and not any(written & set(call.reads) for call in store.calls)
 
 
 def _all(step: Step, direction: str) -> bool:
     return all(call.name.endswith(direction) for call in step.calls)
 
 
-def _may_precede(fetch: Step, turn: Turn, waiting: Sequence[Step]) -> bool:
-    """Whether data can be fetched beside a turn already: not what waiting stores write, nor where the turn is."""
-    if turn.step.on_gdma or not _all(fetch, "S2L"):
+def _may_precede(fetch: Step, bundle: Bundle, waiting: Sequence[Step]) -> bool:
+    """Whether data can be fetched beside a bundle: not what waiting stores write, nor where the bundle is."""
+    if bundle.step.on_gdma or not _all(fetch, "S2L"):
         return False
-    touched = {name for call in turn.calls for name in call.buffers}
+    touched = {name for call in bundle.calls for name in call.buffers}
     read = [_span(call, 1) for call in fetch.calls]
     written = [_span(call, 0) for each in waiting for call in each.calls]
     apart = all(a[0] != b[0] or a[2] <= b[1] or b[2] <= a[1] for a in read for b in written)

@@ -1,6 +1,6 @@
 """Addresses and regions: steps in order, and beside each of them the transfers that later steps wait for.
 
-A region holds one step of the BDC and, on the GDMA, the moves beside it (turns) and loads of what later steps
+A region holds one step of the BDC and, on the GDMA, the moves beside it (a bundle) and loads of what later steps
 read: as early as local memory has room, in the order of use, divided so that they end with the step. Every buffer
 occupies its bytes of all NPUs from the region that fills it to the last one that reads it, so nothing in a region
 is written by one engine and touched by the other; empty blocks of a scattered tensor are never used for anything
@@ -22,7 +22,7 @@ from npuc.targets.bm1684.lowering.kernel import Call, Kernel, Load, Place, Regio
 from npuc.targets.bm1684.lowering.lowered import Lowered
 from npuc.targets.bm1684.machine.parameters import Machine
 from npuc.targets.bm1684.plan import pricing
-from npuc.targets.bm1684.plan.pairing import Turn, in_turns
+from npuc.targets.bm1684.plan.pairing import Bundle, bundled
 
 SOON = 12
 """Steps: what is read within so many lies low, beside what steps write; what waits longer lies high."""
@@ -45,29 +45,31 @@ WAYS = (Placing(), Placing(ahead=16), Placing(around=True), Placing(around=True,
 
 def plan(lowered: Lowered, machine: Machine) -> Kernel:
     """The kernel of a lowered graph. Raises DoesNotFit (E302) where a step's buffers exceed local memory."""
-    turns = in_turns(lowered.steps)
-    found = [kernel for way in WAYS if (kernel := _planned(lowered, turns, machine, way)) is not None]
+    bundles = bundled(lowered.steps)
+    found = [kernel for way in WAYS if (kernel := _planned(lowered, bundles, machine, way)) is not None]
     if found:
         return min(found, key=lambda kernel: cost(kernel.regions, machine).cycles)
-    return _Plan(lowered, [Turn(step) for step in lowered.steps], machine).run()
+    return _Plan(lowered, [Bundle(step) for step in lowered.steps], machine).run()
 
 
-def _planned(lowered: Lowered, turns: Sequence[Turn], machine: Machine, way: Placing) -> Kernel | None:
+def _planned(lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing) -> Kernel | None:
     """A plan, or None where what runs side by side, which needs room at once, does not fit."""
     try:
-        return _Plan(lowered, turns, machine, way).run()
+        return _Plan(lowered, bundles, machine, way).run()
     except DoesNotFit:
         return None
 
 
 class _Plan:
-    """The state while the regions are filled in order; a region is as long as its turn."""
+    """The state while the regions are filled in order; a region is as long as its bundle."""
 
-    def __init__(self, lowered: Lowered, turns: Sequence[Turn], machine: Machine, way: Placing = WAYS[0]) -> None:
-        self.lowered, self.turns, self.machine, self.way = lowered, turns, machine, way
+    def __init__(
+        self, lowered: Lowered, bundles: Sequence[Bundle], machine: Machine, way: Placing = WAYS[0]
+    ) -> None:
+        self.lowered, self.bundles, self.machine, self.way = lowered, bundles, machine, way
         self.last_end = 0
         """Behind the bytes of the last load that was placed."""
-        self.uses = _uses(turns)
+        self.uses = _uses(bundles)
         self.addresses = self._computed()
         self.taken = [
             Place(name, at, at + lowered.buffers[name], *self.uses[name]) for name, at in self.addresses.items()
@@ -87,23 +89,23 @@ class _Plan:
         addresses = allocate(buffers)
         for buffer in buffers:
             if addresses[buffer.name] + buffer.size > self.machine.local_bytes:
-                raise self._too_large(self.turns[buffer.first].step, addresses[buffer.name] + buffer.size)
+                raise self._too_large(self.bundles[buffer.first].step, addresses[buffer.name] + buffer.size)
         return addresses
 
     def run(self) -> Kernel:
-        """Every turn in its region, with loads beside it."""
-        for index, turn in enumerate(self.turns):
-            needed = {name for call in turn.calls for name in call.buffers if name in self.lowered.loads}
+        """Every bundle in its region, with loads beside it."""
+        for index, bundle in enumerate(self.bundles):
+            needed = {name for call in bundle.calls for name in call.buffers if name in self.lowered.loads}
             self._force(needed, index)
-            calls = tuple(call.placed(self.addresses) for call in turn.step.calls)
-            if turn.step.on_gdma:
-                self.regions.append(Region(calls, (), index, (turn.step,) * len(calls)))
+            calls = tuple(call.placed(self.addresses) for call in bundle.step.calls)
+            if bundle.step.on_gdma:
+                self.regions.append(Region(calls, (), index, (bundle.step,) * len(calls)))
                 continue
-            moves = tuple(call.placed(self.addresses) for call in turn.moves)
-            loads = self._beside(index, self._sum(calls) - self._sum(moves), turn)
-            owners = (*(each for each in turn.beside for _ in each.calls), *(step for _, step in loads))
+            moves = tuple(call.placed(self.addresses) for call in bundle.moves)
+            loads = self._beside(index, self._sum(calls) - self._sum(moves), bundle)
+            owners = (*(each for each in bundle.beside for _ in each.calls), *(step for _, step in loads))
             self.regions.append(Region((*moves, *(call for call, _ in loads)), calls, index, owners))
-        return Kernel(tuple(self.regions), tuple(turn.step for turn in self.turns), tuple(self.taken))
+        return Kernel(tuple(self.regions), tuple(bundle.step for bundle in self.bundles), tuple(self.taken))
 
     def _sum(self, calls: Sequence[Call]) -> int:
         return sum(pricing.cycles(call, self.machine) for call in calls)
@@ -113,7 +115,7 @@ class _Plan:
         calls: list[tuple[Call, Step]] = []
         while needed & ({*self.waiting, self.filling} if self.rest else {*self.waiting}):
             if not self.rest and not self._begin(index, None):
-                raise self._too_large(self.turns[index].step, None)
+                raise self._too_large(self.bundles[index].step, None)
             load, done = self.rest.pop(0)
             calls += self._loading(load, done, load.columns)
         if calls:
@@ -122,13 +124,13 @@ class _Plan:
 
     def _loading(self, load: Load, first: int, last: int) -> list[tuple[Call, Step]]:
         """The calls of a load, placed, with the step that waits for the buffer that is being filled."""
-        step = self.turns[self.uses[self.filling][0]].step
+        step = self.bundles[self.uses[self.filling][0]].step
         return [(call.placed(self.addresses), step) for call in load.call(first, last)]
 
-    def _beside(self, index: int, budget: int, turn: Turn) -> list[tuple[Call, Step]]:
-        """Loads that take at most `budget` cycles while this turn runs, and all that the next one waits for."""
+    def _beside(self, index: int, budget: int, bundle: Bundle) -> list[tuple[Call, Step]]:
+        """Loads that take at most `budget` cycles while this bundle runs, and all that the next one waits for."""
         calls: list[tuple[Call, Step]] = []
-        while self.rest or self._begin(index, turn):
+        while self.rest or self._begin(index, bundle):
             load, done = self.rest.pop(0)
             urgent = self.uses[self.filling][0] == index + 1
             until = load.columns if urgent else self._until(load, done, budget)
@@ -155,24 +157,24 @@ class _Plan:
     def _price(self, load: Load, first: int, last: int) -> int:
         return self._sum(load.call(first, last))
 
-    def _begin(self, index: int, turn: Turn | None) -> bool:
+    def _begin(self, index: int, bundle: Bundle | None) -> bool:
         """Finds room for the next buffer that steps wait for; False if there is none now."""
-        ahead = self.way.ahead if turn is not None else 1
+        ahead = self.way.ahead if bundle is not None else 1
         for name in self.waiting[:ahead]:
             size, last = self.lowered.buffers[name], self.uses[name][1]
             found = self._gaps(size, index, last)
             if found:
-                self._place(name, self._start(found, size, last - index <= SOON, turn), index)
+                self._place(name, self._start(found, size, last - index <= SOON, bundle), index)
                 return True
         return False
 
-    def _start(self, gaps: Sequence[tuple[int, int]], size: int, soon: bool, turn: Turn | None) -> int:
+    def _start(self, gaps: Sequence[tuple[int, int]], size: int, soon: bool, bundle: Bundle | None) -> int:
         """Which of the bytes that are free a load takes."""
         if self.way.around:
             after = self.last_end
             later = (max(start, after) for start, end in gaps if max(start, after) + size <= end)
             return next(later, gaps[0][0])
-        busy = self._banks(turn)
+        busy = self._banks(bundle)
         ends = [at for start, end in gaps for at in (start, end - size)]
         return min(ends, key=lambda at: (bool(self._span(at, size) & busy), at if soon else -at))
 
@@ -195,11 +197,11 @@ class _Plan:
             free = max(free, end)
         return found
 
-    def _banks(self, turn: Turn | None) -> set[int]:
-        """Banks that a turn reads or writes."""
-        if turn is None:
+    def _banks(self, bundle: Bundle | None) -> set[int]:
+        """Banks that a bundle reads or writes."""
+        if bundle is None:
             return set()
-        names = {name for call in turn.calls for name in call.buffers}
+        names = {name for call in bundle.calls for name in call.buffers}
         spans = (self._span(self.addresses[name], self.lowered.buffers[name]) for name in names)
         return {bank for span in spans for bank in span}
 
@@ -220,7 +222,7 @@ class _Plan:
         )
 
 
-def _uses(steps: Sequence[Step | Turn]) -> dict[str, tuple[int, int]]:
+def _uses(steps: Sequence[Step | Bundle]) -> dict[str, tuple[int, int]]:
     """The first and the last step that touch each buffer."""
     found: dict[str, tuple[int, int]] = {}
     for index, step in enumerate(steps):

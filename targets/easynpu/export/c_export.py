@@ -18,7 +18,7 @@ from npuc.copies import Copy
 from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.ir import Array
 from npuc.program import Port, Program
-from npuc.targets.easynpu.export.c_host import Operation, bytes_of
+from npuc.targets.easynpu.export.c_host import HostCall, bytes_of
 from npuc.targets.easynpu.export.c_plan import Plan, plan
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES
@@ -210,7 +210,7 @@ def _move(move: TensorMove, tensors: Mapping[str, int]) -> str:
     )
 
 
-def _host(number: int, each: Operation, tensors: Mapping[str, int]) -> str:
+def _host(number: int, each: HostCall, tensors: Mapping[str, int]) -> str:
     """A host step, after its parameters and the node it stands for."""
     name = f"step_{number}"
     members: dict[str, Any] = {"compute": each.name, "from": tensors[each.source], "to": tensors[each.target]}

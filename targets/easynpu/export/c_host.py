@@ -23,7 +23,7 @@ AXES = 6
 
 
 @dataclass(frozen=True)
-class Operation:
+class HostCall:
     """One call of an operator of npuc_host.c: from a tensor to a tensor.
 
     shape: elements before, along and after the operator's axis; numbers: by the name of the member that takes
@@ -39,7 +39,7 @@ class Operation:
     numbers: Mapping[str, int | float] = field(default_factory=dict[str, int | float])
 
 
-def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
+def operations(step: HostStep, types: dict[str, TensorType]) -> list[HostCall]:
     """The calls that compute a host step; the types of its outputs are added to `types`.
 
     Raises UnsupportedOperator (E202) for what the C driver does not compute, ArtefactError (E502) for a step that
@@ -49,7 +49,7 @@ def operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
         return _operations(step, types)
 
 
-def _operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]:
+def _operations(step: HostStep, types: dict[str, TensorType]) -> list[HostCall]:
     if step.op == CONSTANT:
         return [_given(step, types)]
     if step.op not in MOVES and step.op not in COMPUTES:
@@ -67,12 +67,12 @@ def _operations(step: HostStep, types: dict[str, TensorType]) -> list[Operation]
     return [rule(step, x.shape)]
 
 
-def _given(step: HostStep, types: dict[str, TensorType]) -> Operation:
+def _given(step: HostStep, types: dict[str, TensorType]) -> HostCall:
     """The copy of a constant, a tensor by the name of the step, to the step's output."""
     (name,) = step.outputs
     source = f"{name}/{CONSTANT}"
     types[source] = types[name] = TensorType(tuple(step.attrs["shape"]), step.attrs["dtype"])
-    return Operation(step, "npuc_copy", source, name, copy=Copy(bytes_of(types[name]), 0, 0, ()))
+    return HostCall(step, "npuc_copy", source, name, copy=Copy(bytes_of(types[name]), 0, 0, ()))
 
 
 def bytes_of(found: TensorType) -> int:
@@ -105,23 +105,23 @@ def _along(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
-def _quantisation(step: HostStep, shape: Sequence[int]) -> Operation:
+def _quantisation(step: HostStep, shape: Sequence[int]) -> HostCall:
     name = {"QuantizeLinear": "npuc_quantize", "DequantizeLinear": "npuc_dequantize"}[step.op]
     numbers = {"scale": float(step.attrs["scale"]), "zero": float(step.attrs.get("zero_point", 0))}
-    return Operation(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=numbers)
+    return HostCall(step, name, step.inputs[0], step.outputs[0], (1, prod(shape), 1), numbers=numbers)
 
 
-def _normalised(step: HostStep, shape: Sequence[int]) -> Operation:
+def _normalised(step: HostStep, shape: Sequence[int]) -> HostCall:
     name = {"Softmax": "npuc_softmax", "LogSoftmax": "npuc_log_softmax"}[step.op]
-    return Operation(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
+    return HostCall(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
 
 
-def _arg_max(step: HostStep, shape: Sequence[int]) -> Operation:
+def _arg_max(step: HostStep, shape: Sequence[int]) -> HostCall:
     name = "npuc_argmax_last" if step.attrs.get("select_last_index") else "npuc_argmax"
-    return Operation(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
+    return HostCall(step, name, step.inputs[0], step.outputs[0], _along(shape, step.attrs["axis"]))
 
 
-def _lrn(step: HostStep, shape: Sequence[int]) -> Operation:
+def _lrn(step: HostStep, shape: Sequence[int]) -> HostCall:
     attrs, size = step.attrs, step.attrs["size"]
     numbers = {
         "before": (size - 1) // 2,
@@ -130,10 +130,10 @@ def _lrn(step: HostStep, shape: Sequence[int]) -> Operation:
         "beta": attrs.get("beta", 0.75),
         "bias": attrs.get("bias", 1.0),
     }
-    return Operation(step, "npuc_lrn", step.inputs[0], step.outputs[0], _along(shape, 1), numbers=numbers)
+    return HostCall(step, "npuc_lrn", step.inputs[0], step.outputs[0], _along(shape, 1), numbers=numbers)
 
 
-COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], Operation]] = {
+COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], HostCall]] = {
     "QuantizeLinear": _quantisation,
     "DequantizeLinear": _quantisation,
     "Softmax": _normalised,
@@ -143,7 +143,7 @@ COMPUTES: Mapping[str, Callable[[HostStep, Sequence[int]], Operation]] = {
 }
 
 
-def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
+def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[HostCall]:
     """One copy for every pair of an input and an output that share elements."""
     inputs, outputs = (
         {name: np.empty(types[name].shape, types[name].dtype) for name in names}
@@ -152,7 +152,7 @@ def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
     operands = [inputs[name] for name in step.inputs]
     node = Node(step.op, step.inputs, step.outputs, step.attrs, step.node)
     pairs = MOVES[step.op](node, operands, list(outputs.values()))
-    found: list[Operation] = []
+    found: list[HostCall] = []
     for position, (source, target) in enumerate(pairs):
         if source.size == 0:
             continue
@@ -161,5 +161,5 @@ def _copies(step: HostStep, types: Mapping[str, TensorType]) -> list[Operation]:
         copy = copy_between(source, inputs[x], target, outputs[y])
         if len(copy.axes) > AXES:
             raise _refused(step, f"{len(copy.axes)} axes that cannot be merged", x)
-        found.append(Operation(step, "npuc_copy", x, y, copy=copy))
+        found.append(HostCall(step, "npuc_copy", x, y, copy=copy))
     return found

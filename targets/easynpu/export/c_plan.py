@@ -18,7 +18,7 @@ from npuc.errors import ArtefactError, UnsupportedOperator
 from npuc.host import CONSTANT, HostStep, consistent
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.targets.easynpu.export.c_host import Operation, bytes_of, operations
+from npuc.targets.easynpu.export.c_host import HostCall, bytes_of, operations
 from npuc.targets.easynpu.program.artefact import Contents, Segment, TensorMove
 
 ALIGNMENT = 8
@@ -26,7 +26,7 @@ ALIGNMENT = 8
 ELEMENTS = ("int8", "int64", "float32")
 """Element types of inputs, outputs and constants."""
 
-Action = Segment | Operation
+Action = Segment | HostCall
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def plan(program: Program) -> Plan:
     for port in program.outputs:
         if types.get(port.name) != TensorType(port.shape, port.dtype):
             raise _damaged("no step gives it", port.name)
-    operations_only = [each for each in actions if isinstance(each, Operation)]
+    operations_only = [each for each in actions if isinstance(each, HostCall)]
     constants = {each.source: _value(each.step) for each in operations_only if each.step.op == CONSTANT}
     outside = border | constants.keys()
     for name in sorted(outside):
@@ -107,7 +107,7 @@ def _shared(
     storage = {name: name for name in types}
     kept: list[Action] = []
     for each in actions:
-        if not isinstance(each, Operation) or not _keeps_order(each, types):
+        if not isinstance(each, HostCall) or not _keeps_order(each, types):
             kept.append(each)
         elif each.target not in outside:
             storage[each.target] = storage[each.source]
@@ -119,7 +119,7 @@ def _shared(
     return kept, storage
 
 
-def _keeps_order(each: Operation, types: Mapping[str, TensorType]) -> bool:
+def _keeps_order(each: HostCall, types: Mapping[str, TensorType]) -> bool:
     """Whether it copies a whole tensor to a whole tensor as it is."""
     size = bytes_of(types[each.source])
     return size == bytes_of(types[each.target]) and each.copy == Copy(size, 0, 0, ())
@@ -141,12 +141,12 @@ def _lifetimes(
 
 
 def _touched(action: Action) -> list[str]:
-    if isinstance(action, Operation):
+    if isinstance(action, HostCall):
         return [action.source, action.target]
     return [move.tensor for move in (*action.loads, *action.stores)]
 
 
-def _scales(found: Sequence[Operation]) -> dict[str, tuple[float, float]]:
+def _scales(found: Sequence[HostCall]) -> dict[str, tuple[float, float]]:
     """Scale and zero point of the int8 form that a float tensor has; copies hand them on."""
     scales: dict[str, tuple[float, float]] = {}
     for each in found:

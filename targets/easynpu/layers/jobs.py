@@ -14,7 +14,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.views import View, Views
-from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer, Reshape
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -79,7 +79,7 @@ class Scope:
     graph: Graph
     nodes: Sequence[Node]
     views: Views
-    windows: Mapping[str, Window]
+    windows: Mapping[str, MapWindow]
     """What is computed or held of every tensor."""
     machine: Machine
     documented: bool

@@ -16,14 +16,14 @@ from npuc.ops.windows import window_of
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Scope, bands, chunk_view
 from npuc.targets.easynpu.layers.tiling import FIELD_MOST
 from npuc.targets.easynpu.layers.views import View
-from npuc.targets.easynpu.layers.windows import Window, whole
+from npuc.targets.easynpu.layers.windows import MapWindow, whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
 def geometry(
-    node: Node, x: Window, y: Window, held: Window, kernel: tuple[int, int]
+    node: Node, x: MapWindow, y: MapWindow, held: MapWindow, kernel: tuple[int, int]
 ) -> tuple[dict[str, int], int, int]:
     """The layer word's fields for a window operator, and the first row and column that it reads of what is held.
 

@@ -87,7 +87,7 @@ def slope_per_channel(graph: Graph, node: Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class OnArray:
     """An operator that the array runs: its instruction and its constraints."""
 
     instruction: str
@@ -98,25 +98,25 @@ class Row:
 BATCH = "bind the batch to 1 with --input-shape"
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
 
-ARRAY: Mapping[str, Row] = {
-    "Conv": Row(
+ARRAY: Mapping[str, OnArray] = {
+    "Conv": OnArray(
         "conv, dwconv (with ReLU)",
         (one_image, constant_weights, finite_constants, dense_or_depthwise, clips_at_zero),
         SIMPLIFY,
     ),
-    "Gemm": Row("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
-    "MaxPool": Row("maxpool", (one_image,), BATCH),
-    "GlobalMaxPool": Row("maxpool", (one_image,), BATCH),
-    "AveragePool": Row(
+    "Gemm": OnArray("conv", (one_image, constant_weights, finite_constants, clips_at_zero), SIMPLIFY),
+    "MaxPool": OnArray("maxpool", (one_image,), BATCH),
+    "GlobalMaxPool": OnArray("maxpool", (one_image,), BATCH),
+    "AveragePool": OnArray(
         "avgpool", (one_image, counts_no_padding), "set count_include_pad = 1, or drop the padding"
     ),
-    "GlobalAveragePool": Row("avgpool", (one_image,), BATCH),
-    "Add": Row("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
-    "Mul": Row("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
-    "Relu": Row("relu", (one_image,), BATCH),
-    **{op: Row("act", (one_image,), BATCH) for op in TABLE_OPS},
-    "Clip": Row("relu (from 0), act", (one_image,), BATCH),
-    "PRelu": Row(
+    "GlobalAveragePool": OnArray("avgpool", (one_image,), BATCH),
+    "Add": OnArray("add", (one_image, whole_or_repeated, clips_at_zero), "give both operands the same channels"),
+    "Mul": OnArray("mul", (one_image, whole_or_repeated), "give both operands the same channels"),
+    "Relu": OnArray("relu", (one_image,), BATCH),
+    **{op: OnArray("act", (one_image,), BATCH) for op in TABLE_OPS},
+    "Clip": OnArray("relu (from 0), act", (one_image,), BATCH),
+    "PRelu": OnArray(
         "prelu, act (one slope)",
         (one_image, slope_per_channel, finite_constants),
         "share the slope between pixels",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXES, AXIS, BLOCKSIZE, STARTS
 from npuc.targets.easynpu.layers.addressing import Shape, concat_offsets, interleaved, is_part, split_offsets
-from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import LANES, Place
 
 
@@ -102,7 +102,7 @@ class Views:
         return view == View(view.buffer, *self.buffers[view.buffer])
 
 
-def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> Views:
+def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> Views:
     """The views of the tensors that a run of array nodes reads and writes.
 
     windows: what is held of every tensor: all of it, or the window of a tile.
@@ -113,7 +113,7 @@ def views_of(graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window])
 class _Planner:
     """Decides from the last node to the first which tensors are written straight into a concatenation."""
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node], windows: Mapping[str, Window]) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], windows: Mapping[str, MapWindow]) -> None:
         self.graph = graph
         self.nodes = nodes
         self.windows = windows

@@ -23,7 +23,7 @@ Rows = Array
 
 
 @dataclass(frozen=True)
-class Window:
+class MapWindow:
     """Half-open ranges of channels, rows and columns."""
 
     channels: Range
@@ -48,10 +48,10 @@ class Window:
         return height * width * groups(channels)
 
 
-def whole(graph: Graph, tensor: str) -> Window:
+def whole(graph: Graph, tensor: str) -> MapWindow:
     """All of a tensor."""
     channels, height, width = map_shape(graph.shape(tensor))
-    return Window((0, channels), (0, height), (0, width))
+    return MapWindow((0, channels), (0, height), (0, width))
 
 
 def is_channelwise(graph: Graph, node: Node) -> bool:
@@ -144,19 +144,19 @@ def ranges_for(
     return found
 
 
-def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, Window]) -> dict[str, Window]:
+def windows_for(graph: Graph, nodes: Sequence[Node], outputs: Mapping[str, MapWindow]) -> dict[str, MapWindow]:
     """What must be computed (or loaded) of every tensor so that these windows of the outputs result."""
     along = [
         ranges_for(graph, nodes, {name: _range(window, axis) for name, window in outputs.items()}, axis)
         for axis in range(3)
     ]
     return {
-        name: Window(*((int(low), int(high)) for low, high in (ranges[name] for ranges in along)))
+        name: MapWindow(*((int(low), int(high)) for low, high in (ranges[name] for ranges in along)))
         for name in along[0]
     }
 
 
-def _range(window: Window, axis: int) -> tuple[Rows, Rows]:
+def _range(window: MapWindow, axis: int) -> tuple[Rows, Rows]:
     low, high = (window.channels, window.rows, window.columns)[axis]
     return np.array(low), np.array(high)
 

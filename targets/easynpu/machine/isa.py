@@ -28,7 +28,7 @@ FLAGS = FUSED | STORED
 
 
 @dataclass(frozen=True)
-class Operation:
+class Opcode:
     """A row of the opcode table: mnemonic, base opcode, category, what its weight stream holds."""
 
     mnemonic: str
@@ -46,14 +46,14 @@ class Operation:
 
 CONV, CHANNEL_WISE, RESHAPE = "BasicConv", "ChannelWise", "Reshape"
 
-OPERATIONS: tuple[Operation, ...] = (
-    Operation("conv", 0b000_000_00, CONV, True, True, "convolution, or a fully connected layer (Hk = Wk = 1)"),
-    Operation("conv_relu", 0b000_001_00, CONV, True, True, "convolution with ReLU"),
-    Operation("dwconv", 0b000_000_01, CHANNEL_WISE, True, True, "depthwise convolution"),
-    Operation("dwconv_relu", 0b000_001_01, CHANNEL_WISE, True, True, "depthwise convolution with ReLU", False),
-    Operation("bn", 0b000_000_10, CHANNEL_WISE, True, True, "batch normalisation: w * x + b per channel"),
-    Operation("relu", 0b000_001_10, CHANNEL_WISE, False, False, "ReLU"),
-    Operation(
+OPERATIONS: tuple[Opcode, ...] = (
+    Opcode("conv", 0b000_000_00, CONV, True, True, "convolution, or a fully connected layer (Hk = Wk = 1)"),
+    Opcode("conv_relu", 0b000_001_00, CONV, True, True, "convolution with ReLU"),
+    Opcode("dwconv", 0b000_000_01, CHANNEL_WISE, True, True, "depthwise convolution"),
+    Opcode("dwconv_relu", 0b000_001_01, CHANNEL_WISE, True, True, "depthwise convolution with ReLU", False),
+    Opcode("bn", 0b000_000_10, CHANNEL_WISE, True, True, "batch normalisation: w * x + b per channel"),
+    Opcode("relu", 0b000_001_10, CHANNEL_WISE, False, False, "ReLU"),
+    Opcode(
         "act",
         0b000_010_10,
         CHANNEL_WISE,
@@ -62,11 +62,11 @@ OPERATIONS: tuple[Operation, ...] = (
         "activation by a piecewise-linear table",
         block="table (7 words)",
     ),
-    Operation("maxpool", 0b000_011_10, CHANNEL_WISE, False, False, "max pooling"),
-    Operation("avgpool", 0b000_100_10, CHANNEL_WISE, True, True, "average pooling by constant weights"),
-    Operation("add", 0b000_101_10, CHANNEL_WISE, False, True, "sum of two tensors"),
-    Operation("mul", 0b000_110_10, CHANNEL_WISE, False, True, "product of two tensors"),
-    Operation(
+    Opcode("maxpool", 0b000_011_10, CHANNEL_WISE, False, False, "max pooling"),
+    Opcode("avgpool", 0b000_100_10, CHANNEL_WISE, True, True, "average pooling by constant weights"),
+    Opcode("add", 0b000_101_10, CHANNEL_WISE, False, True, "sum of two tensors"),
+    Opcode("mul", 0b000_110_10, CHANNEL_WISE, False, True, "product of two tensors"),
+    Opcode(
         "prelu",
         0b000_111_10,
         CHANNEL_WISE,
@@ -76,10 +76,10 @@ OPERATIONS: tuple[Operation, ...] = (
         False,
         block="slopes (4 words per 16 channels)",
     ),
-    Operation("reshape", 0b100_000_00, RESHAPE, False, False, "permutation, split and stack of dimensions"),
+    Opcode("reshape", 0b100_000_00, RESHAPE, False, False, "permutation, split and stack of dimensions"),
 )
-BY_OPCODE: Mapping[int, Operation] = {row.opcode: row for row in OPERATIONS}
-BY_MNEMONIC: Mapping[str, Operation] = {row.mnemonic: row for row in OPERATIONS}
+BY_OPCODE: Mapping[int, Opcode] = {row.opcode: row for row in OPERATIONS}
+BY_MNEMONIC: Mapping[str, Opcode] = {row.mnemonic: row for row in OPERATIONS}
 
 
 @word(WORD_BITS)
@@ -109,7 +109,7 @@ class Layer:
     Wi: int = bits(127, 120, "columns of the input feature map (unused in the document)", minus_one=True)
 
     @property
-    def operation(self) -> Operation | None:
+    def operation(self) -> Opcode | None:
         """The opcode's row, or None where the document defines nothing."""
         return BY_OPCODE.get(self.opcode & ~FLAGS)
 
@@ -163,7 +163,7 @@ class Reshape:
     Wi: int = bits(127, 120, "columns of the input feature map", minus_one=True)
 
     @property
-    def operation(self) -> Operation | None:
+    def operation(self) -> Opcode | None:
         """The opcode's row."""
         return BY_OPCODE.get(self.opcode)
 

@@ -10,7 +10,7 @@ from npuc.pipeline import Hook, run_passes
 from npuc.quantize.calibration.histograms import source, uniform
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
-from npuc.quantize.improvement.search import Network, Recipe, Step, best_network, best_weights
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network, best_weights
 from npuc.quantize.network.build import quantiser
 from npuc.quantize.scales.constraints import constraints_of, equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps, reaches
@@ -36,7 +36,7 @@ def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
 
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options, hook: Hook | None = None
-) -> tuple[Network, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and what was tried to make it better.
 
     A model that brings its scales along keeps them; real samples make its weights fit them better. The
@@ -76,7 +76,7 @@ def network(
         chosen = without(integer(graph, machine), host)
         return Network(graph, chosen, found, {}, make(graph, chosen, found, method, given))
 
-    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+    def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
         zeros = None if documented else replace(IN_BIASES, power_of_two=power_of_two)
         recipe = Recipe(
             lambda each: without(integer(each, machine), host),

@@ -14,11 +14,11 @@ from npuc.targets.easynpu.layers.convolutions import expect_documented, load_of
 from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, fused_behind
 from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS
 from npuc.targets.easynpu.layers.views import Views
-from npuc.targets.easynpu.layers.windows import Window, is_channelwise, needed
+from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, needed
 from npuc.targets.easynpu.machine.memory import feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Share
-from npuc.targets.easynpu.plan.implicit import Inexpressible, Step, arranged
+from npuc.targets.easynpu.plan.implicit import ChainUse, Inexpressible, arranged
 
 
 def has_addresses(graph: Graph, node: Node) -> bool:
@@ -43,7 +43,7 @@ def expect_words(graph: Graph, nodes: Sequence[Node], machine: Machine) -> None:
         raise NpucError.of(problems)
 
 
-def _extents(window: Window) -> tuple[tuple[int, int], tuple[int, int]]:
+def _extents(window: MapWindow) -> tuple[tuple[int, int], tuple[int, int]]:
     return window.rows, window.columns
 
 
@@ -78,7 +78,7 @@ class Chains:
             self.chains.append(chain)
 
     def fit(
-        self, views: Views, windows: Mapping[str, Window], inputs: Sequence[str], outputs: Sequence[str]
+        self, views: Views, windows: Mapping[str, MapWindow], inputs: Sequence[str], outputs: Sequence[str]
     ) -> bool:
         """Whether a tile can be computed; no map between two of its chains goes through the host."""
         try:
@@ -98,7 +98,7 @@ class Chains:
             return False
         return True
 
-    def _step(self, chain: Sequence[Node], views: Views, windows: Mapping[str, Window]) -> Step | None:
+    def _step(self, chain: Sequence[Node], views: Views, windows: Mapping[str, MapWindow]) -> ChainUse | None:
         """A chain as one step; None if it takes several words over parts of the channels."""
         head, last = chain[0], chain[-1]
         channels = windows[last.output].shape[0]
@@ -122,10 +122,10 @@ class Chains:
             )
         result = views.tensors[last.output].buffer
         other = None if operand is None else views.tensors[operand].buffer
-        return Step(head, views.tensors[source].buffer, other, result, result, weights, 2 * len(chain))
+        return ChainUse(head, views.tensors[source].buffer, other, result, result, weights, 2 * len(chain))
 
     def _meets(
-        self, chain: Sequence[Node], source: str, operand: str | None, windows: Mapping[str, Window]
+        self, chain: Sequence[Node], source: str, operand: str | None, windows: Mapping[str, MapWindow]
     ) -> bool:
         """Whether what is held of the operands begins where the chain reads, without addresses that say so."""
         head, result = chain[0], windows[chain[-1].output]

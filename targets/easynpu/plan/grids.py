@@ -16,7 +16,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job
-from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -32,7 +32,7 @@ class Grid:
     rows: int = 1
     columns: int = 1
 
-    def windows(self, shape: tuple[int, int, int]) -> Iterator[Window]:
+    def windows(self, shape: tuple[int, int, int]) -> Iterator[MapWindow]:
         """The tiles of a map (C, H, W), channels outermost."""
         per_axis = (
             cuts(groups(shape[0]), self.channels),
@@ -40,7 +40,7 @@ class Grid:
             cuts(shape[2], self.columns),
         )
         for (first, end), rows, columns in product(*per_axis):
-            yield Window((first * LANES, min(end * LANES, shape[0])), rows, columns)
+            yield MapWindow((first * LANES, min(end * LANES, shape[0])), rows, columns)
 
 
 def cuts(extent: int, tiles: int) -> list[tuple[int, int]]:
@@ -134,7 +134,7 @@ class Axis:
         return [np.stack([low[:, at], high[:, at]], axis=1) for _, at in sorted(kinds.items(), reverse=True)]
 
 
-def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, Window]]:
+def tiles_of(graph: Graph, nodes: Sequence[Node], grid: Grid) -> list[dict[str, MapWindow]]:
     """The windows of a range's outputs, tile by tile; none if the outputs have different numbers of tiles."""
     outputs = outputs_of(graph, nodes)
     windows = [list(grid.windows(map_shape(graph.shape(name)))) for name in outputs]

@@ -25,7 +25,7 @@ LOW, HIGH, SKIP = "low", "high", "skip"
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainUse:
     """What a chain of words reads and writes: names of buffers, and how many words it takes."""
 
     node: Node
@@ -62,13 +62,13 @@ class Part:
 class Inexpressible(Exception):
     """The document's addresses cannot express a run: the step that shows it, and why."""
 
-    def __init__(self, step: Step, reason: str, *, room: tuple[str, int] | None = None) -> None:
+    def __init__(self, step: ChainUse, reason: str, *, room: tuple[str, int] | None = None) -> None:
         super().__init__(reason)
         self.step, self.reason, self.room = step, reason, room
 
 
 def arranged(
-    steps: Sequence[Step],
+    steps: Sequence[ChainUse],
     sizes: Mapping[str, int],
     inputs: Collection[str],
     outputs: Sequence[str],
@@ -90,7 +90,7 @@ class _Walk:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[ChainUse],
         sizes: Mapping[str, int],
         inputs: set[str],
         outputs: list[str],
@@ -124,7 +124,7 @@ class _Walk:
             raise Inexpressible(step, f"'{step.operand}' and '{self.at[SKIP]}' would both be kept")
         self._run(at)
 
-    def _expect_room(self, step: Step) -> None:
+    def _expect_room(self, step: ChainUse) -> None:
         pair = self.sizes[step.source] + self.sizes[step.result]
         if pair > self.machine.fmap_words:
             reason = f"input and output take {self.sizes[step.source]} + {self.sizes[step.result]} words"
@@ -133,7 +133,7 @@ class _Walk:
             words = self.sizes[step.operand]
             raise Inexpressible(step, f"the kept tensor takes {words} words", room=("skip", words))
 
-    def _continues(self, step: Step) -> bool:
+    def _continues(self, step: ChainUse) -> bool:
         """Whether the step can be part of the segment: its source is where words read, and there is room."""
         more = self.words + step.words <= self.machine.itcm_words
         room = more and self.weights + step.weights <= self.machine.weight_words
@@ -243,12 +243,12 @@ class _Walk:
         return self.parts
 
 
-def steps_of(run: Run) -> list[Step]:
+def steps_of(run: Run) -> list[ChainUse]:
     """The steps of a run's jobs. Raises UnsupportedOperator (E204) for what implicit addresses cannot express."""
     for name, view in run.inputs.items():
         if not run.views.is_whole(view):
             raise _refusal(f"'{name}' is loaded into a part of '{view.buffer}'", run.jobs[0].stages[0].node)
-    found: list[Step] = []
+    found: list[ChainUse] = []
     for job in run.jobs:
         name = job.stages[-1].node.name
         if any(stage.keeps for stage in job.stages):
@@ -261,7 +261,7 @@ def steps_of(run: Run) -> list[Step]:
         weights = sum(len(stage.block) for stage in job.stages)
         operand = None if job.operand is None else job.operand.buffer
         found.append(
-            Step(
+            ChainUse(
                 job.stages[0].node,
                 job.sources[0].buffer,
                 operand,

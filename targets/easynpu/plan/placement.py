@@ -9,7 +9,7 @@ from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
 from npuc.errors import DoesNotFit
 from npuc.targets.easynpu.layers.jobs import Job
 from npuc.targets.easynpu.layers.views import View, Views
-from npuc.targets.easynpu.layers.windows import Window
+from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.memory import Place, feature_words, low_end
 from npuc.targets.easynpu.machine.parameters import Machine
 
@@ -40,7 +40,7 @@ class Crossing:
     """A tensor that crosses the border of a run, its view, and where it lies then."""
 
     tensor: str
-    window: Window
+    window: MapWindow
     place: Place
 
 
@@ -62,9 +62,9 @@ class Run:
     inputs: Mapping[str, View]
     outputs: Mapping[str, View]
     views: Views
-    windows: Mapping[str, Window]
+    windows: Mapping[str, MapWindow]
     """What is computed or loaded of every tensor."""
-    stored: Mapping[str, Window]
+    stored: Mapping[str, MapWindow]
     """What is stored of every output."""
 
     def words(self, buffer: str) -> int:

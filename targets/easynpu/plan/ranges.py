@@ -19,7 +19,7 @@ from npuc.targets.easynpu.layers.convolutions import parts_in_turn
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
-from npuc.targets.easynpu.layers.windows import Window, is_channelwise, is_tileable, ranges_for, whole
+from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_tileable, ranges_for, whole
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, feature_words, groups
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -92,16 +92,16 @@ class Range:
             self.fitting[grid] = all(self._placeable(self._windows(*each)) for each in product(*kinds))
         return self.fitting[grid]
 
-    def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, Window]:
-        found: dict[str, Window] = {}
+    def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, MapWindow]:
+        found: dict[str, MapWindow] = {}
         for at, name in enumerate(self.tensors):
             first, end = (int(bound) * LANES for bound in channels[at])
             depth = map_shape(self.graph.shape(name))[0]
             (top, bottom), (left, right) = rows[at].tolist(), columns[at].tolist()
-            found[name] = Window((first, min(end, depth)), (top, bottom), (left, right))
+            found[name] = MapWindow((first, min(end, depth)), (top, bottom), (left, right))
         return found
 
-    def _placeable(self, windows: Mapping[str, Window]) -> bool:
+    def _placeable(self, windows: Mapping[str, MapWindow]) -> bool:
         views = views_of(self.graph, self.nodes, windows)
         if self.chains is not None:
             return self.chains.fit(views, windows, self.inputs, self.outputs)

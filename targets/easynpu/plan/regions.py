@@ -11,7 +11,7 @@ from npuc.targets.easynpu.layers.fusion import ARRAY_OPS, runs_on_array
 from npuc.targets.easynpu.layers.jobs import Scope
 from npuc.targets.easynpu.layers.selection import select
 from npuc.targets.easynpu.layers.views import View, views_of
-from npuc.targets.easynpu.layers.windows import Window, windows_for
+from npuc.targets.easynpu.layers.windows import MapWindow, windows_for
 from npuc.targets.easynpu.machine.memory import feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.placement import Run
@@ -99,7 +99,7 @@ def run_of(
     graph: Graph,
     nodes: Sequence[Node],
     machine: Machine,
-    outputs: Mapping[str, Window],
+    outputs: Mapping[str, MapWindow],
     *,
     documented: bool,
 ) -> Run:
@@ -117,7 +117,7 @@ def run_of(
     )
 
 
-def _stored_part(view: View, computed: Window, stored: Window) -> View:
+def _stored_part(view: View, computed: MapWindow, stored: MapWindow) -> View:
     """The part of a tensor's view that is stored: its halo may be computed as well."""
     row, column = stored.rows[0] - computed.rows[0], stored.columns[0] - computed.columns[0]
     return view.window((0, row, column), (view.channels, *stored.shape[1:]))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from npuc.ir import Array
-from npuc.targets.easynpu.simulate.schedule import Plan, Step
+from npuc.targets.easynpu.simulate.schedule import PadStep, Plan
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Touched:
 class Executed:
     """A step as it was executed, for whoever watches."""
 
-    step: Step
+    step: PadStep
     plan: Plan
     start: int
     cycles: int

@@ -19,8 +19,8 @@ from npuc.targets.easynpu.simulate.scattering import Scatter
 from npuc.targets.easynpu.simulate.schedule import (
     NONE,
     Access,
+    PadStep,
     Plan,
-    Step,
     Sweep,
     Tile,
     accumulating,
@@ -141,7 +141,7 @@ class LayerRun:
             return weights.reshape(layer.Ci, -1, layer.Zs, LANES) * self.lanes[:, 0]
         return weights.reshape(len(self.lanes), -1, LANES) * self.lanes
 
-    def _execute(self, step: Step, side: int, following: Step | None) -> None:
+    def _execute(self, step: PadStep, side: int, following: PadStep | None) -> None:
         plan = self._plan(step)
         first, last = plan.weight_uses
         weights = first, last
@@ -162,7 +162,7 @@ class LayerRun:
         self.count.compute_cycles += plan.compute
         self.count.weight_words += len(first)
 
-    def _plan(self, step: Step) -> Plan:
+    def _plan(self, step: PadStep) -> Plan:
         """The sweeps of a step; equal for equal tiles."""
         key = (step.tile.y, step.tile.x, step.part, step.channels, step.last)
         if key not in self._plans:
@@ -174,7 +174,7 @@ class LayerRun:
             self._plans[key] = Plan(tuple(sweep for sweep in sweeps if sweep.passes))
         return self._plans[key]
 
-    def _sweep(self, step: Step, stage: int, passes: int, access: Access) -> Sweep:
+    def _sweep(self, step: PadStep, stage: int, passes: int, access: Access) -> Sweep:
         ozis = self.parts[0].Zs if self.dense else 1
         words = ozis if len(self.blocks[stage].weights) else 0
         source = self.sources[0].place.memory
@@ -186,7 +186,7 @@ class LayerRun:
         writes = self.scatter.writes if self.scatter is not None and stage == len(self.chain) - 1 else 1
         return Access(None if operand is None else operand.place.memory, results, writes)
 
-    def _load(self, step: Step, side: int) -> Array:
+    def _load(self, step: PadStep, side: int) -> Array:
         """Fills a set of ifmap pads; the addresses that were read, NONE for padding."""
         stage, source = self.chain[step.part], self.sources[step.part].place
         self._at = step.part, step.tile
@@ -202,7 +202,7 @@ class LayerRun:
         addresses[wanted.inside] = at
         return addresses
 
-    def _accumulate(self, step: Step, side: int) -> None:
+    def _accumulate(self, step: PadStep, side: int) -> None:
         """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
         stage, layer = self.chain[step.part], self.parts[step.part]
         self._at = step.part, step.tile
@@ -221,7 +221,7 @@ class LayerRun:
             psums = datapath.multicast(before, ifmap, weights[step.group])
         self._write_psums(psums)
 
-    def _continue(self, step: Step) -> None:
+    def _continue(self, step: PadStep) -> None:
         """The last pass's results, then the passes of the fused words, each on the int8 before it."""
         x = self._result(step.part, step)
         for stage in range(step.part + 1, len(self.chain)):
@@ -229,7 +229,7 @@ class LayerRun:
             self._write_psums(self._applied(stage, x, step))
             x = self._result(stage, step)
 
-    def _applied(self, stage: int, x: Array, step: Step) -> Array:
+    def _applied(self, stage: int, x: Array, step: PadStep) -> Array:
         """Psums of a word that works pixel by pixel on int8 values (zs, positions, 16)."""
         block, rows = self.blocks[stage], self._rows(step)
         match self.chain[stage].name:
@@ -248,7 +248,7 @@ class LayerRun:
                 bias = self.hardware.parameter_pads.bias(block.entries)[rows]
                 return x * self.weights[stage][rows].astype(np.int64) + (bias * self.lanes[rows, 0])[:, None]
 
-    def _operand(self, stage: int, step: Step) -> Array:
+    def _operand(self, stage: int, step: PadStep) -> Array:
         """The second operand (zs, positions, 16), from the result's place in its own map."""
         operand = self.operands[stage]
         assert operand is not None
@@ -257,7 +257,7 @@ class LayerRun:
         self._touched[stage] = Touched(at.ravel(), None)
         return self.hardware.dtcm(operand.place.memory).read(at).astype(np.int64)
 
-    def _result(self, stage: int, step: Step) -> Array:
+    def _result(self, stage: int, step: PadStep) -> Array:
         """int8 values (zs, positions, 16) of the psums, kept and written where the word says."""
         x = self._quantised(stage, step) * self.lanes[self._rows(step)]
         tile, rows = step.tile, self._rows(step)
@@ -276,7 +276,7 @@ class LayerRun:
                 self._touched[stage] = Touched(before.operands, at.ravel())
         return x
 
-    def _quantised(self, stage: int, step: Step) -> Array:
+    def _quantised(self, stage: int, step: PadStep) -> Array:
         """int8 values of the psums by the word's scale, with the ReLU that a convolution may contain."""
         block, psums, layer = self.blocks[stage], self._psums(step), self.chain[stage].layer
         match self.chain[stage].name:
@@ -291,7 +291,7 @@ class LayerRun:
         operation = layer.operation
         return np.maximum(x, 0) if operation is not None and operation.mnemonic.endswith("_relu") else x
 
-    def _addresses(self, where: Map, step: Step) -> Array:
+    def _addresses(self, where: Map, step: PadStep) -> Array:
         """The words (zs, positions) of the tile's pixels in an output-sized map."""
         place, tile = where.place, step.tile
         rows, columns = tile.oy + np.arange(tile.y), tile.ox + np.arange(tile.x)
@@ -299,18 +299,18 @@ class LayerRun:
         ozis = np.arange(where.groups)[self._rows(step)]
         return place.base + place.group * ozis[:, None] + pixels
 
-    def _rows(self, step: Step) -> slice:
+    def _rows(self, step: PadStep) -> slice:
         """The groups of output channels whose psums the step holds: all, or channel-wise its own."""
         return slice(None) if self.dense else slice(step.group, step.group + 1)
 
-    def _bias(self, step: Step) -> Array:
+    def _bias(self, step: PadStep) -> Array:
         """Psums (zs, positions, 16) as the first pass finds them: nothing but the bias."""
         bias = self.hardware.parameter_pads.bias(self.blocks[step.part].entries)[self._rows(step)]
         bias = bias * self.lanes[self._rows(step), 0]
         self.hardware.psums.clear()
         return np.repeat(bias[:, None], step.tile.positions, axis=1)
 
-    def _psums(self, step: Step) -> Array:
+    def _psums(self, step: PadStep) -> Array:
         return self.hardware.psums.read(self.parts[0].Zs if self.dense else 1, step.tile.positions)
 
     def _write_psums(self, psums: Array) -> None:

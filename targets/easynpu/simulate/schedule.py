@@ -41,7 +41,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Step:
+class PadStep:
     """What is computed with one set of ifmap pads: 16 input channels of one accumulating word, for a tile."""
 
     tile: Tile
@@ -62,7 +62,7 @@ def accumulating(chain: Sequence[Stage]) -> int:
     return 1 + sum(stage.keeps for stage in chain[:-1])
 
 
-def steps(parts: Sequence[Layer], *, takes: bool = False, leaves: bool = False) -> Iterator[Step]:
+def steps(parts: Sequence[Layer], *, takes: bool = False, leaves: bool = False) -> Iterator[PadStep]:
     """The steps of a layer in order; parts: the accumulating words.
 
     takes: the first one begins with kept psums; leaves: those of the last one stay.
@@ -75,21 +75,21 @@ def steps(parts: Sequence[Layer], *, takes: bool = False, leaves: bool = False) 
                 yield replace(step, first=step.first and not takes, last=step.last and not leaves)
 
 
-def _dense(parts: Sequence[Layer], tile: Tile) -> Iterator[Step]:
+def _dense(parts: Sequence[Layer], tile: Tile) -> Iterator[PadStep]:
     for part, layer in enumerate(parts):
         for kz in range(0, layer.Ci, LANES):
             first, last = part == 0 and kz == 0, part == len(parts) - 1 and kz + LANES >= layer.Ci
-            yield Step(tile, part, kz // LANES, min(LANES, layer.Ci - kz), first, last)
+            yield PadStep(tile, part, kz // LANES, min(LANES, layer.Ci - kz), first, last)
 
 
-def _channel_wise(parts: Sequence[Layer], tile: Tile) -> Iterator[Step]:
+def _channel_wise(parts: Sequence[Layer], tile: Tile) -> Iterator[PadStep]:
     for group in range(groups(parts[0].Co)):
         for part in range(len(parts)):
-            yield Step(tile, part, group, 1, part == 0, part == len(parts) - 1)
+            yield PadStep(tile, part, group, 1, part == 0, part == len(parts) - 1)
 
 
 @dataclass(frozen=True)
-class Window:
+class SubIfmap:
     """A sub-ifmap: pad entries, and for those inside the map their rows and columns."""
 
     entries: Array
@@ -99,7 +99,7 @@ class Window:
 
 
 @lru_cache(maxsize=64)
-def window(layer: Layer, tile: Tile) -> Window:
+def window(layer: Layer, tile: Tile) -> SubIfmap:
     """The sub-ifmap that a tile needs and no more, row by row; the row pitch in the pad is the word's x'.
 
     Raises ArtefactError (E503) if the word's y' and x' are smaller.
@@ -110,7 +110,7 @@ def window(layer: Layer, tile: Tile) -> Window:
     row, column = (axis.ravel() for axis in np.mgrid[:rows, :columns])
     iy, ix = row + layer.Sh * tile.oy - layer.Ph, column + layer.Sw * tile.ox - layer.Pw
     inside = (iy >= 0) & (iy < layer.Hi) & (ix >= 0) & (ix < layer.Wi)
-    return Window(row * layer.xi + column, inside, iy[inside], ix[inside])
+    return SubIfmap(row * layer.xi + column, inside, iy[inside], ix[inside])
 
 
 @lru_cache(maxsize=64)

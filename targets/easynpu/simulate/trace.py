@@ -19,7 +19,7 @@ from npuc.targets.easynpu.machine.rearrangement import SETUP
 from npuc.targets.easynpu.machine.timing import DRAIN
 from npuc.targets.easynpu.simulate.events import Executed, Transfers
 from npuc.targets.easynpu.simulate.layer_run import LayerRun
-from npuc.targets.easynpu.simulate.schedule import NONE, Step, Sweep, pad_addresses
+from npuc.targets.easynpu.simulate.schedule import NONE, PadStep, Sweep, pad_addresses
 
 DECODE, LOAD_BS, FIRST_FETCH, LOAD_IFMAP, RUN, WAIT, DRAINING = range(1, 8)
 """Values of `state`; 0 is idle."""
@@ -182,7 +182,7 @@ class Tracer:
             self.writer.write(chunk.columns, chunk.cycles)
 
 
-def _pass_columns(run: LayerRun, step: Step, sweep: Sweep, before: int) -> dict[str, Array | int]:
+def _pass_columns(run: LayerRun, step: PadStep, sweep: Sweep, before: int) -> dict[str, Array | int]:
     """The controller's signals in the passes of a sweep; before: passes of the same word before it."""
     rows = run.hardware.machine.pe_rows
     cycle = np.arange(sweep.cycles)
@@ -212,7 +212,7 @@ def _pass_columns(run: LayerRun, step: Step, sweep: Sweep, before: int) -> dict[
     return columns
 
 
-def _scales(run: LayerRun, step: Step, stage: int) -> Array:
+def _scales(run: LayerRun, step: PadStep, stage: int) -> Array:
     """The scale of PE 0 for each ozi, by which the quantiser shifts a word's psums."""
     block = run.blocks[stage]
     match run.chain[stage].name:
@@ -262,7 +262,7 @@ def _put_loads(chunk: Chunk, cycles: Array, addresses: Array, memory: str) -> No
     chunk.of("bus_addr")[cycles] = np.where(padding, 0, addresses)
 
 
-def _weight_addresses(run: LayerRun, step: Step, sweeps: tuple[Sweep, ...]) -> Array:
+def _weight_addresses(run: LayerRun, step: PadStep, sweeps: tuple[Sweep, ...]) -> Array:
     """The address of every weight word of a step, in the order of use."""
     found: list[Array] = []
     for stage in dict.fromkeys(sweep.stage for sweep in sweeps if sweep.words):

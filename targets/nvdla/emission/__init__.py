@@ -58,9 +58,9 @@ class Emitter:
         """Programs and enables an operation, each when what it needs has ended. Result: when that was."""
         before = self.scoreboard
         admission, self.scoreboard = before.admit(operation)
-        self._wait(before, before.count - len(before.flying), admission.program)
-        for block, turn in self.scoreboard.flying[-1].turns.items():
-            self.writer.set(f"{block}.S_POINTER", PRODUCER=turn)
+        self._wait(before, before.count - len(before.issued), admission.program)
+        for block, group in self.scoreboard.issued[-1].groups.items():
+            self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
         self._program(operation)
         self._wait(before, admission.program, admission.fetch)
         blocks = blocks_of(operation)
@@ -73,8 +73,8 @@ class Emitter:
     def drain(self) -> None:
         """Waits for all that still runs."""
         before = self.scoreboard
-        self._wait(before, before.count - len(before.flying), before.count)
-        self.scoreboard = before.landed()
+        self._wait(before, before.count - len(before.issued), before.count)
+        self.scoreboard = before.drained()
 
     def _program(self, operation: Operation) -> None:
         match operation:
@@ -110,9 +110,9 @@ class Emitter:
 
     def _wait(self, scoreboard: Scoreboard, first: int, end: int) -> None:
         """Waits for the operations of these numbers."""
-        gone = scoreboard.count - len(scoreboard.flying)
-        for flight in scoreboard.flying[first - gone : end - gone]:
-            self.writer.commands += flight.waits
+        gone = scoreboard.count - len(scoreboard.issued)
+        for each in scoreboard.issued[first - gone : end - gone]:
+            self.writer.commands += each.waits
 
 
 def program(machine: Machine, operations: Iterable[Operation]) -> list[Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from npuc.targets.nvdla.emission.writer import Writer, padding
-from npuc.targets.nvdla.operations.operation import Pooling, Surface, Window
+from npuc.targets.nvdla.operations.operation import KernelWindow, Pooling, Surface
 
 PAD_VALUE_BITS = (1 << 19) - 1
 """PDP's padding values, of so many padded columns in a row, are signed and have 19 bits."""
@@ -38,7 +38,7 @@ def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) ->
     writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE="MC")
 
 
-def _fetch(writer: Writer, source: Surface, window: Window, across: dict[str, int]) -> None:
+def _fetch(writer: Writer, source: Surface, window: KernelWindow, across: dict[str, int]) -> None:
     """PDP_RDMA."""
     _cube_in(writer, "PDP_RDMA", source)
     _place(writer, "PDP_RDMA", source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from npuc.targets.nvdla.machine.commands import Command, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import register_map
-from npuc.targets.nvdla.operations.operation import Window
+from npuc.targets.nvdla.operations.operation import KernelWindow
 
 
 class Writer:
@@ -31,7 +31,7 @@ class Writer:
         self.raw(f"{block}.{stem}_HIGH", value >> 32)
 
 
-def padding(writer: Writer, title: str, window: Window) -> None:
+def padding(writer: Writer, title: str, window: KernelWindow) -> None:
     """The four sides of a window's padding."""
     sides = {"LEFT": window.left, "RIGHT": window.right, "TOP": window.top, "BOTTOM": window.bottom}
     writer.set(title, **{f"PAD_{side}": value for side, value in sides.items()})

@@ -21,7 +21,7 @@ from npuc.targets.nvdla.loadable import descriptors as of
 from npuc.targets.nvdla.loadable.capture import Captured, captured
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model.averages import RECIPROCAL_BITS
-from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, Sdp, Surface, Unit, Window
+from npuc.targets.nvdla.operations.operation import Banks, Convolution, Kernels, KernelWindow, Sdp, Surface, Unit
 from npuc.targets.nvdla.operations.tiling import (
     Geometry,
     RowTile,
@@ -118,12 +118,12 @@ def _part(average: Captured, name: str, surface: int, row: int, rows: int, chann
     return Surface(address, cube.width, rows, channels, cube.line_stride, cube.surface_stride)
 
 
-def _window(window: of.Window, shape: Geometry, tile: RowTile) -> Window:
+def _window(window: of.WindowFields, shape: Geometry, tile: RowTile) -> KernelWindow:
     """How the kernel moves over a tile: padding at the borders of the map only."""
     start = tile.row * shape.stride_y - shape.top
     end = start + (tile.rows - 1) * shape.stride_y + shape.reach
     sides = (max(-start, 0), window.pad_left, max(end - shape.height, 0), window.pad_right)
-    return Window(window.stride_y, window.stride_x, 1, 1, *sides)
+    return KernelWindow(window.stride_y, window.stride_x, 1, 1, *sides)
 
 
 def _scaled(average: Captured, taps: int) -> Sdp:

@@ -15,7 +15,7 @@ from npuc.ir import Array
 from npuc.targets.nvdla.model import fp16, half_products
 from npuc.targets.nvdla.model.arithmetic import limits, saturate, shift_right
 from npuc.targets.nvdla.model.cmac import multiply
-from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, Layer, steps
+from npuc.targets.nvdla.model.csc import TILE, TILE_STEP, LaidOutConvolution, steps
 from npuc.targets.nvdla.model.register_file import Group
 from npuc.targets.nvdla.model.traps import trap
 
@@ -32,7 +32,7 @@ OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 """A^T of F(2x2, 3x3)."""
 
 
-def accumulate(group: Group, layer: Layer, *, exact: bool) -> tuple[Array, int]:
+def accumulate(group: Group, layer: LaidOutConvolution, *, exact: bool) -> tuple[Array, int]:
     """Sums (batch, Ho, Wo, K), int64 of 32 bits or float32, and how many of them saturated.
 
     exact: fp16 to the bit; else its products are summed in double, which is fast and as accurate as fp16 can be.
@@ -62,7 +62,7 @@ def accumulate(group: Group, layer: Layer, *, exact: bool) -> tuple[Array, int]:
     return clipped, int(np.count_nonzero(clipped != truncated))
 
 
-def _half_sums(layer: Layer, image: Array) -> Array:
+def _half_sums(layer: LaidOutConvolution, image: Array) -> Array:
     """The sums (Ho, Wo, K) of one image in fp16, float32, added in the hardware's order."""
     total: Array | None = None
     absent: Array | None = None
@@ -102,7 +102,7 @@ def _nans(data: Array, weights: Array, known: Array | None) -> Array | None:
     return found if known is None else np.where(np.isnan(known), known, found)
 
 
-def _tiled(layer: Layer, sums: Array) -> Array:
+def _tiled(layer: LaidOutConvolution, sums: Array) -> Array:
     """The four outputs (4, tiles, K) of every tile as a map (Ho, Wo, K)."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
@@ -110,7 +110,7 @@ def _tiled(layer: Layer, sums: Array) -> Array:
     return split.reshape(TILE_STEP * tiles[0], TILE_STEP * tiles[1], -1)[:Ho, :Wo]
 
 
-def _image_sums(layer: Layer, image: Array, bound: float) -> Array:
+def _image_sums(layer: LaidOutConvolution, image: Array, bound: float) -> Array:
     """The sums (Ho, Wo, K) of one image, int64 or float64; bound: what none of them exceeds."""
     most = limits(34 if layer.floating else PARTIAL_BITS[image.dtype.itemsize])[1]
     if layer.floating or bound <= most:
@@ -122,7 +122,7 @@ def _image_sums(layer: Layer, image: Array, bound: float) -> Array:
     return sums if layer.floating else sums.astype(np.int64)
 
 
-def _bound(layer: Layer, image: Array) -> float:
+def _bound(layer: LaidOutConvolution, image: Array) -> float:
     """What no partial sum exceeds: the largest value times the sum of a kernel's weights.
 
     Of few products of int8 it is that of the largest weights there can be: they need not be looked at.
@@ -140,7 +140,7 @@ def _bound(layer: Layer, image: Array) -> float:
     return gain * largest * float(weights.max(initial=0))
 
 
-def _summed(layer: Layer, image: Array, dtype: type[np.floating]) -> Array:
+def _summed(layer: LaidOutConvolution, image: Array, dtype: type[np.floating]) -> Array:
     """All products summed in a type that is exact for them, or in double for fp16."""
     total: Array | None = None
     for step in steps(layer, image.astype(dtype) if not layer.winograd else image, by_block=False):
@@ -150,7 +150,7 @@ def _summed(layer: Layer, image: Array, dtype: type[np.floating]) -> Array:
     return total
 
 
-def _saturating(layer: Layer, image: Array, most: int) -> Array:
+def _saturating(layer: LaidOutConvolution, image: Array, most: int) -> Array:
     """The same in the hardware's order, every addition saturating."""
     total: Array | None = None
     for step in steps(layer, image, by_block=True):
@@ -160,7 +160,7 @@ def _saturating(layer: Layer, image: Array, most: int) -> Array:
     return total
 
 
-def _untransformed(layer: Layer, sums: Array) -> Array:
+def _untransformed(layer: LaidOutConvolution, sums: Array) -> Array:
     """A^T m A of the sums (16, tiles, K) as outputs (Ho, Wo, K)."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)

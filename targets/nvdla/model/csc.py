@@ -32,7 +32,7 @@ Step = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
-class Layer:
+class LaidOutConvolution:
     """A convolution laid out: its registers, its data and its weights as numbers."""
 
     group: Group
@@ -59,7 +59,7 @@ class Layer:
         return bool(np.issubdtype(self.images.dtype, np.floating))
 
 
-def lay_out(group: Group, machine: Machine, buffered: Buffered) -> Layer:
+def lay_out(group: Group, machine: Machine, buffered: Buffered) -> LaidOutConvolution:
     """The layer that the buffer and the registers describe. Raises ArtefactError (E503) where they disagree."""
     channels = group["DATAIN_CHANNEL_EXT"] + 1
     found = buffered.features.shape[-1]
@@ -67,7 +67,7 @@ def lay_out(group: Group, machine: Machine, buffered: Buffered) -> Layer:
         raise trap(BLOCK, f"{channels} channels", limit=f"{found}, as CDMA fetches")
     _expect_kernels(group, channels)
     kernels = kernel_weights(group, machine, buffered.weights)
-    return Layer(group, buffered.features, kernels, machine.atomic_c)
+    return LaidOutConvolution(group, buffered.features, kernels, machine.atomic_c)
 
 
 def _expect_kernels(group: Group, channels: int) -> None:
@@ -130,7 +130,7 @@ def _decompressed(order: formats.Order, weights: Weights, kind: str) -> bytes:
     return values.tobytes()
 
 
-def steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+def steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
     """The products of one image (H, W, C) in order; by_block: block of channels by block, as the hardware adds."""
     if layer.winograd:
         return _winograd_steps(layer, image, by_block=by_block)
@@ -148,7 +148,7 @@ def _strides(group: Group) -> tuple[int, int]:
     return group["CONV_Y_STRIDE_EXT"] + 1, group["CONV_X_STRIDE_EXT"] + 1
 
 
-def _padded(layer: Layer, image: Array, extent: tuple[int, int]) -> Array:
+def _padded(layer: LaidOutConvolution, image: Array, extent: tuple[int, int]) -> Array:
     """The image with its left and top padding, cut or padded to the rows and columns that windows reach."""
     top, left = layer.group["PAD_TOP"], layer.group["PAD_LEFT"]
     image = image[: max(extent[0] - top, 0), : max(extent[1] - left, 0)]
@@ -159,7 +159,7 @@ def _padded(layer: Layer, image: Array, extent: tuple[int, int]) -> Array:
     return padded
 
 
-def _direct_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+def _direct_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
     """Direct convolution: a step for every kernel position and block of channels."""
     group, (Ho, Wo), (sy, sx) = layer.group, layer.out, _strides(layer.group)
     R, S, C, _ = layer.kernels.shape
@@ -173,7 +173,7 @@ def _direct_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Ste
                 yield window.reshape(Ho * Wo, -1), layer.kernels[r, s, block]
 
 
-def _image_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+def _image_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
     """Image input: a line of the kernel is one pixel of S * C channels, a window of a line of the image.
 
     by_block: post-extension takes several lines at once, as many channels of one pixel.
@@ -197,7 +197,7 @@ def _image_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step
             yield pixels, np.concatenate([layer.kernels[r, 0, block] for r in lines])
 
 
-def _winograd_steps(layer: Layer, image: Array, *, by_block: bool) -> Iterator[Step]:
+def _winograd_steps(layer: LaidOutConvolution, image: Array, *, by_block: bool) -> Iterator[Step]:
     """Winograd: the 16 positions of all transformed tiles (16, tiles, C) against those of the weights."""
     Ho, Wo = layer.out
     tiles = -(-Ho // TILE_STEP), -(-Wo // TILE_STEP)
@@ -226,7 +226,7 @@ def _pre_added(d: Array, behind: int) -> Array:
     return np.moveaxis(np.stack(parts), 0, -behind)
 
 
-def _transformed(layer: Layer, d: Array) -> Array:
+def _transformed(layer: LaidOutConvolution, d: Array) -> Array:
     """t = C^T d C of tiles (..., 4, 4, C); integers shifted by PRA_TRUNCATE and saturated to their precision."""
     if layer.floating:
         rows = _pre_added(d, 3)

@@ -18,7 +18,7 @@ from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import Register, register_map
 from npuc.targets.nvdla.model import bdma
 from npuc.targets.nvdla.model.memory import Memory, Pattern, Port, overlap
-from npuc.targets.nvdla.model.operations import Operation, Operations
+from npuc.targets.nvdla.model.operations import ExecutedOperation, Operations
 from npuc.targets.nvdla.model.register_file import RegisterFile
 from npuc.targets.nvdla.model.traps import trap
 
@@ -46,8 +46,8 @@ class Nvdla:
         self._raised: dict[Interrupt, deque[int]] = {}
         """Interrupts that nobody has waited for, each with its places in the order of all."""
         self._count = 0
-        self._running: list[Operation] = []
-        self._beside: dict[int, tuple[Operation, ...]] = {}
+        self._running: list[ExecutedOperation] = []
+        self._beside: dict[int, tuple[ExecutedOperation, ...]] = {}
         """What ran when each group of CDMA was enabled."""
 
     def execute(self, commands: Iterable[Command]) -> None:
@@ -171,9 +171,9 @@ class Nvdla:
         elif register.name.startswith("CFG_LAUNCH"):
             port = Port(self.memory, "BDMA")
             self._copies.launch(self.machine, port)
-            self._finish(Operation("BDMA", {"BDMA": int(register.name[-1])}, port, ("BDMA",)))
+            self._finish(ExecutedOperation("BDMA", {"BDMA": int(register.name[-1])}, port, ("BDMA",)))
 
-    def _finish(self, operation: Operation) -> None:
+    def _finish(self, operation: ExecutedOperation) -> None:
         """Raises the interrupts. Raises ArtefactError (E503) for a race with what may still run."""
         for each in self._beside.get(operation.groups.get("CDMA", -1), ()):
             _expect_written(each, operation.fetched, operation.engine)
@@ -191,7 +191,7 @@ def _only_read(name: str) -> bool:
     return any(part in name for part in STATUS)
 
 
-def _expect_written(first: Operation, reads: Iterable[Pattern], reader: str) -> None:
+def _expect_written(first: ExecutedOperation, reads: Iterable[Pattern], reader: str) -> None:
     """Raises ArtefactError (E503) where something is read that an operation may still write."""
     for written in first.port.writes:
         if any(overlap(written, read) for read in reads):
@@ -199,7 +199,7 @@ def _expect_written(first: Operation, reads: Iterable[Pattern], reader: str) -> 
             raise trap(reader, reason, remedy=REMEDY_OF_RACES)
 
 
-def _expect_no_race(first: Operation, second: Operation) -> None:
+def _expect_no_race(first: ExecutedOperation, second: ExecutedOperation) -> None:
     """Raises ArtefactError (E503) where an operation touches what another, which may still run, writes or reads.
 
     Operations of one engine write in order, and one reads before the next one writes.

@@ -24,7 +24,7 @@ AGREED = ("ENTRIES", "DATA_BANK", "WEIGHT_BANK", "WEIGHT_FORMAT", "WEIGHT_KERNEL
 
 
 @dataclass(frozen=True)
-class Operation:
+class ExecutedOperation:
     """An operation that has run."""
 
     engine: str
@@ -48,7 +48,7 @@ class Operations:
         titles = (title.partition(".") for title in registers.map.by_title)
         self._blocks = [block for block, _, name in titles if name == "D_OP_ENABLE"]
 
-    def next(self) -> Operation | None:
+    def next(self) -> ExecutedOperation | None:
         """Runs an operation whose blocks are all enabled, if there is one.
 
         Raises ArtefactError (E503) where its registers make no sense.
@@ -101,7 +101,7 @@ class Operations:
             *(("PDP",) if group.named("OUTPUT_DST") == "PDP" else ()),
         )
 
-    def _sdp(self) -> Operation | None:
+    def _sdp(self) -> ExecutedOperation | None:
         """SDP from memory or behind the convolution, and PDP behind it."""
         group = self._enabled("SDP")
         if group is None or (_flies(group) and not all(map(self._is_enabled, CONVOLUTION))):
@@ -148,7 +148,7 @@ class Operations:
         pdp.write(group, self._machine, port.named("PDP"), pdp.run(group, values[0], reports))
         self._report("PDP", reports)
 
-    def _pdp(self) -> Operation | None:
+    def _pdp(self) -> ExecutedOperation | None:
         group, rdma = self._enabled("PDP"), self._enabled("PDP_RDMA")
         if group is None or rdma is None or group.named("FLYING_MODE") == "ON_FLYING":
             return None
@@ -159,7 +159,7 @@ class Operations:
         self._report("PDP", reports)
         return self._done("PDP", ("PDP", "PDP_RDMA"), port, ("PDP",))
 
-    def _cdp(self) -> Operation | None:
+    def _cdp(self) -> ExecutedOperation | None:
         group, rdma = self._enabled("CDP"), self._enabled("CDP_RDMA")
         if group is None or rdma is None:
             return None
@@ -171,7 +171,7 @@ class Operations:
         self._report("CDP", reports)
         return self._done("CDP", ("CDP", "CDP_RDMA"), port, ("CDP",))
 
-    def _rubik(self) -> Operation | None:
+    def _rubik(self) -> ExecutedOperation | None:
         group = self._enabled("RBK")
         if group is None:
             return None
@@ -192,12 +192,12 @@ class Operations:
         port: Port,
         interrupts: tuple[str, ...],
         fetched: tuple[Pattern, ...] = (),
-    ) -> Operation:
+    ) -> ExecutedOperation:
         """The operation; its groups may be programmed again, and the other groups are next."""
         groups = {each: self._registers.consumer(each) for each in blocks}
         for block, group in groups.items():
             self._registers.finish(block, group)
-        return Operation(engine, groups, port, interrupts, fetched)
+        return ExecutedOperation(engine, groups, port, interrupts, fetched)
 
 
 def _flies(sdp: Group) -> bool:

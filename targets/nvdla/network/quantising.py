@@ -11,7 +11,7 @@ from npuc.ir import Graph, Node
 from npuc.quantize.calibration.histograms import Histogram, source
 from npuc.quantize.improvement.levels import LEVELS
 from npuc.quantize.improvement.mixed import Host, mixed, without
-from npuc.quantize.improvement.search import Network, Recipe, Step, best_network
+from npuc.quantize.improvement.search import Network, Recipe, Trial, best_network
 from npuc.quantize.network.construction import Quantise, Quantised
 from npuc.quantize.scales.constraints import equal_scales, integer_nodes, tensors_of
 from npuc.quantize.scales.model_scales import given_steps
@@ -54,7 +54,7 @@ ZERO_POINTS = ZeroPoints(_reads, ("Conv", "Add"))
 
 def network(
     graph: Graph, samples: Samples, machine: Machine, options: Options
-) -> tuple[Network, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Trial, ...]]:
     """The integer network, and what was tried to make it better.
 
     A model that brings its scales along keeps them, and its weights as they are. Levels are for int8.
@@ -102,7 +102,7 @@ def _improved(
     options: Options,
     written: Quantise,
     found: Mapping[str, Histogram],
-) -> tuple[Network, tuple[Step, ...]]:
+) -> tuple[Network, tuple[Trial, ...]]:
     """The best int8 network with free scales, a few layers of it on the host if that is asked for and worth it."""
     level = LEVELS[options.level]
     zeros = replace(ZERO_POINTS, power_of_two=machine.scales == POWER_OF_TWO)
@@ -113,7 +113,7 @@ def _improved(
     def drawn(host: Host) -> Quantised:
         return written(graph, selecting(host)(graph), found, options.method or level.method, {})
 
-    def best(host: Host) -> tuple[Network, tuple[Step, ...]]:
+    def best(host: Host) -> tuple[Network, tuple[Trial, ...]]:
         find = source(options.histograms, synthetic=samples.synthetic)
         recipe = Recipe(selecting(host), written, LAYERS, zeros, histograms=find)
         return best_network(graph, recipe, samples, level, options.method, found)

@@ -153,7 +153,7 @@ def interleaving_fields(graph: Graph, node: Node) -> str | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class OnUnits:
     """An operator that NVDLA runs: by which units, and its constraints."""
 
     unit: str
@@ -165,29 +165,30 @@ BATCH = "bind the batch to 1 with --input-shape"
 REMEDIES: Mapping[Constraint, str] = {one_image: BATCH, map_fields: SPLIT}
 """Of constraints that mean the same for every operator."""
 SIMPLIFY = "fold constants and batch normalisation before export, or change the layer"
+AVERAGING = "PDP, CONV + SDP"
 SHAPES = "give both operands the same shape, or one number per channel to one of them"
 
-ARRAY: Mapping[str, Row] = {
-    "Conv": Row(
+ARRAY: Mapping[str, OnUnits] = {
+    "Conv": OnUnits(
         "CONV + SDP",
         (one_image, map_fields, constant_weights, finite_constants, convolution_fields, strides, clips_at_zero),
         SIMPLIFY,
     ),
-    "MaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
-    "GlobalMaxPool": Row("PDP", (one_image, map_fields, pooling_fields), "split the window"),
-    "AveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
-    "GlobalAveragePool": Row("PDP, CONV + SDP", (one_image, map_fields, averaging_fields), "pool in two steps"),
-    **{op: Row("SDP (X1, X2)", (one_image, map_fields, whole_or_per_channel, clips_at_zero), SHAPES)
+    "MaxPool": OnUnits("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "GlobalMaxPool": OnUnits("PDP", (one_image, map_fields, pooling_fields), "split the window"),
+    "AveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "set count_include_pad = 1"),
+    "GlobalAveragePool": OnUnits(AVERAGING, (one_image, map_fields, averaging_fields), "pool in two steps"),
+    **{op: OnUnits("SDP (X1, X2)", (one_image, map_fields, whole_or_per_channel, clips_at_zero), SHAPES)
        for op in ("Add", "Sub", "Mul", "Max", "Min")},
-    **{op: Row("SDP (X1, X2)", (one_image, map_fields), BATCH)
+    **{op: OnUnits("SDP (X1, X2)", (one_image, map_fields), BATCH)
        for op in ("Relu", "LeakyRelu", "Abs", "Neg", "HardSigmoid")},
-    "LRN": Row("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
-    "PRelu": Row(
+    "LRN": OnUnits("CDP", (one_image, map_fields, few_channels), "let the host compute it"),
+    "PRelu": OnUnits(
         "SDP (X1, X2)",
         (one_image, map_fields, slope_per_channel, finite_constants),
         "share the slope between pixels",
     ),
-    "Clip": Row("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
+    "Clip": OnUnits("SDP (X1, X2)", (one_image, map_fields, positive_upper_limit), "limit it by Min and Max"),
 }  # fmt: skip
 
 LUT_OPS = (
@@ -198,11 +199,11 @@ BATCHED = replace(
     constraints=tuple(strides_or_batches if each is strides else each for each in ARRAY["Conv"].constraints),
 )
 """A convolution, where the configuration has multi-batch mode."""
-LUT = Row("SDP (table)", (one_image, map_fields), BATCH)
+LUT = OnUnits("SDP (table)", (one_image, map_fields), BATCH)
 """Functions of one element, where the configuration has tables: a value for each int8, or interpolation."""
 COARSE = "tables that interpolate give it too coarsely beyond int8"
 
-OWN: Mapping[str, Row] = {"Interleave": Row("SDP", (interleaving_fields,), BATCH)}
+OWN: Mapping[str, OnUnits] = {"Interleave": OnUnits("SDP", (interleaving_fields,), BATCH)}
 """Operators of passes, which ONNX has not."""
 
 ENLARGED = "By up to 256 times; the maps are (1, C, H, W), with up to 8192 channels, rows and columns."
@@ -264,12 +265,12 @@ def precisions(op: str, machine: Machine) -> tuple[str, ...]:
     return tuple(each for each in machine.precisions if row_of(op, machine, each) is not None)
 
 
-def array(machine: Machine) -> Mapping[str, Row]:
+def array(machine: Machine) -> Mapping[str, OnUnits]:
     """How the configuration runs its operators, those of tables left out."""
     return {**ARRAY, "Conv": BATCHED} if machine.max_batches > 1 else ARRAY
 
 
-def row_of(op: str, machine: Machine, precision: str) -> Row | None:
+def row_of(op: str, machine: Machine, precision: str) -> OnUnits | None:
     """How the configuration runs an operator, or None."""
     return LUT if op in table_ops(machine, precision) else array(machine).get(op) or OWN.get(op)
 

@@ -139,7 +139,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Window:
+class KernelWindow:
     """How the kernel moves: strides, dilations (1 = none) and padding, and the integer that lies there."""
 
     stride_y: int
@@ -180,7 +180,7 @@ class Pooling:
     """MAX or AVERAGE."""
     kernel: tuple[int, int]
     """Height and width."""
-    window: Window
+    window: KernelWindow
     reciprocals: tuple[int, int]
     """Of width and height, with 16 fractional bits."""
     destination: Surface
@@ -192,7 +192,7 @@ class Convolution:
 
     source: Surface
     kernels: Kernels
-    window: Window
+    window: KernelWindow
     banks: Banks
     sdp: Sdp
     destination: Surface

@@ -57,30 +57,30 @@ class Touched:
 
 
 @dataclass(frozen=True)
-class Flight:
+class Issued:
     """An operation that may still run: the register groups that it has, and the interrupts that end it."""
 
-    turns: Mapping[str, int]
+    groups: Mapping[str, int]
     touched: Touched
     tables: bool
 
     @property
     def waits(self) -> tuple[Wait, ...]:
         """For its interrupts, in the order in which they come."""
-        return tuple(Wait(source, self.turns[block]) for source, block in ENDS.items() if block in self.turns)
+        return tuple(Wait(source, self.groups[block]) for source, block in ENDS.items() if block in self.groups)
 
-    def holds_groups(self, other: Flight) -> bool:
+    def holds_groups(self, other: Issued) -> bool:
         """Whether another operation needs a register group that this one has.
 
         Tables of EW and CDP are not in groups: nothing runs while they are written.
         """
-        return other.tables or any(other.turns.get(block) == turn for block, turn in self.turns.items())
+        return other.tables or any(other.groups.get(block) == group for block, group in self.groups.items())
 
-    def holds_input(self, other: Flight) -> bool:
+    def holds_input(self, other: Issued) -> bool:
         """Whether it may still write what another one takes as input."""
         return _overlap(self.touched.result, other.touched.source)
 
-    def holds_result(self, other: Flight) -> bool:
+    def holds_result(self, other: Issued) -> bool:
         """Whether it may still write an operand of another one, or touch what that one writes."""
         own = other.touched.result
         return any(_overlap(self.touched.result, each) for each in (*other.touched.operands, own)) or any(
@@ -104,38 +104,38 @@ class Admission:
 
 @dataclass(frozen=True)
 class Scoreboard:
-    """The operations that may still run, oldest first, and whose turn it is in each block."""
+    """The operations that may still run, oldest first, and the register group that each block takes next."""
 
     atom_bytes: int
-    flying: tuple[Flight, ...] = ()
-    turns: Mapping[str, int] = field(default_factory=dict[str, int])
+    issued: tuple[Issued, ...] = ()
+    groups: Mapping[str, int] = field(default_factory=dict[str, int])
     count: int = 0
     """Operations so far."""
 
     def admit(self, operation: Operation, place: Touched | None = None) -> tuple[Admission, Scoreboard]:
         """When an operation may begin, and what may run from then on; place: what it touches, if that is known."""
-        turns = {block: self.turns.get(block, 0) for block in blocks_of(operation)}
+        groups = {block: self.groups.get(block, 0) for block in blocks_of(operation)}
         tables = isinstance(operation, Normalisation) or (
             isinstance(operation, Convolution | Elementwise) and bool(operation.sdp.table)
         )
-        flight = Flight(turns, place or touched(operation, self.atom_bytes), tables)
-        program = self._last([each.holds_groups(flight) for each in self.flying])
-        fetch = max(program, self._last([each.holds_input(flight) for each in self.flying]))
-        write = max(fetch, self._last([each.holds_result(flight) for each in self.flying]))
+        issued = Issued(groups, place or touched(operation, self.atom_bytes), tables)
+        program = self._last([each.holds_groups(issued) for each in self.issued])
+        fetch = max(program, self._last([each.holds_input(issued) for each in self.issued]))
+        write = max(fetch, self._last([each.holds_result(issued) for each in self.issued]))
         if not isinstance(operation, Convolution):
             fetch = write
-        gone = self.count - len(self.flying)
+        gone = self.count - len(self.issued)
         admission = Admission(gone + program, gone + fetch, gone + write)
-        changed = {block: 1 - turn for block, turn in turns.items()}
-        flying = (*self.flying[write:], flight)
-        return admission, replace(self, flying=flying, turns={**self.turns, **changed}, count=self.count + 1)
+        changed = {block: 1 - group for block, group in groups.items()}
+        waiting = (*self.issued[write:], issued)
+        return admission, replace(self, issued=waiting, groups={**self.groups, **changed}, count=self.count + 1)
 
-    def landed(self) -> Scoreboard:
+    def drained(self) -> Scoreboard:
         """After all have ended."""
-        return replace(self, flying=())
+        return replace(self, issued=())
 
     def _last(self, holding: list[bool]) -> int:
-        """How many of the flying operations must end: waits are in order."""
+        """How many of the issued operations must end: waits are in order."""
         return max((at + 1 for at, holds in enumerate(holding) if holds), default=0)
 
 

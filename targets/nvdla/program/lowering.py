@@ -33,8 +33,8 @@ from npuc.targets.nvdla.selection import (
     Choices,
     Constants,
     Context,
-    Layer,
     Placed,
+    PlannedLayer,
     choose,
     computed_lanes,
     fly,
@@ -52,7 +52,7 @@ BASE = 0x8000_0000
 class Emitted:
     """A layer's operations, and where their commands begin and end."""
 
-    layer: Layer
+    layer: PlannedLayer
     operations: tuple[Operation, ...]
     admissions: tuple[Admission, ...]
     """When each operation is programmed and enabled."""
@@ -187,16 +187,16 @@ def _lanes(graph: Graph, machine: Machine) -> ComputedLanes:
     return lambda node, known: computed_lanes(graph, machine, node, known)
 
 
-def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[Layer]:
+def layers(context: Context, nodes: Sequence[Node], choices: Mapping[str, Choice]) -> list[PlannedLayer]:
     """What NVDLA computes at once: nodes, and pooling on what the node before it gives and nothing else reads."""
-    found: list[Layer] = []
+    found: list[PlannedLayer] = []
     taken: set[str] = set()
     inside = set(nodes)
     for node in nodes:
         if is_view(context.graph, node) or node.output in taken:
             continue
         form = choices[node.output].form if node.output in choices else DIRECT
-        layer = Layer(node, form, _pool_behind(context, node, inside))
+        layer = PlannedLayer(node, form, _pool_behind(context, node, inside))
         found.append(layer if fly(context, layer) else replace(layer, pool=None))
         taken.add(found[-1].name)
     return found
@@ -250,7 +250,7 @@ class _Program:
             waiting += [output for reader in self.graph.readers[name] for output in reader.outputs]
         return False
 
-    def device(self, nodes: Sequence[Node], turn: Sequence[Layer]) -> None:
+    def device(self, nodes: Sequence[Node], turn: Sequence[PlannedLayer]) -> None:
         """One segment: its nodes, and the layers that compute them."""
         begin = len(self.emitter.writer.commands) if self.started else 0
         self.started = True
@@ -268,7 +268,7 @@ class _Program:
             )
         )
 
-    def _compute(self, layer: Layer) -> None:
+    def _compute(self, layer: PlannedLayer) -> None:
         """The operations of a layer."""
         operations = select(self.context, layer, self.planned.edges[layer.name])
         sources = tuple(dict.fromkeys(source for node in layer.nodes for source in node.sources))

@@ -13,7 +13,7 @@ from npuc.targets.nvdla.operations import timing
 from npuc.targets.nvdla.operations.operation import Contraction, Elementwise, Operation
 from npuc.targets.nvdla.selection.batches import needs_batches
 from npuc.targets.nvdla.selection.choice import Alternative, Choice, Choices, choose
-from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
+from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
 from npuc.targets.nvdla.selection.convolution import (
     largest_tile,
     likeness,
@@ -32,7 +32,7 @@ COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Int
 """Operators of the integer graph that NVDLA computes, or has no operation for because strides do it."""
 
 
-def select(context: Context, layer: Layer, edges: Sequence[int] = ()) -> list[Operation]:
+def select(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> list[Operation]:
     """The operations that compute a layer; edges: where its tiles of rows begin, and its height."""
     node = layer.node
     match node.op:
@@ -55,7 +55,7 @@ def _placed(context: Context, operation: Elementwise | Contraction) -> Elementwi
     return as_column(operation, context.machine)
 
 
-def _elementwise(context: Context, layer: Layer) -> Elementwise:
+def _elementwise(context: Context, layer: PlannedLayer) -> Elementwise:
     """SDP on a map in memory, and PDP behind it."""
     x, y = context.placed[layer.node.inputs[0]], context.placed[layer.node.output]
     sdp = select_sdp(context, layer.node, y, 0, y.view.extent)
@@ -67,7 +67,7 @@ def _elementwise(context: Context, layer: Layer) -> Elementwise:
     return Elementwise(x.surface(), sdp, y.surface(), pooling)
 
 
-def fly(context: Context, layer: Layer) -> bool:
+def fly(context: Context, layer: PlannedLayer) -> bool:
     """Whether PDP takes the layer's map from SDP: where it can, and it costs no more than from memory."""
     if layer.pool is None or layer.form.kind == "winograd" or not flies(context, layer.pool):
         return False  # Winograd writes whole tiles, more than PDP takes
@@ -83,7 +83,7 @@ def fly(context: Context, layer: Layer) -> bool:
         return False
     if layer.node.op == "NvConv" and not largest_tile(context, layer):
         return False
-    apart = [*select(context, replace(layer, pool=None)), *select(context, Layer(layer.pool))]
+    apart = [*select(context, replace(layer, pool=None)), *select(context, PlannedLayer(layer.pool))]
     together = select(context, layer)
     alone = [sum(timing.cycles(each, context.machine) for each in which) for which in (together, apart)]
     return alone[0] <= alone[1]
@@ -96,8 +96,8 @@ __all__ = [
     "Choices",
     "Constants",
     "Context",
-    "Layer",
     "Placed",
+    "PlannedLayer",
     "choose",
     "computed_lanes",
     "fly",

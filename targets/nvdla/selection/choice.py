@@ -25,7 +25,7 @@ from npuc.targets.nvdla.operations import pingpong, timing
 from npuc.targets.nvdla.operations.surfaces import map_shape, tensor_precision
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import needs_batches
-from npuc.targets.nvdla.selection.context import Constants, Context, Layer
+from npuc.targets.nvdla.selection.context import Constants, Context, PlannedLayer
 from npuc.targets.nvdla.selection.convolution import fits, select_convolutions
 
 PIXELS: Mapping[str, tuple[str, str]] = {
@@ -129,7 +129,7 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
     for form in forms(context, node):
         if form == DIRECT or fits(context, node, form):
             trial = replace(context, constants=Constants(context.machine, 0, counted=True))
-            operations = list(select_convolutions(trial, Layer(node, form)))
+            operations = list(select_convolutions(trial, PlannedLayer(node, form)))
             end = pingpong.alone(operations, context.machine)
             moved = sum(timing.moved_bytes(each, context.machine) for each in operations)
             found.append(Alternative(form, ceil(end), moved))

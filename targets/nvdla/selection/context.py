@@ -103,7 +103,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Layer:
+class PlannedLayer:
     """A computed node, the form of its weights, and the node that PDP computes behind SDP, if any."""
 
     node: Node

@@ -36,7 +36,7 @@ from npuc.targets.nvdla.operations.tiling import (
 )
 from npuc.targets.nvdla.operations.weight_form import DIRECT, WeightForm
 from npuc.targets.nvdla.selection.batches import in_batches
-from npuc.targets.nvdla.selection.context import Constants, Context, Layer, Placed
+from npuc.targets.nvdla.selection.context import Constants, Context, Placed, PlannedLayer
 from npuc.targets.nvdla.selection.kernels import select_kernels
 from npuc.targets.nvdla.selection.parts import Part, dense_weights, geometry, parts_of, sharing, tile_window
 from npuc.targets.nvdla.selection.pixels import misplaced
@@ -47,7 +47,7 @@ PHASE = 256
 """Places that differ by a multiple of this many bytes are aligned alike."""
 
 
-def select_convolutions(context: Context, layer: Layer, edges: Sequence[int] = ()) -> Iterator[Convolution]:
+def select_convolutions(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> Iterator[Convolution]:
     """The passes of a convolution.
 
     edges: the rows of the layer's result where tiles begin, and its height; none for as few tiles as fit the CBUF.
@@ -78,7 +78,7 @@ def _by_atom(context: Context, node: Node) -> list[Part]:
 
 
 def _selected(
-    context: Context, layer: Layer, edges: Sequence[int], parts: Sequence[Part]
+    context: Context, layer: PlannedLayer, edges: Sequence[int], parts: Sequence[Part]
 ) -> Iterator[Convolution]:
     node = layer.node
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
@@ -97,13 +97,13 @@ def _selected(
                 yield _in_batches(_convolution(context, layer, part, kernels, shape, tile), batches)
 
 
-def _rows(context: Context, layer: Layer, first: int, end: int) -> tuple[int, int]:
+def _rows(context: Context, layer: PlannedLayer, first: int, end: int) -> tuple[int, int]:
     """The rows of the convolution, from the first to before the last, that rows of the layer's result need."""
     return pooled_rows(context, layer.pool, first, end) if layer.pool else (first, end)
 
 
 def _convolution(
-    context: Context, layer: Layer, part: Part, kernels: Kernels, shape: Geometry, tile: RowTile
+    context: Context, layer: PlannedLayer, part: Part, kernels: Kernels, shape: Geometry, tile: RowTile
 ) -> Convolution:
     """A pass on a tile."""
     node, winograd = layer.node, layer.form.kind == "winograd"
@@ -123,13 +123,13 @@ def _in_batches(convolution: Convolution, batches: int) -> Convolution:
     return replace(convolution, window=replace(convolution.window, stride_y=1), batches=batches)
 
 
-def _fewest(context: Context, layer: Layer) -> tuple[int, ...]:
+def _fewest(context: Context, layer: PlannedLayer) -> tuple[int, ...]:
     """The edges of as few tiles as the CBUF allows."""
     height = context.placed[layer.name].view.height
     return equal_edges(height, -(-height // max(largest_tile(context, layer), 1)), layer.form)
 
 
-def largest_tile(context: Context, layer: Layer) -> int:
+def largest_tile(context: Context, layer: PlannedLayer) -> int:
     """The most rows of the result with which every pass fits the CBUF; 0 if not even one does."""
     x = context.placed[layer.node.inputs[0]]
     shapes = [_shape(context, layer.node, part, x, layer.form) for part in passes(context, layer.node)]
@@ -141,7 +141,7 @@ def _most_rows(context: Context, node: Node, shape: Geometry) -> int:
     return most_rows(context.machine, shape, expect_kernels(context.machine, shape, node.name, node.op))
 
 
-def likeness(context: Context, layer: Layer) -> tuple[object, int, int]:
+def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
     """What decides a layer's costs and which parts of its maps it reads and writes, and the maps' addresses.
 
     Equal for layers that differ in nothing but values and addresses; None where maps are operands, for pooling
@@ -164,7 +164,7 @@ def likeness(context: Context, layer: Layer) -> tuple[object, int, int]:
     return (layer.form, parts, shapes, cubes, windows, bool(sdp.table)), whole[0].address, whole[1].address
 
 
-def needed_lines(context: Context, layer: Layer, rows: int) -> int:
+def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
     """The lines of the input that the first rows of the result need."""
     x = context.placed[layer.node.inputs[0]]
     shape = _shape(context, layer.node, passes(context, layer.node)[0], x, layer.form)

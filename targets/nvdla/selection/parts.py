@@ -15,8 +15,8 @@ from npuc.targets.nvdla.arithmetic.integer import operands
 from npuc.targets.nvdla.arithmetic.transformed import kernel_extents
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.operations.operation import (
+    KernelWindow,
     Surface,
-    Window,
 )
 from npuc.targets.nvdla.operations.surfaces import Lanes, View, contiguous, map_shape, spaced, tensor_precision
 from npuc.targets.nvdla.operations.tiling import (
@@ -151,7 +151,7 @@ def dense_weights(graph: Graph, node: Node, part: Part, views: tuple[View, View]
     return dense
 
 
-def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Window:
+def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> KernelWindow:
     """How the kernel moves over a tile: padding at the borders of the map only."""
     window = window_of(node, kernel_extents(node, graph.shape(node.inputs[1])))
     start = tile.row * shape.stride_y - shape.top
@@ -162,6 +162,6 @@ def tile_window(graph: Graph, node: Node, shape: Geometry, tile: RowTile) -> Win
 
 def hardware_window(
     strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[int, int, int, int], value: int
-) -> Window:
+) -> KernelWindow:
     """A window as registers describe it; pads: top, left, bottom, right; value: the integer that lies there."""
-    return Window(strides[0], strides[1], dilations[0], dilations[1], *pads, value)
+    return KernelWindow(strides[0], strides[1], dilations[0], dilations[1], *pads, value)

@@ -17,7 +17,15 @@ from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.pingpong import Progress, Work
 from npuc.targets.nvdla.operations.scoreboard import Scoreboard, Touched, touched
 from npuc.targets.nvdla.operations.tiling import divided_anew, equal_edges
-from npuc.targets.nvdla.selection import Context, Layer, largest_tile, likeness, needed_lines, passes, select
+from npuc.targets.nvdla.selection import (
+    Context,
+    PlannedLayer,
+    largest_tile,
+    likeness,
+    needed_lines,
+    passes,
+    select,
+)
 
 KEPT = 3
 """Beginnings of the program that are kept for every tiling of its last layer."""
@@ -83,7 +91,7 @@ class _Step:
     order: Sequence[int]
 
 
-def plan(context: Context, turns: Sequence[Sequence[Layer]]) -> Plan:
+def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
     """The plan of a program; turns: its layers, one sequence for each turn of NVDLA between those of the host."""
     layers = [layer for turn in turns for layer in turn]
     found: tuple[tuple[float, float, tuple[Edges, ...]], int] | None = None
@@ -126,8 +134,8 @@ class _Admissions:
     def shared(self, scoreboard: Scoreboard) -> Scoreboard:
         """The one object of all that are equal, but for how many operations were before."""
         key = (
-            *((id(each.touched), each.tables, *each.turns.items()) for each in scoreboard.flying),
-            *sorted(scoreboard.turns.items()),
+            *((id(each.touched), each.tables, *each.groups.items()) for each in scoreboard.issued),
+            *sorted(scoreboard.groups.items()),
         )
         return self._flights.setdefault(key, scoreboard)
 
@@ -149,7 +157,7 @@ class _Shared:
     )
     """Operations and what they touch, by likeness or name; by likeness in maps at address 0."""
 
-    def operations(self, layer: Layer, edges: Edges) -> list[tuple[Operation, Touched]]:
+    def operations(self, layer: PlannedLayer, edges: Edges) -> list[tuple[Operation, Touched]]:
         """What computes a layer in these tiles: as of an equal layer elsewhere, but for what it touches."""
         like, source, result = self.likeness(layer)
         key = like or layer.name, edges
@@ -159,13 +167,13 @@ class _Shared:
             self.selected[key] = [(each, place.moved(-source, -result)) for each, place in found]
         return [(each, self.admissions.place(place.moved(source, result))) for each, place in self.selected[key]]
 
-    def likeness(self, layer: Layer) -> tuple[object, int, int]:
+    def likeness(self, layer: PlannedLayer) -> tuple[object, int, int]:
         """What a layer has in common with others, and the places of its maps."""
         if layer.name not in self.likes:
             self.likes[layer.name] = likeness(self.context, layer)
         return self.likes[layer.name]
 
-    def tried(self, before: Edges, layer: Layer) -> list[Edges]:
+    def tried(self, before: Edges, layer: PlannedLayer) -> list[Edges]:
         """The tilings that are tried: those of an equal layer elsewhere, if they are known."""
         key = before, self.likeness(layer)[0] or layer.name
         if key not in self.tilings:
@@ -186,7 +194,7 @@ class _Search:
     """The work by what layers have in common, or by name."""
     steps: dict[tuple[object, ...], _Step] = field(default_factory=dict[tuple[object, ...], _Step])
 
-    def run(self, turns: Sequence[Sequence[Layer]]) -> tuple[float, float, tuple[Edges, ...]]:
+    def run(self, turns: Sequence[Sequence[PlannedLayer]]) -> tuple[float, float, tuple[Edges, ...]]:
         """The cheapest program: its end, when the MAC array and memory are free, and its tiles."""
         shared = self.shared.admissions.shared
         none = shared(Scoreboard(self.context.machine.atom_bytes))
@@ -194,13 +202,13 @@ class _Search:
         for turn in turns:
             for layer in turn:
                 begun = self._after(begun, layer)
-            landed = [shared(each.landed()) for each in begun.scoreboard]
-            begun = replace(begun, scoreboard=landed, written="")
+            drained = [shared(each.drained()) for each in begun.scoreboard]
+            begun = replace(begun, scoreboard=drained, written="")
         progress, tiling = begun.progress, begun.tilings[0]
         ends = begun.base + float(progress.end[0]), 2 * begun.base + float(progress.free[0])
         return *ends, tiling.path if tiling else ()
 
-    def _after(self, begun: _Begun, layer: Layer) -> _Begun:
+    def _after(self, begun: _Begun, layer: PlannedLayer) -> _Begun:
         """The cheapest beginnings with one more layer, some with every tiling of it."""
         reads = self.context.placed[layer.node.inputs[0]].view.buffer.name == begun.written
         before = [tiling.edges[-2:-1] if reads and tiling else () for tiling in begun.tilings]
@@ -215,7 +223,7 @@ class _Search:
         written = self.context.placed[layer.name].view.buffer.name
         return _Begun(begun.base + step.base, step.progress, step.scoreboard, tilings, step.order, written)
 
-    def _step(self, begun: _Begun, layer: Layer, before: Sequence[Edges]) -> _Step:
+    def _step(self, begun: _Begun, layer: PlannedLayer, before: Sequence[Edges]) -> _Step:
         """One more layer; before: where the last tile of what it reads begins in each beginning, if known."""
         groups: dict[Edges, list[int]] = {}
         for number, edge in enumerate(before):
@@ -240,7 +248,7 @@ class _Search:
         return _Step(base, rebased, [scoreboard[at] for at in kept], [steps[at] for at in kept], ordered)
 
     def _with(
-        self, begun: _Begun, layer: Layer, edges: Edges, numbers: Sequence[int]
+        self, begun: _Begun, layer: PlannedLayer, edges: Edges, numbers: Sequence[int]
     ) -> tuple[Progress, list[Scoreboard]]:
         """Some beginnings with one more layer, in these tiles."""
         machine, admit = self.context.machine, self.shared.admissions.admit
@@ -256,7 +264,7 @@ class _Search:
             progress = progress.after(work, running, machine)
         return progress, scoreboard
 
-    def _operations(self, layer: Layer, edges: Edges) -> list[tuple[Work, Touched]]:
+    def _operations(self, layer: PlannedLayer, edges: Edges) -> list[tuple[Work, Touched]]:
         """Work and places of a layer in these tiles; the work is that of an equal layer, if one is known."""
         machine, found = self.context.machine, self.shared.operations(layer, edges)
         key = self.shared.likeness(layer)[0] or layer.name, edges
@@ -266,7 +274,7 @@ class _Search:
         return list(zip(self.alike[key], (place for _, place in found), strict=True))
 
 
-def _edges(context: Context, before: Edges, layer: Layer) -> Iterator[Edges]:
+def _edges(context: Context, before: Edges, layer: PlannedLayer) -> Iterator[Edges]:
     """The tilings that are tried; before: where the last tile of what the layer reads begins, if known."""
     if layer.node.op != "NvConv":
         yield ()
@@ -283,7 +291,7 @@ def _edges(context: Context, before: Edges, layer: Layer) -> Iterator[Edges]:
             yield (0, early, *(edges[2:] if edges[2] - early <= most else edges[1:]))
 
 
-def _early_rows(context: Context, before: Edges, layer: Layer, most: int) -> int:
+def _early_rows(context: Context, before: Edges, layer: PlannedLayer, most: int) -> int:
     """Rows of the result, so many at most, whose input the last tile of the layer before does not write.
 
     before: where that tile begins.

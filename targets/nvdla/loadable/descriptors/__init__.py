@@ -29,7 +29,7 @@ from npuc.targets.nvdla.loadable.descriptors.common import (
     Converter,
     Cube,
     Network,
-    Window,
+    WindowFields,
 )  # fmt: skip
 from npuc.targets.nvdla.loadable.descriptors.convolution import Convolution, ConvolutionSurfaces
 from npuc.targets.nvdla.loadable.descriptors.planar import Cdp, Lut, Pdp, Rubik, Surfaces
@@ -49,5 +49,5 @@ __all__ = [
     "BDMA", "CDP", "COMPLETED", "CONV", "DRAM", "ENABLED", "ENGINES", "FEATURE_FORMAT", "HARDWARE", "NONE",
     "OPERATIONS", "OPERATION_BYTES", "PDP", "PROGRAMMED", "RUBIK", "SDP", "SRAM", "SURFACE_BYTES", "Cdp", "Common",
     "Consumer", "Converter", "Convolution", "ConvolutionSurfaces", "Cube", "Lut", "Network", "Operation", "Pdp",
-    "Rubik", "Sdp", "SdpSurfaces", "SdpUnit", "Surfaces", "Window",
+    "Rubik", "Sdp", "SdpSurfaces", "SdpUnit", "Surfaces", "WindowFields",
 ]  # fmt: skip

@@ -107,7 +107,7 @@ class Converter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class WindowFields:
     """How a kernel moves: strides in elements, and padding."""
 
     stride_x: int = number("B", 1)

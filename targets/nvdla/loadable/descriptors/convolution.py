@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from npuc.targets.nvdla.loadable.descriptors.common import FEATURE_FORMAT, Converter, Cube, Window
+from npuc.targets.nvdla.loadable.descriptors.common import FEATURE_FORMAT, Converter, Cube, WindowFields
 from npuc.targets.nvdla.loadable.structures import number, numbers, unused
 
 
@@ -46,7 +46,7 @@ class Convolution:
     bytes_per_kernel: int = number("I")
     means: tuple[int, ...] = numbers("h", 4)
     mean_format: int = number("B")
-    window: Window = field(default_factory=Window)
+    window: WindowFields = field(default_factory=WindowFields)
     dilation_x: int = number("B", 1)
     dilation_y: int = number("B", 1)
     reserved_dilation: tuple[int, ...] = unused(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from npuc.targets.nvdla.loadable.descriptors.common import NONE, Converter, Cube, Window
+from npuc.targets.nvdla.loadable.descriptors.common import NONE, Converter, Cube, WindowFields
 from npuc.targets.nvdla.loadable.structures import number, numbers
 
 
@@ -21,7 +21,7 @@ class Pdp:
     """Minus one."""
     kernel_height: int = number("B")
     """Minus one."""
-    window: Window = field(default_factory=Window)
+    window: WindowFields = field(default_factory=WindowFields)
     precision: int = number("B")
     reserved: int = number("B")
     pad_values: tuple[int, ...] = numbers("i", 7)
