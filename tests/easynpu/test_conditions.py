@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from npuc.ir import Graph, TensorType
+from npuc.ops import build
 from npuc.targets.easynpu.layers import support
+from tests.graphs.checking import Finding
 from tests.graphs.compiling import HOSTED, Case, check_compile, compiled_program, samples_of, verified
 from tests.passes.networks import network, node
 
@@ -128,8 +131,36 @@ def test_joining_maps_of_the_host_for_the_host_takes_no_run(isa: str, tmp_path: 
         node("Conv", "b w", "y"),
         w=np.random.default_rng(4).standard_normal((4, 3, 3, 3)).astype(np.float32) / 5,
     )
-    samples = samples_of(graph, 2)["x"]
-    assert check_compile(graph, [{"x": each} for each in samples], Case("easynpu", "int8", isa=isa), tmp_path) in (
-        "ok",
-        HOSTED,
+    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_a_batch_that_only_changes_shape_takes_no_run(isa: str, tmp_path: Path) -> None:
+    """Rows that the host cuts from a map reach the array behind a Reshape alone."""
+    graph = network(
+        (1, 2, 3, 4),
+        "y",
+        node("Tanh", "x", "t"),
+        node("Reshape", "t", "r", shape=(3, 8)),
+        node("Gemm", "r g", "a"),
+        node("Reshape", "a", "b", shape=(3, 5, 1, 1)),
+        node("Conv", "b w", "y"),
+        g=np.random.default_rng(5).standard_normal((5, 8)).astype(np.float32) / 3,
+        w=np.random.default_rng(6).standard_normal((4, 5, 1, 1)).astype(np.float32) / 2,
     )
+    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+
+
+@pytest.mark.parametrize("isa", ["documented", "extended"])
+def test_a_row_times_a_column_repeats_both(isa: str, tmp_path: Path) -> None:
+    """What the host repeats for the array is no tensor of the quantised network, but is moved."""
+    inputs = {"x": TensorType((1, 5)), "c": TensorType((5, 1))}
+    graph = build("outer", (node("Mul", "c x", "y"),), inputs, ["y"], {})
+    assert _checked(graph, isa, tmp_path) in ("ok", HOSTED)
+
+
+def _checked(graph: Graph, isa: str, folder: Path) -> Finding | str:
+    """What a compile and a run of the graph give, on two samples."""
+    stacked = samples_of(graph, 2)
+    values = [{name: each[sample] for name, each in stacked.items()} for sample in range(2)]
+    return check_compile(graph, values, Case("easynpu", "int8", isa=isa), folder)

@@ -85,7 +85,7 @@ class Chains:
             steps = [self._step(chain, views, windows) for chain in self.chains]
         except NpucError:
             return False
-        if any(step is None for step in steps):
+        if not steps or any(step is None for step in steps):
             return False
         sizes = {name: feature_words(*shape) for name, shape in views.buffers.items()}
         wide = {name for name, shape in views.buffers.items() if shape[0] > FIELD_CHANNELS}

@@ -45,7 +45,7 @@ def host_traffic(lowered: Lowered, graph: Graph, machine: Machine) -> dict[str, 
     )
     computed = sum(multiplied(stage.word) for job in lowered.jobs for stage in job.placed.job.stages)
     return {
-        "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(graph.tensors[name].size for name in border),
+        "raw_bytes": sum(map(_raw_bytes, distinct)) + sum(lowered.graph.tensors[name].size for name in border),
         "map_bytes": maps * machine.word_bytes,
         "weight_bytes": weights * machine.word_bytes,
         "instruction_bytes": sum(image.words for image in images if image.memory == "itcm") * isa.WORD_BYTES,
