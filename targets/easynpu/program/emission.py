@@ -45,6 +45,18 @@ class EmittedJob:
     tiling: Tiling
 
 
+def without_data(emitted: EmittedJob) -> EmittedJob:
+    """The job as reports read it: its blocks are as long as before, and hold nothing."""
+    job = emitted.placed.job
+    stages = tuple(replace(stage, block=_emptied(stage.block)) for stage in job.stages)
+    placed = replace(emitted.placed, job=replace(job, stages=stages))
+    return replace(emitted, placed=placed, weights=_emptied(emitted.weights))
+
+
+def _emptied(block: Array) -> Array:
+    return np.empty((len(block), 0), block.dtype)
+
+
 def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
     """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
 

@@ -35,7 +35,7 @@ from npuc.targets.easynpu.plan.placement import (
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces
+from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces, without_data
 from npuc.targets.easynpu.program.resident import Resident
 
 
@@ -85,7 +85,7 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
             steps.append(replace(segment, loads=maps.load(segment.loads)))
             maps.run(placement, segment)
             words += [word for job in emitted for word in job.words]
-            jobs += emitted
+            jobs += map(without_data, emitted)
             usage.append(placement.usage)
     peaks = _usage(usage, steps)
     return Lowered(graph, tuple(steps), tuple(words), bytes(weights.image), tuple(jobs), peaks, tuple(considered))

@@ -141,7 +141,6 @@ class Convolution:
 
     def __init__(self, layer: Layer, block: Array) -> None:
         self.layer = layer
-        self.block = block.copy()
         split = BS_WORDS * groups(layer.Co)
         self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
         unpack = (layer.Hk, layer.Wk)

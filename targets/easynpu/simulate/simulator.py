@@ -17,6 +17,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array
 from npuc.targets.easynpu.machine import isa, rearrangement
+from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import (
     BS_WORDS,
     LANES,
@@ -69,13 +70,18 @@ class State:
         self.weight[address : address + len(words)] = words
 
 
+MOST_KEPT = 1 << 26
+"""Bytes of weight blocks whose kernels are kept; a kernel takes up to ten times its block."""
+
+
 class Simulator:
     """Runs segments on the memories of one program; layer kernels are kept for the next batch."""
 
     def __init__(self, machine: Machine, files: Mapping[str, bytes]) -> None:
         self.machine = machine
         self.files = files
-        self.kernels: dict[tuple[int, int], arithmetic.Convolution] = {}
+        self.kernels: dict[tuple[Layer, bytes], arithmetic.Convolution] = {}
+        self.kept_bytes = 0
         self.checked: set[tuple[int, bool]] = set()
 
     def state(self, samples: int) -> State:
@@ -166,12 +172,15 @@ class Simulator:
                 return total if stage.keeps else kernel.quantised(total)
 
     def _kernel(self, state: State, stage: Stage) -> arithmetic.Convolution:
-        """The convolution that the word and its weight block describe; made once per word and block."""
+        """The convolution that the word and its weight block describe: words of other tiles may share it."""
         layer = stage.layer
-        at = state.weights_at
         block = self._take(state, stage, arithmetic.block_words(layer))
-        key = (stage.number, at)
-        if key not in self.kernels or not np.array_equal(self.kernels[key].block, block):
+        key = (layer, block.tobytes())
+        if key not in self.kernels:
+            self.kept_bytes += block.nbytes
+            if self.kept_bytes > MOST_KEPT:
+                self.kernels.clear()
+                self.kept_bytes = block.nbytes
             self.kernels[key] = arithmetic.Convolution(layer, block)
         return self.kernels[key]
 
