@@ -43,13 +43,25 @@ class Equivalence:
 
     def __init__(self, model: Path, graph: Graph) -> None:
         self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
-        floats = not any(node.op in QUANTISED for node in graph.nodes)
-        written = model_of(model, _shapes(graph)) if has_automatic_padding(model) else model
+        self.model: Any = None
+        self.rewritten: Any = None
+        self._open()
+
+    def _open(self) -> None:
+        floats = not any(node.op in QUANTISED for node in self.graph.nodes)
+        shapes = _shapes(self.graph)
+        written = model_of(self.path, shapes) if has_automatic_padding(self.path) else self.path
         self.model = session(written, few_runs=floats)
-        self.rewritten = graph_session(graph, self.outputs, few_runs=True)
+        self.rewritten = graph_session(self.graph, self.outputs, few_runs=True)
+
+    def release(self) -> None:
+        """Frees what onnxruntime holds of the model and of the graph: its weights, once more."""
+        self.model = self.rewritten = None
 
     def expected(self, feed: Mapping[str, Array]) -> Values:
         """The model's outputs on a sample. Raises ModelError (E105) where onnxruntime cannot run it."""
+        if self.model is None:
+            self._open()
         return _run(self.model, feed)
 
     def differing(self, feed: Mapping[str, Array], wanted: Mapping[str, Array]) -> str | None:

@@ -15,6 +15,8 @@ from npuc.ir import Array
 MOST_SHIFT = 31
 FINEST_SHIFT = 15
 ACCUMULATOR_LIMIT = 1 << 31
+TOGETHER = 1 << 20
+"""Weights that are rounded at once, in whole output channels: temporary arrays stay in the cache."""
 LARGEST_WEIGHT = 127.5
 """Weights below this round to 8 bits."""
 
@@ -38,18 +40,30 @@ def quantise_weights(
     no weight, and one more. A weight of LARGEST_WEIGHT or more in units of Sy / Sx saturates even at shift 0: the
     caller refuses it first, where saturation changes the sum (not for a single factor, as PRelu has).
     """
-    flat = w.reshape(len(w), -1).astype(np.float64) * (x_scale / y_scale)
+    flat = w.reshape(len(w), -1)
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale
     offset = offset + y_zero
-    largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
-    safe = np.floor(np.log2(127.499 / largest))
-    candidates = [np.clip(np.minimum(safe + more, _limit(flat, offset)), 0, MOST_SHIFT) for more in (0, 1)]
-    errors = [((_integers(flat, shift) / _power(shift) - flat) ** 2).sum(axis=1) for shift in candidates]
-    shift = np.where(errors[1] < errors[0], candidates[1], candidates[0])
-    integers = _integers(flat, shift).astype(np.int8)
-    centre = np.rint(offset * np.exp2(shift)) - x_zero * integers.astype(np.int64).sum(axis=1)
+    integers, shift = np.empty(flat.shape, np.int8), np.empty(len(w))
+    rows = max(TOGETHER // max(flat.shape[1], 1), 1)
+    for start in range(0, len(w), rows):
+        at = slice(start, start + rows)
+        integers[at], shift[at] = _rounded(flat[at].astype(np.float64) * (x_scale / y_scale), offset[at])
+    centre = np.rint(offset * np.exp2(shift)) - x_zero * integers.sum(axis=1, dtype=np.int64)
     rounded = centre.clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
     return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
+
+
+def _rounded(flat: Array, offset: Array) -> tuple[Array, Array]:
+    """Integers (Co, weights of a channel), and the shift (Co,) of the two that has the least squared error."""
+    largest = np.maximum(np.abs(flat).max(axis=1), 1e-30)
+    safe, limit = np.floor(np.log2(127.499 / largest)), _limit(flat, offset)
+    candidates = [np.clip(np.minimum(safe + more, limit), 0, MOST_SHIFT) for more in (0, 1)]
+    found = [_integers(flat, shift) for shift in candidates]
+    errors = [
+        ((each / _power(shift) - flat) ** 2).sum(axis=1) for each, shift in zip(found, candidates, strict=True)
+    ]
+    finer = errors[1] < errors[0]
+    return np.where(finer[:, None], found[1], found[0]), np.where(finer, candidates[1], candidates[0])
 
 
 def _power(shift: Array) -> Array:

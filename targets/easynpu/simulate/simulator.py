@@ -70,7 +70,7 @@ class State:
         self.weight[address : address + len(words)] = words
 
 
-MOST_KEPT = 1 << 26
+MOST_KEPT = 1 << 25
 """Bytes of weight blocks whose kernels are kept; a kernel takes up to ten times its block."""
 
 
