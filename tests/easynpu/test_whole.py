@@ -98,6 +98,19 @@ def test_a_runner_takes_the_network_once_it_pays_and_words_to_be_observed(
     assert seen
 
 
+def test_results_are_the_same_after_a_sample_alone_where_weights_were_loaded_in_between(tmp_path: Path) -> None:
+    machine = tmp_path / "little.toml"
+    machine.write_text("weight_words = 900\n", encoding="utf-8")
+    program = _compiled("lenet", str(machine), tmp_path)
+    assert sum(isinstance(each, Segment) for each in Contents.of(program.manifest).steps) > 1
+    samples = varied(driver.program_inputs(program)).inputs
+    run = Runner(program)
+    run({name: values[:1] for name, values in samples.items()})
+    again, expected = run(samples), Runner(program)(samples)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(again[name], values)
+
+
 def _opened(build: Any, *inputs: tuple[str, tuple[int, int, int]]) -> Any:
     """A session of a network with one output y."""
     network = Network(quantised=True)

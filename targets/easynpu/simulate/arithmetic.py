@@ -141,6 +141,7 @@ class Convolution:
 
     def __init__(self, layer: Layer, block: Array) -> None:
         self.layer = layer
+        block = block.copy()  # of a memory that may hold other weights when sessions are opened
         split = BS_WORDS * groups(layer.Co)
         self.bias, self.scale = unpack_bias_scale(block[:split], layer.Co)
         unpack = (layer.Hk, layer.Wk)
