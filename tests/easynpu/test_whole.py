@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from npuc import driver
 from npuc.host import HostStep
@@ -72,6 +73,29 @@ def test_a_program_gives_the_same_bits_as_one_network_as_word_by_word(
             part.run(tensors)
         for output, values in expected.items():
             np.testing.assert_array_equal(tensors[output], values)
+
+
+def test_psums_that_are_kept_over_channels_are_one_convolution_beyond_24_bits(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    w = numpy_helper.from_array(random.choice([-1.0, 0.98, 1.0], (16, 2048, 1, 1)).astype(np.float32), "w")
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2048, 4, 4])
+    graph = helper.make_graph([node], "g", [x], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], [w])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx"
+    )
+    (tmp_path / "m.toml").write_text("weight_words = 900\n", encoding="utf-8")
+    options = Options(machine=str(tmp_path / "m.toml"), level="0")
+    program = as_loaded(driver.compile_model(tmp_path / "m.onnx", target("easynpu"), options, {})[0])
+    assert any("keep_psum" in str(each) for each in target("easynpu").listing(program))
+    samples = varied(driver.program_inputs(program)).inputs
+    tensors: dict[str, Array] = dict(samples)
+    for part in _networks(program, quantised=True):
+        assert part is not None
+        part.run(tensors)
+    for output, values in Runner(program)(samples).items():
+        np.testing.assert_array_equal(tensors[output], values)
+    assert None in _networks(program, quantised=False)
 
 
 def test_a_runner_takes_the_network_once_it_pays_and_words_to_be_observed(

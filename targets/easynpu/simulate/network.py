@@ -44,6 +44,8 @@ class Network:
         self._bytes = 0
         self._cut: dict[Window, Value] = {}
         self._other: dict[int, Value] = {}
+        self._window: dict[int, Window] = {}
+        """What was cut, by number."""
 
     def value(self, name: str, channels: int, height: int, width: int, *, raised: bool = False) -> Value:
         """A tensor of these extents. raised: it is uint8."""
@@ -168,11 +170,15 @@ class Network:
                 starts = np.array([window.start[at] for at in axes])
                 ends = starts + [window.extents[at] for at in axes]
                 name = self.node("Slice", name, *map(self.constant, (starts, ends, np.array(axes) + 1)))
-            self._cut[window] = self.value(name, *window.extents, raised=value.bytes) if axes else value
+            found = self.value(name, *window.extents, raised=value.bytes) if axes else value
+            self._cut[window] = found
+            self._window.setdefault(found.number, window)
         return self._cut[window]
 
     def joined(self, axis: int, parts: Sequence[Value]) -> Value:
         """Values one behind the other along an axis of their tensors. Raises NotOneNetwork."""
+        if (window := self._around(axis, parts)) is not None:
+            return self.cut(window)
         extents = [(each.channels, each.height, each.width) for each in parts]
         others = {each[: axis - 1] + each[axis:] for each in extents}
         if len(others) > 1:
@@ -182,6 +188,23 @@ class Network:
         raised = any(each.bytes for each in parts)
         names = [(self.raised(each) if raised else each).name for each in parts]
         return self.value(self.node("Concat", *names, axis=axis), *whole, raised=raised)
+
+    def _around(self, axis: int, parts: Sequence[Value]) -> Window | None:
+        """The window that was cut into these parts along an axis, if they are neighbours of one value."""
+        windows = [self._window.get(each.number) for each in parts]
+        first, at = windows[0], axis - 1
+        if first is None:
+            return None
+        start, extents = [*first.start], [*first.extents]
+        extents[at] = 0
+        for each in windows:
+            start[at] = first.start[at] + extents[at]
+            if each is None or each.value != first.value or [*each.start] != start:
+                return None
+            if each.extents[:at] + each.extents[at + 1 :] != first.extents[:at] + first.extents[at + 1 :]:
+                return None
+            extents[at] += each.extents[at]
+        return Window(first.value, first.start, (extents[0], extents[1], extents[2]))
 
     def session(self) -> Any:
         """It, opened."""

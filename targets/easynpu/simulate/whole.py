@@ -30,6 +30,7 @@ from npuc.targets.easynpu.machine.memory import (
 )
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import rearranged
+from npuc.targets.easynpu.machine.timing import is_dense
 from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
@@ -40,11 +41,16 @@ from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISE
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Psums that a word keeps: a value, and what no accumulator exceeds."""
+class Product:
+    """A word that multiplies, its weights, and the rows and columns of a map that its windows reach."""
 
-    value: Value
-    bound: int
+    layer: isa.Layer
+    kernel: arithmetic.Convolution
+    x: Value
+
+
+Sums = tuple[Product, ...]
+"""What psums that are kept are the sum of; the first one has the bias."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ class _Walk:
             if stage.control is not None and stage.control.set_weights:
                 self.weights_at = stage.control.weights
             result = self._stage(stage, x, sums)
-            if isinstance(result, Sums):
+            if isinstance(result, tuple):
                 sums = result
                 continue
             x, sums = result, None
@@ -321,47 +327,68 @@ class _Walk:
     def _convolved(
         self, stage: Stage, kernel: arithmetic.Convolution, x: Value, sums: Sums | None
     ) -> Value | Sums:
-        """A convolution's results, or its sums with those that were kept."""
-        network, layer = self.network, stage.layer
-        x, lowest = self._reached(layer, x), 0 if kernel.relu else -128
-        weights, bias = kernel.w.astype(np.float32), kernel.bias.astype(np.float32)
-        if sums is None and not stage.keeps:
-            if network.quantised and _is_fine(kernel):
-                given = kernel.w, kernel.bias, kernel.scale
-                name = network.convolution(x, *given, window_attributes(layer), relu=kernel.relu)
-                found = self._result(layer, name, raised=True)
-                return self._positive(found) if kernel.relu else found
-            if not kernel.exact:
-                raise NotOneNetwork("sums of 2^24 and more")
-            power, half = _factors(kernel.scale)
-            weights, bias = weights * power[:, None, None, None], bias * power + half
-            name = self._products(layer, x, weights, bias)
-            name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
-            return self._result(layer, network.node("Floor", name) if kernel.scale.any() else name)
-        if sums is not None and kernel.bias.any():
+        """A convolution's results with the sums that were kept; or what is kept, to be computed later."""
+        if sums and kernel.bias.any():
             raise NotOneNetwork("a bias where psums are kept")
-        bound = kernel.bound + (sums.bound if sums else 0)
-        rounding = 1 << max(-int(kernel.scale.min()) - 1, 0)
-        if bound + rounding >= arithmetic.EXACT_FLOAT32:
-            raise NotOneNetwork("sums of 2^24 and more")
-        name = self._products(layer, x, weights, bias)
-        if sums is not None:
-            name = network.node("Add", sums.value.name, name)
+        products = (*(sums or ()), Product(stage.layer, kernel, self._reached(stage.layer, x)))
         if stage.keeps:
-            return Sums(self._result(layer, name), bound)
-        return self._result(layer, self._rounded(name, kernel.scale, lowest))
+            return products
+        bound = sum(each.kernel.bound for each in products)
+        if self.network.quantised and _is_fine(kernel, bound) and _are_one(products):
+            return self._in_bytes(products)
+        return self._in_floats(products, bound)
 
-    def _products(self, layer: isa.Layer, x: Value, weights: Array, bias: Array) -> str:
+    def _in_bytes(self, products: Sums) -> Value:
+        """Convolutions alike but for their channels, as one in integers."""
+        network, (first, *_, last) = self.network, (*products, products[-1])
+        x = network.joined(1, [each.x for each in products]) if len(products) > 1 else first.x
+        weights = np.concatenate([each.kernel.w for each in products], axis=1)
+        given, relu = (weights, first.kernel.bias, last.kernel.scale), last.kernel.relu
+        name = network.convolution(x, *given, window_attributes(last.layer), relu=relu)
+        found = self._result(last.layer, name, raised=True)
+        return self._positive(found) if relu else found
+
+    def _in_floats(self, products: Sums, bound: int) -> Value:
+        """The sum of all in float32. Raises NotOneNetwork for accumulators of 2^24 and more."""
+        network, last = self.network, products[-1]
+        scale, lowest = last.kernel.scale, 0 if last.kernel.relu else -RAISED
+        if bound + (1 << max(-int(scale.min()) - 1, 0)) >= arithmetic.EXACT_FLOAT32:
+            raise NotOneNetwork("sums of 2^24 and more")
+        if len(products) == 1:
+            if not last.kernel.exact:
+                raise NotOneNetwork("sums of 2^24 and more, or left shifts")
+            power, half = _factors(scale)
+            name = self._products(last, power, half)
+            name = network.node("Clip", name, network.scalar(lowest), network.scalar(127))
+            return self._result(last.layer, network.node("Floor", name) if scale.any() else name)
+        one, zero = np.ones(last.layer.Co, np.float32), np.zeros(last.layer.Co, np.float32)
+        name, *others = (self._products(each, one, zero) for each in products)
+        for other in others:
+            name = network.node("Add", name, other)
+        return self._result(last.layer, self._rounded(name, scale, lowest))
+
+    def _products(self, product: Product, power: Array, added: Array) -> str:
+        """A convolution times a factor for each channel, and what is added to it."""
+        weights = product.kernel.w.astype(np.float32) * power[:, None, None, None]
+        bias = product.kernel.bias.astype(np.float32) * power + added
         constants = map(self.network.constant, (weights, bias))
-        return self.network.node("Conv", self.network.floats(x).name, *constants, **window_attributes(layer))
+        x = self.network.floats(product.x)
+        return self.network.node("Conv", x.name, *constants, **window_attributes(product.layer))
 
 
-def _is_fine(kernel: arithmetic.Convolution) -> bool:
-    """Whether Network.convolution gives the kernel's results."""
+def _is_fine(kernel: arithmetic.Convolution, bound: int) -> bool:
+    """Whether Network.convolution gives the kernel's results, where no accumulator exceeds a bound."""
     least = FINEST_POSITIVE if kernel.relu else FINEST
     raised = RAISED << max(-int(kernel.scale.min()), 0)
-    return (
-        least <= kernel.scale.min() and kernel.scale.max() <= 0 and kernel.bound + raised < arithmetic.ACCUMULATOR
+    return least <= kernel.scale.min() and kernel.scale.max() <= 0 and bound + raised < arithmetic.ACCUMULATOR
+
+
+def _are_one(products: Sums) -> bool:
+    """Whether they are one, or dense convolutions with the same window on maps of the same extents."""
+    windows = {(*window_attributes(each.layer).items(), each.x.height, each.x.width) for each in products}
+    shapes = {each.kernel.w.shape[2:] for each in products}
+    return len(products) == 1 or (
+        len(windows) == len(shapes) == 1 and all(is_dense(each.layer) for each in products)
     )
 
 
