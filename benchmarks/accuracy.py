@@ -1,17 +1,18 @@
 """Accuracy of npuc's integer networks beside fp32 and onnxruntime's own quantisation, task by task.
 
-    python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--seed N] [--json]
+    python benchmarks/accuracy.py [--level 0|1|2] [--task NAME] [--methods MinMax,...] [--seed N] [--json]
 
 The tasks beside the checkout, else the digits that npuc brings; models without a task get synthetic inputs,
 standard normal, other ones for calibration than for the test (--seed makes others). onnxruntime: quantize_static,
-QDQ, per channel, int8 activations and weights, symmetric, min-max, on the same calibration samples.
-Errors are those of the first output.
+QDQ, per channel, int8 activations and weights, symmetric, on the same calibration samples, by every method of
+--methods. Errors are those of each output, top-1 and agreement those of the first. A network that a target refuses
+has no row; stderr says why.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
@@ -21,6 +22,7 @@ import click
 import numpy as np
 
 from npuc import driver
+from npuc.errors import NpucError
 from npuc.ir import Array
 from npuc.reference import session
 from npuc.storage import data
@@ -37,15 +39,21 @@ MODELS = {
     "mnist_cnn": "mnist_cnn",
     "textangle_cls": "ppocr_cls",
 }
-WITHOUT_TASK = {"tiny_kws": "tiny_kws_dscnn_fp32", "tiny_vww": "tiny_vww_mbv1_fp32"}
+WITHOUT_TASK = {
+    "mtcnn_pnet": "mtcnn_pnet",
+    "tiny_ad": "tiny_ad_ae_fp32",
+    "tiny_kws": "tiny_kws_dscnn_fp32",
+    "tiny_vww": "tiny_vww_mbv1_fp32",
+}
+METHODS = ("MinMax", "Entropy", "Percentile")
 MADE_UP = 40, 60
 """Samples for calibration and for the test."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute a task: top-1 with its 95 % interval (if there are labels), agreement with fp32, error,
-    CPU seconds."""
+    """One way to compute a task: top-1 with its 95 % interval (if there are labels), agreement with fp32, error of
+    each output, CPU seconds."""
 
     task: str
     computation: str
@@ -53,7 +61,7 @@ class Row:
     low: float | None
     high: float | None
     agreement: float
-    sqnr_db: float | None
+    sqnr_db: tuple[float | None, ...]
     cpu_seconds: float | None = None
 
 
@@ -83,7 +91,9 @@ def _made_up(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
     return files
 
 
-def rows(task: str, model: Path, calibration: Path, test: Path, level: str) -> Iterator[Row]:
+def rows(
+    task: str, model: Path, calibration: Path, test: Path, level: str, methods: Sequence[str]
+) -> Iterator[Row]:
     """fp32, onnxruntime's int8, and every target with an integer network."""
     from npuc.frontend import load as import_model
 
@@ -91,51 +101,71 @@ def rows(task: str, model: Path, calibration: Path, test: Path, level: str) -> I
     labels = samples.labels
     exact = _outputs(model.read_bytes(), samples)
     yield _row(task, "fp32", exact, exact, labels)
-    started = process_time()
-    theirs = _by_onnxruntime(model, calibration)
-    seconds = process_time() - started
-    yield _row(task, "onnxruntime int8", _outputs(theirs, samples), exact, labels, seconds)
+    for method in methods:
+        started = process_time()
+        theirs = _by_onnxruntime(model, calibration, method)
+        seconds = process_time() - started
+        yield _row(task, f"onnxruntime int8, {method}", _outputs(theirs, samples), exact, labels, seconds)
     for name in names():
-        machine = find(name)
-        if isinstance(machine, Quantising):
+        for computation, network in _of_target(name, model, calibration, level):
             started = process_time()
-            ours, _ = driver.quantise_model(model, machine, Options(level=level), {}, [calibration])
+            try:
+                found = network()
+            except NpucError as refusal:
+                click.echo(f"{task}, {computation}: refused\n{refusal}", err=True)
+                continue
             seconds = process_time() - started
-            yield _row(task, f"{name} QDQ", _outputs(ours, samples), exact, labels, seconds)
-        if "int8" in machine.precisions:
-            started = process_time()
-            program, _ = driver.compile_model(
-                model, machine, Options(precision="int8", level=level), {}, [calibration]
-            )
-            seconds = process_time() - started
-            yield _row(task, name, _outputs(program.evidence["reference.onnx"], samples), exact, labels, seconds)
+            yield _row(task, computation, _outputs(found, samples, len(exact)), exact, labels, seconds)
 
 
-def _outputs(model: bytes, samples: data.Samples) -> Array:
-    """(samples, elements) of the first output."""
+def _of_target(name: str, model: Path, calibration: Path, level: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """The target's QDQ model and the integer network that it compiles: what each is called, and what makes it."""
+    machine, options = find(name), Options(level=level, precision="int8")
+    if isinstance(machine, Quantising):
+        yield f"{name} QDQ", lambda: driver.quantise_model(model, machine, options, {}, [calibration])[0]
+    if "int8" in machine.precisions:
+        yield (
+            name,
+            lambda: driver.compile_model(model, machine, options, {}, [calibration])[0].evidence["reference.onnx"],
+        )
+
+
+def _outputs(model: bytes, samples: data.Samples, count: int | None = None) -> list[Array]:
+    """(samples, elements) of each of the first outputs; evidence has the network's first, then all its tensors."""
     run = session(model)
-    name = run.get_outputs()[0].name
-    return np.stack([run.run([name], feed)[0].ravel() for feed in samples.feeds()])
+    names = [each.name for each in run.get_outputs()][:count]
+    found = [[values.ravel() for values in run.run(names, feed)] for feed in samples.feeds()]
+    return [np.stack(values) for values in zip(*found, strict=True)]
 
 
 def _row(
-    task: str, name: str, found: Array, exact: Array, labels: Array | None, seconds: float | None = None
+    task: str,
+    name: str,
+    found: list[Array],
+    exact: list[Array],
+    labels: Array | None,
+    seconds: float | None = None,
 ) -> Row:
-    right = None if labels is None else found.argmax(axis=1) == labels
-    noise = float(np.square(found.astype(np.float64) - exact).sum())
-    signal = float(np.square(exact, dtype=np.float64).sum())
+    largest = found[0].argmax(axis=1)
+    right = None if labels is None else largest == labels
     return Row(
         task,
         name,
         *((None, None, None) if right is None else (float(right.mean()), *interval(int(right.sum()), len(right)))),
-        float((found.argmax(axis=1) == exact.argmax(axis=1)).mean()),
-        10 * float(np.log10(signal / noise)) if noise else None,
+        float((largest == exact[0].argmax(axis=1)).mean()),
+        tuple(_decibels(*pair) for pair in zip(found, exact, strict=True)),
         seconds,
     )
 
 
-def _by_onnxruntime(model: Path, calibration: Path) -> bytes:
-    """The model as onnxruntime's quantize_static makes it."""
+def _decibels(found: Array, exact: Array) -> float | None:
+    """Signal to noise; None of equal values."""
+    noise = float(np.square(found.astype(np.float64) - exact).sum())
+    return 10 * float(np.log10(float(np.square(exact, dtype=np.float64).sum()) / noise)) if noise else None
+
+
+def _by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
+    """The model as onnxruntime's quantize_static makes it with a CalibrationMethod."""
     import onnx
     from onnx import version_converter
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
@@ -151,8 +181,8 @@ def _by_onnxruntime(model: Path, calibration: Path) -> bytes:
         def __init__(self) -> None:
             self.feeds = samples.feeds()
 
-        def get_next(self) -> Mapping[str, Any] | None:
-            return next(self.feeds, None)
+        def get_next(self) -> dict[str, Any]:
+            return dict(next(self.feeds, {}))
 
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "m.onnx", Path(folder) / "q.onnx"
@@ -168,27 +198,34 @@ def _by_onnxruntime(model: Path, calibration: Path) -> bytes:
             per_channel=True,
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod.MinMax,
+            calibrate_method=CalibrationMethod[method],
             extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
         )
         return result.read_bytes()
 
 
+def _cells(row: Row) -> tuple[Any, ...]:
+    """Of the table."""
+    errors = ", ".join("exact" if each is None else f"{each:.1f}" for each in row.sqnr_db)
+    return tuple((asdict(row) | {"sqnr_db": errors}).values())
+
+
 @click.command()
 @click.option("--level", type=click.Choice(("0", "1", "2")), default="1", show_default=True)
 @click.option("--task", "wanted", multiple=True, help="Only these.")
+@click.option("--methods", default="MinMax", show_default=True, help=f"Of onnxruntime: {', '.join(METHODS)}.")
 @click.option("--seed", default=0, show_default=True, help="Of synthetic inputs.")
 @click.option("--json", "in_json", is_flag=True)
-def main(level: str, wanted: tuple[str, ...], seed: int, in_json: bool) -> None:
+def main(level: str, wanted: tuple[str, ...], methods: str, seed: int, in_json: bool) -> None:
     """Print the table of all tasks and targets found."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = [each for each in tasks(Path(folder), seed) if not wanted or each[0] in wanted]
-        found = [row for task in chosen for row in rows(*task, level)]
+        found = [row for task in chosen for row in rows(*task, level, methods.split(","))]
     if in_json:
         click.echo(as_json([asdict(row) for row in found]))
         return
     header = ("task", "computation", "top-1", "from", "to", "as fp32", "dB", "CPU s")
-    click.echo(table(header, [tuple(asdict(row).values()) for row in found]))
+    click.echo(table(header, [_cells(row) for row in found]))
 
 
 if __name__ == "__main__":
