@@ -512,24 +512,29 @@ def test_large_sums_that_a_bias_cancels_keep_their_last_bits(op: int) -> None:
     assert found[0, WORDS - 1].tolist() == (left if op == CONV else np.maximum(left, 0)).tolist()
 
 
-def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads() -> None:
+@pytest.mark.parametrize("channels", [20, 32])
+def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads(channels: int) -> None:
+    """Also where kernels of earlier runs are taken again: their weights were overwritten since."""
     random = np.random.default_rng(4)
     writer = Writer(random)
-    layer = writer.head(CONV, (4, 4, 20), 20)
+    layer = writer.head(CONV, (4, 4, channels), channels)
     for _ in range(2):  # two weight blocks behind each other, one word
         writer.block(layer)
     image, stream = word(LAYER, **layer).to_bytes(16, "little"), writer.weights[:-1]
     simulator = Simulator(MACHINE, {"itcm.bin": image, "weight.bin": stream.tobytes()})
-    state = simulator.state(1)
-    fmap, _ = noise(random, samples=1)
     half = len(stream) // 2
-    for start in (0, half, 0):
-        state.fmap[...] = fmap
-        images = (ImageLoad("itcm", 0, "itcm.bin", 0, 1), ImageLoad("weight", 0, "weight.bin", start, half))
-        simulator.run(Segment(images, (), 1, ()), state, {})
-        npu = naive.Npu(fmap[0].astype(np.int64), np.zeros((WORDS, 16), np.int64), stream[start:].astype(np.int64))
-        npu.run(naive.words(image))
-        np.testing.assert_array_equal(state.fmap[0], npu.fmap)
+    for samples in (1, 3):
+        state = simulator.state(samples)
+        fmap, _ = noise(random, samples)
+        for start in (0, half, 0):
+            state.fmap[...] = fmap
+            images = (ImageLoad("itcm", 0, "itcm.bin", 0, 1), ImageLoad("weight", 0, "weight.bin", start, half))
+            simulator.run(Segment(images, (), 1, ()), state, {})
+            weights = stream[start:].astype(np.int64)
+            for found, given in zip(state.fmap, fmap, strict=True):
+                npu = naive.Npu(given.astype(np.int64), np.zeros((WORDS, 16), np.int64), weights)
+                npu.run(naive.words(image))
+                np.testing.assert_array_equal(found, npu.fmap)
 
 
 def test_what_the_memories_held_before_does_not_matter() -> None:
