@@ -68,30 +68,36 @@ def _into_reader(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _parameters(rewriter: Rewriter, node: Node) -> tuple[Array, Array] | None:
-    """Weight and bias in float64, if both are constants; an absent bias is zero."""
+    """Weight, and bias in float64, if both are constants; an absent bias is zero."""
     w = rewriter.constants.get(node.inputs[1])
     if w is None:
         return None
     name = node.inputs[2] if len(node.inputs) > 2 else ""
     b = rewriter.constants.get(name) if name else np.zeros(rewriter.shape(node.output)[1])
-    return None if b is None else (w.astype(np.float64), b.astype(np.float64))
+    return None if b is None else (w, b.astype(np.float64))
 
 
 def _stored(rewriter: Rewriter, stem: str, w: Array, b: Array) -> tuple[str, str]:
-    weight = rewriter.constant(w.astype(np.float32), f"{stem}/weight")
+    weight = rewriter.constant(w.astype(np.float32, copy=False), f"{stem}/weight")
     return weight, rewriter.constant(b.astype(np.float32), f"{stem}/bias")
 
 
 def _scaled_outputs(node: Node, w: Array, factor: Array) -> Array:
-    """The weight with each output channel multiplied by its factor.
+    """The weight in float32 with each output channel multiplied by its factor, in float64.
 
     Conv: (Co, Ci/group, ...), Gemm: (N, K), ConvTranspose: (Ci, Co/group, ...).
     """
     if node.op != "ConvTranspose":
-        return w * factor.reshape(-1, *(1 for _ in w.shape[1:]))
+        return _product(w, factor.reshape(-1, *(1 for _ in w.shape[1:])))
     group = GROUP(node)
     grouped = w.reshape(group, w.shape[0] // group, w.shape[1], -1)
-    return (grouped * factor.reshape(group, 1, -1, 1)).reshape(w.shape)
+    return _product(grouped, factor.reshape(group, 1, -1, 1)).reshape(w.shape)
+
+
+def _product(w: Array, factor: Array) -> Array:
+    """Products in float64, rounded to float32 once; nothing of the weight's size is held in float64."""
+    found = np.empty(w.shape, np.float32)
+    return np.multiply(w, factor, out=found, dtype=np.float64, casting="same_kind")
 
 
 def _per_column(rewriter: Rewriter, tensor: str, values: Array) -> Array:

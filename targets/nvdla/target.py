@@ -81,6 +81,8 @@ class Nvdla(Target):
         from npuc.targets.nvdla.program import lowering
 
         machine, samples = self._machine(options), one_sample(graph)
+        if lowering.roomy(graph, machine, options.precision):
+            return
 
         def trial() -> Quantised:
             if options.precision in FLOATING:

@@ -120,6 +120,16 @@ def _graph() -> Graph:
     return build("g", nodes, {"x": TensorType((1, 4))}, ("y",), {})
 
 
+def test_every_sample_counts_with_its_own_values() -> None:
+    samples = [{"x": np.array([[-3, 1, 2, 0]], np.float32) + shift} for shift in (0.0, 4.0, 0.5)]
+    found = histograms(_graph(), samples, ("x", "a", "y"))
+    x = np.concatenate([each["x"] for each in samples])
+    for name, values in (("x", x), ("a", np.maximum(x, 0)), ("y", np.exp(np.maximum(x, 0)))):
+        magnitudes = np.sort(np.abs(values[values != 0]))
+        placed = np.repeat(found[name].centres, found[name].counts)
+        np.testing.assert_allclose(placed, magnitudes, atol=found[name].width)
+
+
 def test_the_spreads_of_a_graph_are_those_of_its_tensors() -> None:
     samples = [{"x": np.array([[-1, 2, 0, -3]], np.float32)}, {"x": np.array([[0, 0, 0, 1]], np.float32)}]
     found = histograms(_graph(), samples, ("x", "a", "y"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -201,15 +201,34 @@ def _histograms(
 def computed(
     graph: Graph, samples: Iterable[Mapping[str, Array]], tensors: Sequence[str]
 ) -> Iterator[dict[str, Array]]:
-    """The values of the tensors of a float graph for one sample after the other, each a feed of its inputs."""
+    """The values of the tensors of a float graph for one sample after the other, each a feed of its inputs.
+
+    They are valid until the next sample, whose values take their place in memory.
+    """
     from npuc.reference import graph_session
 
     given = {*graph.inputs, *graph.constants}
     wanted = [name for name in tensors if name not in given]
     run = graph_session(graph, wanted) if wanted else None
+    values: dict[str, Array] = {}
     for feeds in samples:
-        values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True)) if run else {}
+        if run and values:
+            _run_into(run, feeds, values)
+        elif run:
+            values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
+
+
+def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Array]) -> None:
+    """Runs an onnxruntime.InferenceSession, whose outputs take the place of these values."""
+    from onnxruntime import OrtValue
+
+    binding = session.io_binding()
+    for name, feed in feeds.items():
+        binding.bind_cpu_input(name, np.ascontiguousarray(feed))
+    for name, value in values.items():
+        binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(value))
+    session.run_with_iobinding(binding)
 
 
 class HistogramSource(Protocol):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from npuc.ir import Graph, Node
+from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
 from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps
-from npuc.quantize.calibration.histograms import Histogram
+from npuc.quantize.calibration.histograms import BLOCK, Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
@@ -184,6 +184,14 @@ def floors(graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogr
     for node in nodes:
         if node.op == "Conv" and node.inputs[0] in histograms and node.output in histograms:
             w = graph.constants[node.inputs[1]]
-            gain = np.sqrt(np.mean([np.square(kernel, dtype=np.float64).sum() for kernel in w]))
+            gain = np.sqrt(np.mean(_energies(w)))
             found[node.output] = float(histograms[node.inputs[0]].largest / 127 * gain / np.sqrt(12))
     return {name: floor for name, floor in found.items() if floor > 0}
+
+
+def _energies(w: Array) -> Array:
+    """The sum of squares of each kernel, in float64; so many kernels at once that they stay in the cache."""
+    kernels = np.ascontiguousarray(w).reshape(len(w), -1)
+    step = max(BLOCK // kernels.shape[1], 1)
+    blocks = (kernels[start : start + step] for start in range(0, len(kernels), step))
+    return np.concatenate([np.square(block, dtype=np.float64).sum(axis=1) for block in blocks])

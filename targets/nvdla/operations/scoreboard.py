@@ -7,7 +7,7 @@ and nothing reads any more what it overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -74,7 +74,7 @@ class Issued:
 
         Tables of EW and CDP are not in groups: nothing runs while they are written.
         """
-        return other.tables or any(other.groups.get(block) == group for block, group in self.groups.items())
+        return other.tables or not self.groups.items().isdisjoint(other.groups.items())
 
     def holds_input(self, other: Issued) -> bool:
         """Whether it may still write what another one takes as input."""
@@ -119,9 +119,9 @@ class Scoreboard:
             isinstance(operation, Convolution | Elementwise) and bool(operation.sdp.table)
         )
         issued = Issued(groups, place or touched(operation, self.atom_bytes), tables)
-        program = self._last([each.holds_groups(issued) for each in self.issued])
-        fetch = max(program, self._last([each.holds_input(issued) for each in self.issued]))
-        write = max(fetch, self._last([each.holds_result(issued) for each in self.issued]))
+        program = self._last(lambda each: each.holds_groups(issued), 0)
+        fetch = self._last(lambda each: each.holds_input(issued), program)
+        write = self._last(lambda each: each.holds_result(issued), fetch)
         if not isinstance(operation, Convolution):
             fetch = write
         gone = self.count - len(self.issued)
@@ -134,9 +134,9 @@ class Scoreboard:
         """After all have ended."""
         return replace(self, issued=())
 
-    def _last(self, holding: list[bool]) -> int:
-        """How many of the issued operations must end: waits are in order."""
-        return max((at + 1 for at, holds in enumerate(holding) if holds), default=0)
+    def _last(self, holds: Callable[[Issued], bool], least: int) -> int:
+        """How many of the issued operations must end, at least so many: waits are in order."""
+        return next((at for at in range(len(self.issued), least, -1) if holds(self.issued[at - 1])), least)
 
 
 def touched(operation: Operation, atom_bytes: int) -> Touched:

@@ -250,7 +250,13 @@ DECODED = 64
 def decode(data: bytes, registers: RegisterMap) -> list[Command]:
     """The commands of records. Raises ArtefactError (E502) for one that is none, ModelError (E110) for many."""
     expect_room(len(data) * DECODED, "the commands")
-    return [_command(number, record, registers) for number, record in enumerate(records_of(data))]
+    known: dict[tuple[int, ...], Command] = {}  # most of what is written is written often
+    commands: list[Command] = []
+    for number, record in enumerate(map(tuple, records_of(data))):
+        if record not in known:
+            known[record] = _command(number, record, registers)
+        commands.append(known[record])
+    return commands
 
 
 def records_of(data: bytes) -> Sequence[Sequence[int]]:

@@ -77,6 +77,24 @@ class Lowered:
     """Bytes of memory for feature maps: as allocated, and the lower bound."""
 
 
+PLAIN = frozenset(
+    ("Conv", "Gemm", "Add", "Relu", "Clip", "MaxPool", "GlobalAveragePool", "Flatten", "Reshape", "Softmax")
+)
+"""Operators of which no kernel comes that is larger than their own weights."""
+
+
+def roomy(graph: Graph, machine: Machine, precision: str) -> bool:
+    """Whether a float network is far from `doubtful`: nothing need be quantised to see that it fits.
+
+    Kernels and rows may take half as much again as they seem to.
+    """
+    weights = [(node, node.inputs[1]) for node in graph.nodes if node.op in ("Conv", "Gemm")]
+    return all(node.op in PLAIN for node in graph.nodes) and not any(
+        6 * _kernel_bytes(graph, node, graph.shape(name), machine, precision) > 3 * machine.cbuf_bytes
+        for node, name in weights
+    )
+
+
 def doubtful(graph: Graph, machine: Machine) -> bool:
     """Whether a kernel group and the lines of a row may exceed the CBUF; False only where all plainly fit."""
     return any(
@@ -88,9 +106,12 @@ def doubtful(graph: Graph, machine: Machine) -> bool:
 
 
 def _group_bytes(graph: Graph, node: Node, weights: str, machine: Machine) -> int:
+    return _kernel_bytes(graph, node, graph.shape(weights), machine, tensor_precision(graph, node.output))
+
+
+def _kernel_bytes(graph: Graph, node: Node, weights: tuple[int, ...], machine: Machine, precision: str) -> int:
     """Bytes of a kernel group over all channels, and of the lines under one row, in whole atoms."""
-    precision = tensor_precision(graph, node.output)
-    x, (height, width) = graph.shape(node.inputs[0]), graph.shape(weights)[2:]
+    x, (height, width) = graph.shape(node.inputs[0]), (*weights[2:], 1, 1)[:2]
     atoms = aligned(x[1] * BYTES[precision], machine.atom_bytes)
     dilation = DILATIONS(node)[0] if "dilations" in node.attrs else 1
     lines = min((height - 1) * dilation + 1, x[2] if len(x) == 4 else 1)
