@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.calibration.histograms import histograms
-from npuc.quantize.improvement.mixed import Host, candidates, mixed, without
+from npuc.quantize.improvement.mixed import MOST_MEASURED, Host, candidates, mixed, without
 from npuc.quantize.improvement.search import Network, Trial
 from npuc.quantize.network.build import quantise
 from npuc.quantize.network.construction import Quantised
@@ -87,3 +87,25 @@ def test_a_layer_with_most_of_the_work_is_no_candidate() -> None:
     shares = candidates(graph, _Cases(Samples({"x": _samples()})).drawn(frozenset()))
     macs = {"a": 36 * 4 * 2, "b": 36 * 16 * 4 * 9, "y": 36 * 3 * 16}
     assert shares == {name: macs[name] / sum(macs.values()) for name in ("a", "y")}
+
+
+def test_a_search_measures_few_layers_alone_however_many_there_are() -> None:
+    layers = 30
+    random = np.random.default_rng(2)
+    graph = network(
+        (1, 4, 6, 6),
+        f"t{layers}",
+        *(node("Conv", f"{'x' if at == 0 else f't{at}'} w{at}", f"t{at + 1}") for at in range(layers)),
+        **{f"w{at}": random.standard_normal((4, 4, 1, 1)).astype(np.float32) for at in range(layers)},
+    )
+    samples = Samples({"x": random.standard_normal((12, 1, 4, 6, 6)).astype(np.float32)})
+    known = histograms(graph, samples.feeds(), tensors_of(_nodes(graph)))
+    made: list[Host] = []
+
+    def drawn(host: Host) -> Quantised:
+        made.append(host)
+        return quantise(graph, without(_nodes(graph), host), known)
+
+    mixed(graph, drawn, lambda host: (Network(graph, (), known, {}, drawn(host)), ()), samples)
+    assert len([host for host in made if len(host) == 1]) >= MOST_MEASURED
+    assert len(made) <= 4 + 2 * MOST_MEASURED

@@ -1,17 +1,21 @@
 """Which few convolutions the host computes in float instead (`--mixed auto`): those whose int8 costs the most.
 
-Sensitivity: each candidate alone leaves the integer network, and what that takes off the noise where int8 ends is
-measured on samples held out. Candidates join in that order while the noise falls and the host has room.
+The noise that each layer adds to that of its inputs is measured in one pass of both networks over samples held
+out. Of the layers that add the most for their work, each leaves the integer network alone, and what that takes off
+the noise where int8 ends is measured on the same samples. They join in that order while the noise falls and the
+host has room.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from time import process_time
 
-from npuc.ir import Graph, Node
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import SELECTS
 from npuc.quantize.improvement.acceptance import Acceptance, acceptance, decibels, ends
 from npuc.quantize.improvement.search import FEWEST_SAMPLES, Network, Trial, divided
@@ -27,6 +31,8 @@ FEWER = 10**-0.01
 WORTH = 10**-0.05
 """The host is used at all if the noise of the improved network falls by half a dB."""
 MOST_SAMPLES = 16
+MOST_MEASURED = 8
+"""So many candidates are measured alone."""
 REASON = "int8 would cost accuracy here (--mixed auto)"
 """Why the host computes such a layer."""
 
@@ -58,7 +64,7 @@ def mixed(
         return array
     started = process_time()
     judge = acceptance(graph, plain, divided(samples, MOST_SAMPLES)[1])
-    shares = candidates(graph, plain, layers)
+    shares = _noisiest(graph, plain, candidates(graph, plain, layers), judge.feeds)
     host = _chosen(judge, drawn, shares)
     if not host:
         return array
@@ -92,6 +98,41 @@ def candidates(graph: Graph, plain: Quantised, layers: Layers = SHIFTED) -> dict
 
 def _macs(graph: Graph, node: Node) -> int:
     return prod(graph.shape(node.inputs[1])[1:]) * graph.tensors[node.output].size
+
+
+def _noisiest(
+    graph: Graph, plain: Quantised, shares: Mapping[str, float], feeds: Sequence[Mapping[str, Array]]
+) -> dict[str, float]:
+    """The candidates that add the most noise to that of their noisiest input, for each multiply-accumulate."""
+    nodes = [node for node in graph.nodes if node.op == "Conv" and node.name in shares]
+    noise = _noises(graph, plain, {name for node in nodes for name in (*node.inputs, node.output)}, feeds)
+
+    def density(node: Node) -> float:
+        own = noise.get(node.output, 0.0) - max(noise.get(name, 0.0) for name in node.inputs)
+        return own / shares[node.name]
+
+    return {node.name: shares[node.name] for node in sorted(nodes, key=density, reverse=True)[:MOST_MEASURED]}
+
+
+def _noises(
+    graph: Graph, plain: Quantised, wanted: Collection[str], feeds: Sequence[Mapping[str, Array]]
+) -> dict[str, float]:
+    """Squared error over squared signal of float tensors, where an integer tensor stands for them."""
+    from npuc.export_onnx import onnx_bytes
+    from npuc.reference import graph_session, session
+
+    stands = {tensor: name for name, tensor in plain.floats.items() if tensor in wanted}
+    floats, integers = list(stands), list(stands.values())
+    exact, integer = graph_session(graph, floats), session(onnx_bytes(plain.graph, integers))
+    signal, error = np.zeros(len(stands)), np.zeros(len(stands))
+    for feed in feeds:
+        pairs = zip(exact.run(floats, dict(feed)), integer.run(integers, dict(feed)), strict=True)
+        for at, (value, found) in enumerate(pairs):
+            name = integers[at]
+            steps = found.astype(np.float32) - plain.zeros.get(name, 0)
+            signal[at] += np.square(value, dtype=np.float64).sum()
+            error[at] += np.square(steps * np.float32(plain.scales[name]) - value, dtype=np.float64).sum()
+    return {tensor: error[at] / signal[at] for at, tensor in enumerate(floats) if signal[at]}
 
 
 def _chosen(judge: Acceptance, drawn: Callable[[Host], Quantised], shares: Mapping[str, float]) -> Host:
