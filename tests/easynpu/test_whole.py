@@ -23,8 +23,8 @@ from npuc.targets.easynpu.machine.listing import assemble
 from npuc.targets.easynpu.machine.memory import Place
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
-from npuc.targets.easynpu.simulate.held import Value
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, Network
+from npuc.targets.easynpu.simulate.origins import Value
 from npuc.targets.easynpu.simulate.running import QuickRunner, Runner
 from npuc.targets.easynpu.simulate.whole import Whole, whole
 

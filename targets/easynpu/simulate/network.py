@@ -14,7 +14,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.reference import session
-from npuc.targets.easynpu.simulate.held import NotOneNetwork, Value, Window
+from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Value, ValuePart
 
 MOST_BYTES = 1 << 26
 """Of constants: they are float32, and lie in memory beside the program's own."""
@@ -42,9 +42,9 @@ class Network:
         self._constants: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
         self._held: list[Any] = []
         self._bytes = 0
-        self._cut: dict[Window, Value] = {}
+        self._cut: dict[ValuePart, Value] = {}
         self._other: dict[int, Value] = {}
-        self._window: dict[int, Window] = {}
+        self._window: dict[int, ValuePart] = {}
         """What was cut, by number."""
 
     def value(self, name: str, channels: int, height: int, width: int, *, raised: bool = False) -> Value:
@@ -160,7 +160,7 @@ class Network:
         ]
         return self.node("QLinearAdd", *inputs, self.scalar(1), self.byte(of_result), domain="com.microsoft")
 
-    def cut(self, window: Window) -> Value:
+    def cut(self, window: ValuePart) -> Value:
         """The part of a value."""
         value, whole = window.value, (window.value.channels, window.value.height, window.value.width)
         if window not in self._cut:
@@ -189,7 +189,7 @@ class Network:
         names = [(self.raised(each) if raised else each).name for each in parts]
         return self.value(self.node("Concat", *names, axis=axis), *whole, raised=raised)
 
-    def _around(self, axis: int, parts: Sequence[Value]) -> Window | None:
+    def _around(self, axis: int, parts: Sequence[Value]) -> ValuePart | None:
         """The window that was cut into these parts along an axis, if they are neighbours of one value."""
         windows = [self._window.get(each.number) for each in parts]
         first, at = windows[0], axis - 1
@@ -204,7 +204,7 @@ class Network:
             if each.extents[:at] + each.extents[at + 1 :] != first.extents[:at] + first.extents[at + 1 :]:
                 return None
             extents[at] += each.extents[at]
-        return Window(first.value, first.start, (extents[0], extents[1], extents[2]))
+        return ValuePart(first.value, first.start, (extents[0], extents[1], extents[2]))
 
     def session(self) -> Any:
         """It, opened."""

@@ -35,9 +35,9 @@ from npuc.targets.easynpu.program.artefact import Segment, TensorMove
 from npuc.targets.easynpu.simulate import arithmetic
 from npuc.targets.easynpu.simulate.chains import Stage, chains, check, expect_kept
 from npuc.targets.easynpu.simulate.convolution import padding, reached, window_attributes
-from npuc.targets.easynpu.simulate.held import Held, NotOneNetwork, Value, Window, read
 from npuc.targets.easynpu.simulate.loading import load_images
 from npuc.targets.easynpu.simulate.network import FINEST, FINEST_POSITIVE, RAISED, Network
+from npuc.targets.easynpu.simulate.origins import NotOneNetwork, Origins, Value, ValuePart, read
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class _Walk:
     sums: Sums | None = None
 
     def __post_init__(self) -> None:
-        self.memories = {name: Held(self.machine.capacity_words(name)) for name in isa.MEMORIES}
+        self.memories = {name: Origins(self.machine.capacity_words(name)) for name in isa.MEMORIES}
         self.weight = np.zeros((self.machine.weight_words, LANES), np.int8)
-        self.host: dict[str, Held] = {}
+        self.host: dict[str, Origins] = {}
         self.given: dict[str, tuple[int, ...]] = {}
         self.stored: dict[str, TensorMove] = {}
 
@@ -142,8 +142,8 @@ class _Walk:
             if move.tensor in self.given:
                 raise NotOneNetwork("a tensor is stored that was given")
             self.stored.setdefault(move.tensor, move)
-            held = self.host.setdefault(move.tensor, Held(_size(move)))
-            held.write(_words(move), self._map(move.map, move.channels))
+            origins = self.host.setdefault(move.tensor, Origins(_size(move)))
+            origins.write(_words(move), self._map(move.map, move.channels))
 
     def opened(self, wanted: set[str]) -> Whole:
         """The network with the tensors that are wanted as outputs."""
@@ -159,17 +159,17 @@ class _Walk:
             raise NotOneNetwork("nothing is wanted of it")
         return Whole(self.network.session(), self.given, outputs)
 
-    def _of_host(self, move: TensorMove) -> Held:
+    def _of_host(self, move: TensorMove) -> Origins:
         """The words of a host tensor, which the network takes where no segment stored it."""
         if move.tensor not in self.host:
             self.given[move.tensor] = move.map_shape
-            self.host[move.tensor] = Held(_size(move))
+            self.host[move.tensor] = Origins(_size(move))
             value = self.network.given(move.tensor, *move.map_shape)
             self.host[move.tensor].write(value.words, value)
         return self.host[move.tensor]
 
-    def _read(self, held: Held, addresses: Array, channels: int) -> Value:
-        return read(held, addresses, channels, self.network.values, self.network.cut, self.network.joined)
+    def _read(self, origins: Origins, addresses: Array, channels: int) -> Value:
+        return read(origins, addresses, channels, self.network.values, self.network.cut, self.network.joined)
 
     def _map(self, place: Map, channels: int) -> Value:
         """The map that lies in a DTCM."""
@@ -276,7 +276,7 @@ class _Walk:
         """The rows and columns that windows reach."""
         if 0 in reached(layer):
             raise NotOneNetwork("all windows lie in the padding")
-        return self.network.cut(Window(x, (0, 0, 0), (x.channels, *reached(layer))))
+        return self.network.cut(ValuePart(x, (0, 0, 0), (x.channels, *reached(layer))))
 
     def _result(self, layer: isa.Layer, name: str, *, raised: bool = False) -> Value:
         return self.network.value(name, layer.Co, layer.Ho, layer.Wo, raised=raised)

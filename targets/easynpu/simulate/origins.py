@@ -1,4 +1,4 @@
-"""What the words of a memory hold, by name: which feature map each is of, and which of its words.
+"""Where the words of a memory come from, by name: which feature map each is of, and which of its words.
 
 The maps are tensors of a network (N, C, H, W). A map that is read need not be one that was written: it may
 be a window of it, or be put together from several.
@@ -44,7 +44,7 @@ class Value:
         return np.arange(np.prod(shape)).reshape(shape)
 
 
-class Held:
+class Origins:
     """The words of a memory or of a host's tensor: which value each is of, and which of its words."""
 
     def __init__(self, words: int) -> None:
@@ -57,7 +57,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Window:
+class ValuePart:
     """A part of a value: its first channel, row and column, and how many of each."""
 
     value: Value
@@ -70,18 +70,18 @@ Joined = Callable[[int, Sequence[Value]], Value]
 
 
 def read(
-    held: Held,
+    origins: Origins,
     addresses: Array,
     channels: int,
     values: Sequence[Value],
-    cut: Callable[[Window], Value],
+    cut: Callable[[ValuePart], Value],
     joined: Joined,
 ) -> Value:
     """The value that lies at addresses (H, W, C / 16). Raises NotOneNetwork.
 
     An address may repeat along a whole axis: the value then has one row, column or channel there.
     """
-    return _read(held.value[addresses], held.word[addresses], channels, values, cut, joined)
+    return _read(origins.value[addresses], origins.word[addresses], channels, values, cut, joined)
 
 
 def _read(
@@ -89,7 +89,7 @@ def _read(
     word: Array,
     channels: int,
     values: Sequence[Value],
-    cut: Callable[[Window], Value],
+    cut: Callable[[ValuePart], Value],
     joined: Joined,
 ) -> Value:
     first = int(number.flat[0])
@@ -113,7 +113,7 @@ def _read(
     raise NotOneNetwork("what it reads is put together word by word")
 
 
-def _window(value: Value, word: Array, channels: int) -> Window:
+def _window(value: Value, word: Array, channels: int) -> ValuePart:
     """The part of a value that these of its words are."""
     per_pixel = groups(value.channels)
     pixel, group = np.divmod(word, per_pixel)
@@ -132,7 +132,7 @@ def _window(value: Value, word: Array, channels: int) -> Window:
     first = int(lanes[0]) * LANES
     if first + channels > value.channels:
         raise NotOneNetwork("it reads lanes that hold no channel")
-    return Window(value, (first, int(rows[0]), int(columns[0])), (channels, *extents))
+    return ValuePart(value, (first, int(rows[0]), int(columns[0])), (channels, *extents))
 
 
 def _extent(line: Array) -> int:
