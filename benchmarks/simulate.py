@@ -56,10 +56,7 @@ def row(network: Network, count: int, folder: Path) -> Row:
     program.save(compiled, directory)
     loaded = program.load(directory)
     samples = synthetic(driver.program_inputs(loaded), count)
-    batches = [
-        {name: values[start : start + driver.BATCH] for name, values in samples.inputs.items()}
-        for start in range(0, count, driver.BATCH)
-    ]
+    batches = [each.inputs for each in samples.batches(driver.batch_of(loaded))]
     run = easynpu.runner(loaded)
     simulated = _seconds(run, batches)
     alone = _seconds(run, [each.inputs for each in samples.batches(1)])
