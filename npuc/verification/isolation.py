@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from npuc.external_weights import without_weights
 from npuc.frontend.external_data import array_of
 from npuc.ir import Array
 from npuc.reference import session, with_outputs
@@ -63,10 +64,11 @@ class Isolated:
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
-        cut = _cut(model, shapes, set(self.names))
-        self.layers = session(with_outputs(cut, self.names), confined=confined)
+        cut, weights = without_weights(_cut(model, shapes, set(self.names)))
+        self.layers = session(with_outputs(cut, self.names), weights, confined=confined)
         self.smallest = SMALLEST.get(precision, 0.0)
-        self.magnitudes = session(_absolute(cut, self.smallest), confined=confined)
+        sizes = {name: _sizes(each, self.smallest) for name, each in weights.items()}
+        self.magnitudes = session(_absolute(cut, self.smallest), sizes, confined=confined)
         self.inputs = [each.name for each in self.layers.get_inputs()]
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:
@@ -115,11 +117,15 @@ def _cut(model: Any, shapes: Mapping[str, Any], names: set[str]) -> Any:
 
 
 def _absolute(model: Any, least: float) -> Any:
-    """The model with the magnitudes of its weights, which are at least so large."""
+    """The model with the magnitudes of the weights that it holds, which are at least so large."""
     from onnx import TensorProto, numpy_helper
 
     for each in model.graph.initializer:
-        if each.data_type == TensorProto.FLOAT:
-            sizes = np.maximum(np.abs(array_of(each, None)), np.float32(least))
-            each.CopyFrom(numpy_helper.from_array(sizes, each.name))
+        if each.data_type == TensorProto.FLOAT and each.data_location != TensorProto.EXTERNAL:
+            each.CopyFrom(numpy_helper.from_array(_sizes(array_of(each, None), least), each.name))
     return model
+
+
+def _sizes(values: Array, least: float) -> Array:
+    """Magnitudes, at least so large."""
+    return np.maximum(np.abs(values), np.float32(least))
