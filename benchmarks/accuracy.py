@@ -11,8 +11,10 @@ has no row; stderr says why.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
@@ -190,17 +192,18 @@ def _by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
         if proto.opset_import[0].version < 13:  # quantisation per axis
             proto = version_converter.convert_version(proto, 17)
         onnx.save(proto, source)
-        quantize_static(
-            str(source),
-            str(result),
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod[method],
-            extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
-        )
+        with redirect_stdout(sys.stderr):  # it prints what it does
+            quantize_static(
+                str(source),
+                str(result),
+                Reader(),
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=QuantType.QInt8,
+                weight_type=QuantType.QInt8,
+                calibrate_method=CalibrationMethod[method],
+                extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
+            )
         return result.read_bytes()
 
 
