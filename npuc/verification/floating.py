@@ -40,25 +40,26 @@ class ReportedLayer:
 class Layers:
     """The layers of a program, each alone on the inputs that the machine has.
 
-    confined: whether the evidence may be someone else's. Raises ArtefactError (E502) where npuc did not write it.
+    confined: whether the evidence may be someone else's. few_runs: few samples will be seen.
+    Raises ArtefactError (E502) where npuc did not write it.
     """
 
-    def __init__(self, evidence: Mapping[str, bytes], precision: str, *, confined: bool = True) -> None:
+    def __init__(
+        self, evidence: Mapping[str, bytes], precision: str, *, confined: bool = True, few_runs: bool = False
+    ) -> None:
         found = described(evidence["graph.json"], precision)
         self.layers = read(tuple[ReportedLayer, ...], found["layers"], "graph.layers", "graph.json")
         self.reference, self.precision = evidence["reference.onnx"], precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
-        self.confined = confined
+        self.options = {"confined": confined, "few_runs": few_runs}
 
     def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Alone]:
         """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
         with foreign():
             if self.isolated is None:
                 shown = self.shapes.keys() & found.keys()
-                self.isolated = Isolated(
-                    self.reference, self.shapes, shown, self.precision, confined=self.confined
-                )
+                self.isolated = Isolated(self.reference, self.shapes, shown, self.precision, **self.options)
             return self.isolated({**feed, **found})
 
     def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:

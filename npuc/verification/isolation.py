@@ -55,20 +55,21 @@ class Isolated:
         precision: str,
         *,
         confined: bool = True,
+        few_runs: bool = False,
     ) -> None:
         """shapes: of the network's tensors; shown: those whose values will be known.
 
-        confined: it runs in a process with limits.
+        confined: it runs in a process with limits. few_runs: it is opened faster, and runs slower.
         """
         model = network(reference)
         written = {name for node in model.graph.node for name in node.output}
         self.names = sorted(written.intersection(shown) - _integers(model))
         self.unit, self.largest = UNITS[precision], LARGEST.get(precision, np.inf)
         cut, weights = without_weights(_cut(model, shapes, set(self.names)))
-        self.layers = session(with_outputs(cut, self.names), weights, confined=confined)
+        self.layers = session(with_outputs(cut, self.names), weights, confined=confined, few_runs=few_runs)
         self.smallest = SMALLEST.get(precision, 0.0)
         sizes = {name: _sizes(each, self.smallest) for name, each in weights.items()}
-        self.magnitudes = session(_absolute(cut, self.smallest), sizes, confined=confined)
+        self.magnitudes = session(_absolute(cut, self.smallest), sizes, confined=confined, few_runs=few_runs)
         self.inputs = [each.name for each in self.layers.get_inputs()]
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:

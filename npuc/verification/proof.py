@@ -183,7 +183,7 @@ class _Prover:
     def _expect(self) -> Callable[[Feed, Feed, Feed], None]:
         """Raises Mismatch (E603) for a sample, what the simulator shows of it, and its outputs."""
         if self.program.precision in FLOATING:
-            return _LayerProof(self.program)
+            return _LayerProof(self.program, few_runs=self.one)
         return _BitProof(self.program, self.target, few_runs=self.one)
 
 
@@ -213,8 +213,8 @@ class _BitProof:
 class _LayerProof:
     """The layers of a floating-point program beside onnxruntime, each on the inputs that the machine has."""
 
-    def __init__(self, program: Program) -> None:
-        self.layers = Layers(program.evidence, program.precision, confined=False)
+    def __init__(self, program: Program, *, few_runs: bool) -> None:
+        self.layers = Layers(program.evidence, program.precision, confined=False, few_runs=few_runs)
 
     def __call__(self, feed: Feed, seen: Feed, outputs: Feed) -> None:
         """Raises Mismatch (E603) with the first layer that rounding does not explain."""
