@@ -198,8 +198,9 @@ def test_a_psum_is_rounded_half_up_and_saturated(op: int, psum: int, scale: int,
     programs.test_a_psum_is_rounded_half_up_and_saturated(op, psum, scale, result)
 
 
-def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads() -> None:
-    programs.test_every_segment_starts_at_the_low_end_with_the_weights_it_loads()
+@pytest.mark.parametrize("channels", [20, 32])
+def test_every_segment_starts_at_the_low_end_with_the_weights_it_loads(channels: int) -> None:
+    programs.test_every_segment_starts_at_the_low_end_with_the_weights_it_loads(channels)
 
 
 def test_a_second_operand_may_be_replaced_where_it_lies() -> None:

@@ -192,11 +192,11 @@ def test_a_process_that_no_longer_reads_is_ended(monkeypatch: pytest.MonkeyPatch
 
 @linux
 def test_a_sample_too_large_for_a_process_is_beyond_the_limit_on_memory() -> None:
-    """Of more than 32 MiB, which no memory that the process has left over can take."""
+    """Of 256 MiB, which no memory that the process has left over can take."""
     with budget.limited(memory=1 << 25):
         opened = Confined(Echo)
         with pytest.raises(ModelError) as caught:
-            opened.run(None, {"x": np.zeros(1 << 26, np.uint8)})
+            opened.run(None, {"x": np.zeros(1 << 28, np.uint8)})
     assert caught.value.problems[0].code == "E110"
 
 
