@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import gcd, lcm, prod
 
@@ -18,23 +19,29 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 
 MOST_PHASES = 256
 """A larger enlargement (more than 16 times each way) stays as it is."""
-LANES = 16
-"""Channels that are computed side by side."""
 SPREADING = 4
-"""What moving 16 channels of a pixel costs, in multiplications of 16 lanes."""
+"""What moving a pixel's channels of all lanes costs, in multiplications of as many lanes."""
 
 
-def conv_transpose_to_convs(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class ConvTransposeToConvs:
     """A 2-D ConvTranspose with constant weights becomes Convs -> Concat -> DepthToSpace (DCR) [-> Slice].
 
     Output rows r, r + S, r + 2 S, .. all meet the same taps, each a multiple of the stride from the next: they are
     a convolution with a part of the kernel, reversed. S is the stride (of unequal ones the least common multiple,
     and the Convs have strides S / stride), so S * S Convs give all phases, in the order of DepthToSpace. With few
-    output channels one Conv gives all phases as its channels, if their common window is less work for 16 lanes.
+    output channels one Conv gives all phases as its channels, if their common window is less work for the lanes:
+    channels that are computed side by side.
     Where the output ends within a block of S, a Slice cuts it. Stride 1 takes one Conv and nothing else. The
     activation goes with the Convs; groups stay.
     """
-    return rewrite(graph, _to_convs)
+
+    lanes: int
+    __name__ = "conv_transpose_to_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with convolutions in their place."""
+        return rewrite(graph, partial(_to_convs, self.lanes))
 
 
 def conv_transpose_to_phases(graph: Graph) -> Graph:
@@ -110,14 +117,14 @@ class Axis:
         return [Phase(kernel, -first, max(end, 0), step, dilation) for kernel in kernels]
 
 
-def _to_convs(rewriter: Rewriter, node: Node) -> bool:
+def _to_convs(lanes: int, rewriter: Rewriter, node: Node) -> bool:
     if not _is_constant_image(rewriter, node):
         return False
     block = lcm(*_window(rewriter, node).strides)
     if block**2 > MOST_PHASES:
         return False
     axes = _axes(rewriter, node, (block, block))
-    convs = _chosen(rewriter, node, axes)
+    convs = _chosen(lanes, rewriter, node, axes)
     if block == 1:
         rewriter.replace(node, _conv(rewriter, node, convs[0], node.output))
         return True
@@ -173,7 +180,7 @@ Phases = Sequence[tuple[Phase, Phase]]
 """Rows and columns of the phases that one Conv gives; their windows are the same."""
 
 
-def _chosen(rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases]:
+def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases]:
     """A Conv for each phase, or where that is clearly less work one for all."""
     rows, columns = (axis.separate() for axis in axes)
     separate: list[Phases] = [[(row, column)] for row in rows for column in columns]
@@ -182,19 +189,20 @@ def _chosen(rewriter: Rewriter, node: Node, axes: Sequence[Axis]) -> list[Phases
     constant = all(name in rewriter.constants for name in node.inputs[1:] if name)
     if len(separate) == 1 or GROUP(node) > 1 or not constant:
         return separate
-    return common if 4 * _work(rewriter, node, common) <= 3 * _work(rewriter, node, separate) else separate
+    work, apart = (_work(lanes, rewriter, node, each) for each in (common, separate))
+    return common if 4 * work <= 3 * apart else separate
 
 
-def _work(rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -> int:
-    """Multiplications on 16 lanes per block of outputs; those of one Conv must then be moved."""
+def _work(lanes: int, rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -> int:
+    """Multiplications on all lanes per block of outputs; those of one Conv must then be moved."""
     C, Co = rewriter.shape(node.inputs[0])[1], rewriter.shape(node.output)[1]
-    taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * _lanes(Co * len(each)) for each in convs)
-    moved = SPREADING * _lanes(Co) * len(convs[0]) if len(convs) == 1 else 0
+
+    def whole(channels: int) -> int:
+        return -(-channels // lanes) * lanes
+
+    taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * whole(Co * len(each)) for each in convs)
+    moved = SPREADING * whole(Co) * len(convs[0]) if len(convs) == 1 else 0
     return taps * C + moved
-
-
-def _lanes(channels: int) -> int:
-    return -(-channels // LANES) * LANES
 
 
 def _conv(rewriter: Rewriter, node: Node, phases: Phases, output: str) -> Node:

@@ -14,7 +14,6 @@ from npuc.ops.windows import window_of
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
-MOST_CHANNELS = 256
 MOST_ROW = 32
 """Elements of a signal in a row, which the kernel is as wide as."""
 
@@ -26,16 +25,19 @@ class FoldStrides:
     Exact: the same products, and zeros where the kernel is no multiple of the block.
     A signal (the image has one row or one column, as have the windows) is laid in rows of equal length that
     divides the stride: a Reshape, and a kernel as wide as a row. Of the lengths up to 32 the largest is taken.
-    Any other image goes through SpaceToDepth: blocks divide both strides; the largest with at most 256 channels
-    is taken, else the smallest that does. Dilated and grouped ones stay.
+    Any other image goes through SpaceToDepth: blocks divide both strides; the largest whose channels are not too
+    many is taken, else the smallest that does. Dilated and grouped ones stay.
     """
 
     most_stride: int
+    most_channels: int
     __name__ = "fold_strides"
 
     def __call__(self, graph: Graph) -> Graph:
         """The graph with such convolutions folded."""
-        return rewrite(graph, partial(_lay_in_rows, self.most_stride), partial(_fold, self.most_stride))
+        return rewrite(
+            graph, partial(_lay_in_rows, self.most_stride), partial(_fold, self.most_stride, self.most_channels)
+        )
 
 
 def _lay_in_rows(most: int, rewriter: Rewriter, node: Node) -> bool:
@@ -112,14 +114,14 @@ def _whole_rows(
     return name, held, [Node("Pad", (x,), (name,), filled, name, node.sources)]
 
 
-def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
+def _fold(most: int, most_channels: int, rewriter: Rewriter, node: Node) -> bool:
     if node.op != "Conv" or len(rewriter.shape(node.inputs[0])) != 4 or not only_float(rewriter, *node.inputs[:2]):
         return False
     w = rewriter.constants.get(node.inputs[1])
     if w is None or GROUP(node) != 1:
         return False
     window = window_of(node, w.shape[2:])
-    block = _block(window.strides, w.shape[1], most) if max(window.strides) > most else None
+    block = _block(window.strides, w.shape[1], most, most_channels) if max(window.strides) > most else None
     if block is None or set(window.dilations) != {1}:
         return False
     shape, outputs = rewriter.shape(node.inputs[0]), rewriter.shape(node.output)[2:]
@@ -141,11 +143,11 @@ def _fold(most: int, rewriter: Rewriter, node: Node) -> bool:
     return True
 
 
-def _block(strides: tuple[int, ...], channels: int, most: int) -> int | None:
+def _block(strides: tuple[int, ...], channels: int, most: int, most_channels: int) -> int | None:
     """The block size, or None if none makes the strides small enough."""
     common = gcd(*strides)
     fitting = [size for size in range(2, common + 1) if common % size == 0 and max(strides) // size <= most]
-    small = [size for size in fitting if channels * size * size <= MOST_CHANNELS]
+    small = [size for size in fitting if channels * size * size <= most_channels]
     return max(small, default=min(fitting, default=None))
 
 

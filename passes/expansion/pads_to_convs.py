@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 
 import numpy as np
@@ -11,26 +13,30 @@ from npuc.ops.attributes import PAD_MODE, SIDES, VALUE
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
-MOST_PADDING = 15
-"""Rows or columns before the image that a window may start in."""
 
-
-def pads_to_convs(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class PadsToConvs:
     """Pad of an image (1, C, H, W) with zeros around it becomes a depthwise Conv by 1 whose padding they are.
 
     Another number c is subtracted before and added behind: c + pad(x - c). Padding of other axes, with elements of
-    the tensor, and of more than 15 rows or columns stays.
+    the tensor, and of more rows or columns before the image than a window may start in, stays.
     """
-    return rewrite(graph, _padded)
+
+    most_padding: int
+    __name__ = "pads_to_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such padding."""
+        return rewrite(graph, partial(_padded, self.most_padding))
 
 
-def _padded(rewriter: Rewriter, node: Node) -> bool:
+def _padded(most: int, rewriter: Rewriter, node: Node) -> bool:
     shape = rewriter.shape(node.inputs[0])
     if node.op != "Pad" or PAD_MODE(node) != "constant" or len(shape) != 4 or shape[0] != 1:
         return False
     begins, ends, value = SIDES(node)[:4], SIDES(node)[4:], VALUE(node)
     spatial = begins[2:] + ends[2:]
-    if any(begins[:2] + ends[:2]) or min(spatial) < 0 or max(begins) > MOST_PADDING or not isfinite(value):
+    if any(begins[:2] + ends[:2]) or min(spatial) < 0 or max(begins) > most or not isfinite(value):
         return False
     if not only_float(rewriter, node.inputs[0]) or not rewriter.types[node.inputs[0]].size:
         return False

@@ -13,26 +13,32 @@ from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter
 
-LANES = 16
-"""Channels of a memory word: from a multiple of it on they can be read as they are."""
 MOVES = frozenset(("Reshape", "Transpose", "Slice", "Gather", "Split"))
 
 
-def permute_channels_by_conv(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class PermuteChannelsByConv:
     """Channel shuffles, and slices that begin within a word, become weights of convolutions.
 
     Reshape, Transpose, Slice, Gather and Split in a row that give some channels of an image (1, C, H, W) in some
-    order become a Slice where they are successive channels from a multiple of 16 on. Else the dense Conv behind
-    the image gives them in that order, if nothing else reads it; or the dense Conv that reads them reads the
-    image, with its weights scattered, where that is less work; or a 1x1 Conv selects them. It does not select
-    channels of an input, nor where only data movement follows, as before an output.
+    order become a Slice where they are successive channels from a multiple of the lanes on, the channels of a
+    memory word: they can be read where they lie. Else the dense Conv behind the image gives them in that order, if
+    nothing else reads it; or the dense Conv that reads them reads the image, with its weights scattered, where that
+    is less work; or a 1x1 Conv selects them. It does not select channels of an input, nor where only data movement
+    follows, as before an output.
     """
-    rewriter = Rewriter(graph)
-    for key in reversed(rewriter.order()):
-        node = rewriter.node(key)
-        if node is not None and not _into_reader(rewriter, node):
-            _replaced(rewriter, node)
-    return rewriter.finish()
+
+    lanes: int
+    __name__ = "permute_channels_by_conv"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with such channels given by weights."""
+        rewriter = Rewriter(graph)
+        for key in reversed(rewriter.order()):
+            node = rewriter.node(key)
+            if node is not None and not _into_reader(self.lanes, rewriter, node):
+                _replaced(self.lanes, rewriter, node)
+        return rewriter.finish()
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,10 @@ class Selection:
     channels: Array
     nodes: tuple[Node, ...]
 
-    @property
-    def is_window(self) -> bool:
+    def is_window(self, lanes: int) -> bool:
         """Whether they are successive channels from the start of a word on."""
         first, count = int(self.channels[0]), len(self.channels)
-        return first % LANES == 0 and bool((self.channels == np.arange(first, first + count)).all())
+        return first % lanes == 0 and bool((self.channels == np.arange(first, first + count)).all())
 
 
 def selection(rewriter: Rewriter, tensor: str) -> Selection | None:
@@ -85,14 +90,14 @@ def _channels(rewriter: Rewriter, image: str, path: list[tuple[Node, str]]) -> A
     return channels if (places == channels[:, None] * pixels + np.arange(pixels)).all() else None
 
 
-def _into_reader(rewriter: Rewriter, conv: Node) -> bool:
+def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
     """A dense Conv of selected channels reads the image itself, where to select them would be more work."""
     found = selection(rewriter, conv.inputs[0]) if is_dense(rewriter, conv) else None
-    if found is None or found.is_window or _giver(rewriter, found) is not None:
+    if found is None or found.is_window(lanes) or _giver(rewriter, found) is not None:
         return False
     weight, most, count = rewriter.constants[conv.inputs[1]], rewriter.shape(found.image)[1], len(found.channels)
-    added = weight[0, 0].size * (most - count) * _lanes(len(weight))
-    if added > most * _lanes(count):
+    added = weight[0, 0].size * (most - count) * _whole(lanes, len(weight))
+    if added > most * _whole(lanes, count):
         return False
     scattered = np.zeros((len(weight), most, *weight.shape[2:]), weight.dtype)
     for place, channel in enumerate(found.channels):
@@ -102,30 +107,30 @@ def _into_reader(rewriter: Rewriter, conv: Node) -> bool:
     return True
 
 
-def _lanes(channels: int) -> int:
-    return -(-channels // LANES) * LANES
+def _whole(lanes: int, channels: int) -> int:
+    return -(-channels // lanes) * lanes
 
 
-def _replaced(rewriter: Rewriter, node: Node) -> bool:
+def _replaced(lanes: int, rewriter: Rewriter, node: Node) -> bool:
     """Other nodes in the place of the last of those that select channels, if its results are computed with."""
     readers = {name: rewriter.readers(name) for name in node.outputs if name}
     if node.op not in MOVES or all(each.op in MOVES for found in readers.values() for each in found):
         return False
     used = [name for name, found in readers.items() if found or name in rewriter.outputs]
     found = {name: each for name in used if (each := selection(rewriter, name)) is not None}
-    windows = all(each.is_window and len(each.nodes) == 1 for each in found.values())
+    windows = all(each.is_window(lanes) and len(each.nodes) == 1 for each in found.values())
     of_input = all(each.image in rewriter.graph.inputs for each in found.values())
     if len(found) < len(used) or of_input or (windows and len(used) == len(node.outputs)):
         return False
-    rewriter.replace(node, *(_selecting(rewriter, name, each) for name, each in found.items()))
+    rewriter.replace(node, *(_selecting(lanes, rewriter, name, each) for name, each in found.items()))
     return True
 
 
-def _selecting(rewriter: Rewriter, output: str, found: Selection) -> Node:
+def _selecting(lanes: int, rewriter: Rewriter, output: str, found: Selection) -> Node:
     """The node that gives the selected channels."""
     last, channels = found.nodes[-1], found.channels
     name, sources = last.name if len(last.outputs) == 1 else output, rewriter.sources(*found.nodes)
-    if found.is_window:
+    if found.is_window(lanes):
         return sliced(found.image, channels, output, name, sources)
     giver = _giver(rewriter, found)
     if giver is not None:

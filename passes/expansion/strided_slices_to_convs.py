@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 
 from npuc.ir import Attr, Graph, Node
@@ -10,19 +13,24 @@ from npuc.passes.expansion.permute_channels_by_conv import MOVES
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
-MOST_STRIDE = 15
 
-
-def strided_slices_to_convs(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class StridedSlicesToConvs:
     """Slice with steps along H or W becomes a Slice without steps and a depthwise 1x1 Conv with strides.
 
     The map (1, C, H, W) is computed, and so is something with the result; between movement, and before an output,
-    nothing is done. Steps are 2..15; along other axes, and backwards, they stay.
+    nothing is done. Steps are no larger than a stride may be; along other axes, and backwards, they stay.
     """
-    return rewrite(graph, _strided)
+
+    most_stride: int
+    __name__ = "strided_slices_to_convs"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph without such slices."""
+        return rewrite(graph, partial(_strided, self.most_stride))
 
 
-def _strided(rewriter: Rewriter, node: Node) -> bool:
+def _strided(most: int, rewriter: Rewriter, node: Node) -> bool:
     x, shape = node.inputs[0], rewriter.shape(node.output)
     if node.op != "Slice" or len(shape) != 4 or shape[0] != 1 or not all(shape) or not only_float(rewriter, x):
         return False
@@ -30,7 +38,7 @@ def _strided(rewriter: Rewriter, node: Node) -> bool:
     cuts = dict(zip(AXES(node), zip(*(node.integers(key) for key in keys), strict=True), strict=True))
     strides = tuple(cuts[axis][2] if axis in cuts else 1 for axis in (2, 3))
     others = [step for axis, (_, _, step) in cuts.items() if axis < 2]
-    if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= MOST_STRIDE or any(s != 1 for s in others):
+    if max(strides) == 1 or not 1 <= min(strides) <= max(strides) <= most or any(s != 1 for s in others):
         return False
     if not _is_computed(rewriter, x) or all(reader.op in MOVES for reader in rewriter.readers(node.output)):
         return False

@@ -19,7 +19,7 @@ from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_batch import SplitBatch, split_batch
 from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.fusion.fold_batch_norm import fold_batch_norm
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_batch_norm import recognise_batch_norm
@@ -30,6 +30,8 @@ from npuc.pipeline import Pass
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from tests.conftest import Reference
 from tests.passes.networks import feeds, network, node
+
+strided_slices_to_convs = StridedSlicesToConvs(15)
 
 
 def fake(x: str, y: str, scale: float) -> Node:

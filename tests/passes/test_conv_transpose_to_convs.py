@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Attr, Graph
-from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_convs
+from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
 from tests.conftest import Reference
 from tests.passes.networks import assert_close, assert_same_meaning, feeds, network, node, operators, sources
+
+conv_transpose_to_convs = ConvTransposeToConvs(16)
 
 
 def transposed(x: tuple[int, ...], w: tuple[int, ...], **attrs: Attr) -> Graph:

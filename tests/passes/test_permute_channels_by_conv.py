@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.targets.easynpu.network.expand_groups import expand_groups
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+
+permute_channels_by_conv = PermuteChannelsByConv(16)
 
 
 def shuffle(x: str, y: str, groups: int, channels: int, height: int = 3, width: int = 4) -> tuple[Node, ...]:

@@ -3,8 +3,10 @@
 import pytest
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from tests.passes.networks import assert_same_meaning, network, node, operators, sources
+
+strided_slices_to_convs = StridedSlicesToConvs(15)
 
 
 def cut(x: str, y: str, *cuts: tuple[int, int, int, int]) -> Node:

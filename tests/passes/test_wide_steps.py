@@ -15,7 +15,7 @@ from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.network.split_padding import split_padding
 
-fold_strides = FoldStrides(15)
+fold_strides = FoldStrides(15, 256)
 
 
 def conv(size: int, kernel: tuple[int, int], channels: int = 3, group: int = 1, **attrs: Any) -> Graph:

@@ -6,7 +6,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
-from npuc.passes.expansion.pads_to_convs import pads_to_convs
+from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.fusion.fuse_again import fuse_again
@@ -14,12 +14,18 @@ from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
-PASSES: tuple[Pass, ...] = (fold_constants, FoldStrides(MOST_STRIDE), FoldExtents(MOST_EXTENT - 2 * MOST_PADDING))
+MOST_BLOCKS = 256
+"""Channels of an image whose blocks of pixels are channels."""
+PASSES: tuple[Pass, ...] = (
+    fold_constants,
+    FoldStrides(MOST_STRIDE, MOST_BLOCKS),
+    FoldExtents(MOST_EXTENT - 2 * MOST_PADDING),
+)
 """A rounding that moved before a Concat may have met a constant."""
 FIXED: tuple[Pass, ...] = (
     move_as_floats,
     reductions_to_pools,
-    pads_to_convs,
+    PadsToConvs(MOST_PADDING),
     batch_norm_to_conv,
     split_average_borders,
     fuse_again,

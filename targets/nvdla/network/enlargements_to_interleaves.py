@@ -11,7 +11,7 @@ import numpy as np
 
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import ACTIVATION, AXIS, BLOCK_MODE, BLOCKSIZE
-from npuc.passes.expansion.permute_channels_by_conv import LANES, is_dense
+from npuc.passes.expansion.permute_channels_by_conv import is_dense
 from npuc.passes.expansion.resize_to_copies import repetitions
 from npuc.passes.rewriting.channels import kernels_of, selected, sliced
 from npuc.passes.rewriting.interleaving import woven
@@ -20,6 +20,8 @@ from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.scales.constraints import MOVEMENT
 
+LANES = 16
+"""A slice from a multiple of so many channels on is read where it lies."""
 MOST_PHASES = 256
 """A larger enlargement stays as it is."""
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")

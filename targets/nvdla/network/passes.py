@@ -21,8 +21,8 @@ from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
-from npuc.passes.expansion.pads_to_convs import pads_to_convs
-from npuc.passes.expansion.permute_channels_by_conv import permute_channels_by_conv
+from npuc.passes.expansion.pads_to_convs import PadsToConvs
+from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
@@ -31,7 +31,7 @@ from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as Maxima
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
-from npuc.passes.expansion.strided_slices_to_convs import strided_slices_to_convs
+from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
@@ -39,7 +39,7 @@ from npuc.passes.scales.rescale_mixed_concats import rescale_mixed_concats
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
-from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
+from npuc.targets.nvdla.network.enlargements_to_interleaves import LANES, enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
 from npuc.targets.nvdla.network.interpolation_to_convs import interpolation_to_convs
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
@@ -48,21 +48,23 @@ from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_mi
 
 AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
 """What PDP averages at once, or one convolution; an average of blocks may be such a convolution."""
+MOST_CHANNELS, MOST_PADDING, MOST_STEP = 256, 15, 15
+"""Of convolutions that only move data: channels of blocks, padding, and the step of a slice."""
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
     expand_powers,
     reductions_to_pools,
-    pads_to_convs,
+    PadsToConvs(MOST_PADDING),
     products_to_convs,
     batch_norm_to_conv,
     interpolation_to_convs,
     conv_transpose_to_phases,
     enlargements_to_interleaves,
     space_to_depth_to_convs,
-    permute_channels_by_conv,
+    PermuteChannelsByConv(LANES),
     gathers_to_slices,
-    strided_slices_to_convs,
+    StridedSlicesToConvs(MOST_STEP),
     split_average_borders,
     PadLongAverages(AVERAGES),
     SplitAveragePool(3, AVERAGES, replace(AVERAGES, positions=32 * 32)),
@@ -88,7 +90,7 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
     averages = (AveragesIntoConvs(),) if precision == "int8" else ()
     return (
         volumes_to_images,
-        FoldStrides(MOST_STRIDE),
+        FoldStrides(MOST_STRIDE, MOST_CHANNELS),
         split,
         *PASSES,
         *averages,
