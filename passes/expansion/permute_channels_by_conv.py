@@ -23,7 +23,7 @@ class PermuteChannelsByConv:
     Reshape, Transpose, Slice, Gather and Split in a row that give some channels of an image (1, C, H, W) in some
     order become a Slice where they are successive channels from a multiple of the lanes on, the channels of a
     memory word: they can be read where they lie. Else the dense Conv behind the image gives them in that order, if
-    nothing else reads it; or the dense Conv that reads them reads the image, with its weights scattered, where that
+    nothing else reads it; or the dense Conv that reads them reads the image, its weights scattered, where that
     is less work; or a 1x1 Conv selects them. It does not select channels of an input, nor where only data movement
     follows, as before an output.
     """

@@ -212,23 +212,28 @@ def computed(
     run = graph_session(graph, wanted) if wanted else None
     values: dict[str, Array] = {}
     for feeds in samples:
-        if run and values:
-            _run_into(run, feeds, values)
-        elif run:
+        if run and not (values and _run_into(run, feeds, values)):
             values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
 
 
-def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Array]) -> None:
-    """Runs an onnxruntime.InferenceSession, whose outputs take the place of these values."""
+def _run_into(session: Any, feeds: Mapping[str, Array], values: Mapping[str, Array]) -> bool:
+    """Runs an onnxruntime.InferenceSession, whose outputs take the place of these values, if it can.
+
+    It does not where it infers another shape than it computes: of an AveragePool with ceil_mode, for one.
+    """
     from onnxruntime import OrtValue
 
     binding = session.io_binding()
-    for name, feed in feeds.items():
-        binding.bind_cpu_input(name, np.ascontiguousarray(feed))
-    for name, value in values.items():
-        binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(value))
-    session.run_with_iobinding(binding)
+    try:
+        for name, feed in feeds.items():
+            binding.bind_cpu_input(name, np.ascontiguousarray(feed))
+        for name, value in values.items():
+            binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(value))
+        session.run_with_iobinding(binding)
+    except Exception:  # onnxruntime raises many unrelated types
+        return False
+    return True
 
 
 class HistogramSource(Protocol):
