@@ -271,3 +271,18 @@ def test_strict_refuses_that_the_host_cuts_maps(isa: str, write: WriteModel, tmp
     refusal = compiled(model, tmp_path / "p", "--isa", isa, "--strict")
     assert refusal.code == 1
     assert "error[E203] Slice " in refusal.err
+
+
+@pytest.mark.parametrize("target", ["easynpu", "nvdla-full"])
+def test_a_shape_that_onnxruntime_infers_otherwise_is_calibrated(
+    target: str, write: WriteModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It expects 9 elements of the pool, which gives 8, and refuses memory for 8."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    text = """g (float[1,3,24] x) => (float[1,3,4] y) {
+        a = AveragePool <kernel_shape = [1], strides = [3], ceil_mode = 1, count_include_pad = 1> (x)
+        s = Constant <value = int64[3] {1, 3, 4}> ()
+        y = Resize <mode = "nearest", nearest_mode = "floor"> (a, , , s)
+    }"""
+    options = ("--target", target, "-o", tmp_path / "o.npu", "--json")
+    assert npuc("compile", write(text), *options).json["status"] == "ok"

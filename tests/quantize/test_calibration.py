@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import DataError
-from npuc.ir import Attr, Graph, Node, TensorType
+from npuc.ir import Graph, Node, TensorType
 from npuc.ops import build
 from npuc.quantize.calibration.histograms import (
     BINS,
@@ -128,17 +128,6 @@ def test_every_sample_counts_with_its_own_values() -> None:
         magnitudes = np.sort(np.abs(values[values != 0]))
         placed = np.repeat(found[name].centres, found[name].counts)
         np.testing.assert_allclose(placed, magnitudes, atol=found[name].width)
-
-
-def test_a_tensor_whose_shape_onnxruntime_infers_otherwise_counts_with_every_sample() -> None:
-    """It expects 9 elements of a pool with ceil_mode that gives 8, and refuses memory for 8."""
-    attrs: dict[str, Attr] = {"kernel_shape": (1,), "strides": (3,), "pads": (0, 0), "ceil_mode": 1}
-    nodes = (Node("AveragePool", ("x",), ("y",), {**attrs, "count_include_pad": 1}, "y"),)
-    graph = build("g", nodes, {"x": TensorType((1, 3, 24))}, ("y",), {})
-    samples = [{"x": np.full((1, 3, 24), value, np.float32)} for value in (1, 2, 5)]
-    found = histograms(graph, samples, ("y",))["y"]
-    assert found.counts.sum() == 3 * 24
-    assert found.largest == pytest.approx(5, abs=found.width)
 
 
 def test_the_spreads_of_a_graph_are_those_of_its_tensors() -> None:
