@@ -93,9 +93,9 @@ class _Prover:
         floating, count = self.program.precision in FLOATING, 0
         for batch in self.samples.batches(1 if self.one else batch_of(self.program)):
             sound, wanted = self._sound(batch)
-            if self.one and self.model is not None:
-                self.model.release()
             if sound is not None:
+                if self.one and self.model is not None:
+                    self.model.release()
                 if not self._runs(sound, wanted):
                     return Proof(model=None if self.model is None else True)
                 count += len(sound)

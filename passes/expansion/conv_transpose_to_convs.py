@@ -14,6 +14,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.movement import interleaved_extents
 from npuc.ops.windows import Window, window_of
+from npuc.passes.rewriting.channels import in_lanes
 from npuc.passes.rewriting.interleaving import interleaved, phased
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 
@@ -196,12 +197,8 @@ def _chosen(lanes: int, rewriter: Rewriter, node: Node, axes: Sequence[Axis]) ->
 def _work(lanes: int, rewriter: Rewriter, node: Node, convs: Sequence[Phases]) -> int:
     """Multiplications on all lanes per block of outputs; those of one Conv must then be moved."""
     C, Co = rewriter.shape(node.inputs[0])[1], rewriter.shape(node.output)[1]
-
-    def whole(channels: int) -> int:
-        return -(-channels // lanes) * lanes
-
-    taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * whole(Co * len(each)) for each in convs)
-    moved = SPREADING * whole(Co) * len(convs[0]) if len(convs) == 1 else 0
+    taps = sum(len(each[0][0].taps) * len(each[0][1].taps) * in_lanes(Co * len(each), lanes) for each in convs)
+    moved = SPREADING * in_lanes(Co, lanes) * len(convs[0]) if len(convs) == 1 else 0
     return taps * C + moved
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.interpreter import evaluate
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import BLOCKS, GROUP
-from npuc.passes.rewriting.channels import kernels_of, selected, sliced
+from npuc.passes.rewriting.channels import in_lanes, kernels_of, selected, sliced
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter
 
@@ -96,8 +96,8 @@ def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
     if found is None or found.is_window(lanes) or _giver(rewriter, found) is not None:
         return False
     weight, most, count = rewriter.constants[conv.inputs[1]], rewriter.shape(found.image)[1], len(found.channels)
-    added = weight[0, 0].size * (most - count) * _whole(lanes, len(weight))
-    if added > most * _whole(lanes, count):
+    added = weight[0, 0].size * (most - count) * in_lanes(len(weight), lanes)
+    if added > most * in_lanes(count, lanes):
         return False
     scattered = np.zeros((len(weight), most, *weight.shape[2:]), weight.dtype)
     for place, channel in enumerate(found.channels):
@@ -105,10 +105,6 @@ def _into_reader(lanes: int, rewriter: Rewriter, conv: Node) -> bool:
     inputs = (found.image, rewriter.constant(scattered, f"{conv.output}/scattered"), *conv.inputs[2:])
     rewriter.replace(conv, replace(conv, inputs=inputs, sources=rewriter.sources(*found.nodes, conv)))
     return True
-
-
-def _whole(lanes: int, channels: int) -> int:
-    return -(-channels // lanes) * lanes
 
 
 def _replaced(lanes: int, rewriter: Rewriter, node: Node) -> bool:

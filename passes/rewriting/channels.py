@@ -10,6 +10,11 @@ from npuc.ir import Array, Attr, Node
 from npuc.passes.rewriting.rules import Rewriter
 
 
+def in_lanes(channels: int, lanes: int) -> int:
+    """The least multiple of the lanes that holds these channels."""
+    return -(-channels // lanes) * lanes
+
+
 def sliced(image: str, channels: Array, output: str, name: str, sources: tuple[str, ...]) -> Node:
     """The Slice that gives successive channels."""
     cut: dict[str, Attr] = {"axes": (1,), "starts": (int(channels[0]),), "ends": (int(channels[-1]) + 1,)}

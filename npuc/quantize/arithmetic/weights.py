@@ -6,6 +6,7 @@ activation scales, whatever it is, and the requantisation is a right shift by n[
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,8 @@ from npuc.ir import Array
 MOST_SHIFT = 31
 FINEST_SHIFT = 15
 ACCUMULATOR_LIMIT = 1 << 31
-TOGETHER = 1 << 20
-"""Weights that are rounded at once, in whole output channels: temporary arrays stay in the cache."""
+TOGETHER = 1 << 18
+"""Weights that are computed with at once, in whole kernels: temporary arrays stay in the cache."""
 LARGEST_WEIGHT = 127.5
 """Weights below this round to 8 bits."""
 
@@ -44,13 +45,17 @@ def quantise_weights(
     offset = np.zeros(len(w)) if bias is None else bias.astype(np.float64) / y_scale
     offset = offset + y_zero
     integers, shift = np.empty(flat.shape, np.int8), np.empty(len(w))
-    rows = max(TOGETHER // max(flat.shape[1], 1), 1)
-    for start in range(0, len(w), rows):
-        at = slice(start, start + rows)
+    for at in blocks(flat):
         integers[at], shift[at] = _rounded(flat[at].astype(np.float64) * (x_scale / y_scale), offset[at])
     centre = np.rint(offset * np.exp2(shift)) - x_zero * integers.sum(axis=1, dtype=np.int64)
     rounded = centre.clip(-ACCUMULATOR_LIMIT, ACCUMULATOR_LIMIT - 1)
     return IntegerWeights(integers.reshape(w.shape), rounded.astype(np.int32), shift.astype(np.int8))
+
+
+def blocks(kernels: Array) -> Iterator[slice]:
+    """Successive kernels of (Co, weights of a kernel) with at most TOGETHER weights, or one kernel."""
+    rows = max(TOGETHER // max(kernels.shape[1], 1), 1)
+    return (slice(start, start + rows) for start in range(0, len(kernels), rows))
 
 
 def _rounded(flat: Array, offset: Array) -> tuple[Array, Array]:

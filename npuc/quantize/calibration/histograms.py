@@ -211,8 +211,11 @@ def computed(
     wanted = [name for name in tensors if name not in given]
     run = graph_session(graph, wanted) if wanted else None
     values: dict[str, Array] = {}
+    shared = True
     for feeds in samples:
-        if run and not (values and _run_into(run, feeds, values)):
+        if values and shared:
+            shared = _run_into(run, feeds, values)
+        if run and not (values and shared):
             values = dict(zip(wanted, run.run(wanted, dict(feeds)), strict=True))
         yield {name: np.asarray(values.get(name, feeds.get(name, graph.constant(name)))) for name in tensors}
 

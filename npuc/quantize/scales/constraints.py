@@ -10,8 +10,8 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.ops.attributes import ACTIVATION, KERNEL_SHAPE, MAX
 from npuc.quantize.arithmetic.tables import CONVERSIONS, is_relu
-from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps
-from npuc.quantize.calibration.histograms import BLOCK, Histogram
+from npuc.quantize.arithmetic.weights import MOST_SHIFT, average_taps, blocks
+from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import Ratio, ScaleConstraints
 from npuc.quantize.scales.model_scales import steps_of
 
@@ -190,8 +190,6 @@ def floors(graph: Graph, nodes: Sequence[Node], histograms: Mapping[str, Histogr
 
 
 def _energies(w: Array) -> Array:
-    """The sum of squares of each kernel, in float64; so many kernels at once that they stay in the cache."""
+    """The sum of squares of each kernel, in float64."""
     kernels = np.ascontiguousarray(w).reshape(len(w), -1)
-    step = max(BLOCK // kernels.shape[1], 1)
-    blocks = (kernels[start : start + step] for start in range(0, len(kernels), step))
-    return np.concatenate([np.square(block, dtype=np.float64).sum(axis=1) for block in blocks])
+    return np.concatenate([np.square(kernels[at], dtype=np.float64).sum(axis=1) for at in blocks(kernels)])
