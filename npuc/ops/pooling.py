@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def _little_padding(node: Node, _types: Sequence[TensorType]) -> bool:
-    """The padding is smaller than the window."""
+    """The padding is below the window's number of taps, dilated or not, as onnxruntime demands."""
     window = window_of(node, WINDOW(node))
-    return all(max(b, e) < r for b, e, r in zip(window.begins, window.ends, window.reach, strict=True))
+    return all(max(b, e) < taps for b, e, taps in zip(window.begins, window.ends, window.kernel, strict=True))
 
 
 def _pool_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:

@@ -13,6 +13,13 @@ from npuc.text import costs, count, short, table
 if TYPE_CHECKING:
     from npuc.verification.metrics import Tolerance
 
+CHIP_MODELS = {
+    "own": "npuc's model of the chip",
+    "quick": "npuc's quick model of the chip",
+    "vendor": "the vendor's model of the chip",
+    "rtl": "the hardware description",
+}
+
 
 def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
     """What `npuc compile` did."""
@@ -230,7 +237,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
         lines.append(f"simulator and integer reference {exact}")
     if report.get("cycles") is not None:
-        lines.append(f"{count(report['cycles'])} cycles a sample on the {report['chip_model']} chip model")
+        lines.append(f"{count(report['cycles'])} cycles a sample on {CHIP_MODELS[report['chip_model']]}")
     asked = [
         f"{short(each['name'])} at least {each['sqnr_db']:.1f} dB and cosine {each['cosine']:.4f}"
         for each in report["criterion"] or ()

@@ -67,11 +67,8 @@ def _into_conv(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _fits_pool(node: Node, pad: Node) -> bool:
-    """Pools demand padding smaller than their window; with ceil_mode it would change how many windows count."""
-    kernel = KERNEL_SHAPE(node)
-    dilations = DILATIONS(node) or (1,) * len(kernel)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    small = all(amount < span for amount, span in zip(_sum(node, pad), reach * 2, strict=True))
+    """Pools demand padding below their number of taps; with ceil_mode it would change how many windows count."""
+    small = all(amount < taps for amount, taps in zip(_sum(node, pad), KERNEL_SHAPE(node) * 2, strict=True))
     return small and not CEIL_MODE(node)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
@@ -18,6 +18,8 @@ FEWEST = 8
 TYING = (*MOVEMENT, *SELECTION, "Add", "Neg")
 """Operators that may have no arithmetic of their own for another scale."""
 Histograms = Mapping[str, Histogram]
+Select = Callable[[Graph], tuple[Node, ...]]
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class RescaleCoarseOperands:
     """
 
     histograms: Histograms
-    select: Callable[[Graph], tuple[Node, ...]]
+    select: Select
     constraints: Callable[[Graph, Sequence[Node], Histograms], ScaleConstraints]
     __name__ = "rescale_coarse_operands"
 
@@ -39,8 +41,8 @@ class RescaleCoarseOperands:
         nodes = self.select(graph)
         free = {name: self.histograms[name] for name in tensors_of(nodes) if name in self.histograms}
         demands = self.constraints(graph, nodes, free)
-        ties = _ties(graph, nodes, frozenset(demands.equal))
-        joins = [node for node in ties if len(free.keys() & {*data_inputs(node)}) > 1]
+        ties = tying(graph, nodes, frozenset(demands.equal))
+        joins = joining(ties, free)
         if not _apart(joins, free, demands):
             return graph
         scales = choose_scales(free, demands, "minmax")
@@ -54,13 +56,10 @@ class RescaleCoarseOperands:
             for node in joins
             if class_of[node.output] not in lost
         }
-        return rewrite(graph, lambda rewriter, node: _copied(rewriter, node, found.get(node, ())))
+        return copied(graph, found)
 
 
-Pair = tuple[str, str]
-
-
-def _ties(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[Node, list[Pair]]:
+def tying(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[Node, list[Pair]]:
     """The nodes that tie their operands to each other or to their results, and these pairs."""
     found: dict[Node, list[Pair]] = {}
     for node in nodes:
@@ -71,6 +70,11 @@ def _ties(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[
     return found
 
 
+def joining(ties: Iterable[Node], free: Collection[str]) -> list[Node]:
+    """Those that tie more than one operand with a free scale."""
+    return [node for node in ties if len({*data_inputs(node)}.intersection(free)) > 1]
+
+
 def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -> bool:
     """Whether an operand is so much smaller than a tensor of its scale that it may get too few steps."""
     class_of = components(free, demands.equal)
@@ -79,6 +83,11 @@ def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -
         largest[leader] = max(largest.get(leader, 0.0), free[name].largest)
     operands = {name for node in joins for name in node.inputs if name in free}
     return any(0 < free[x].largest < largest[class_of[x]] * 2 * FEWEST / 127 for x in operands)
+
+
+def copied(graph: Graph, operands: Mapping[Node, Collection[str]]) -> Graph:
+    """The graph with a rescaled copy of each of these operands of its nodes."""
+    return rewrite(graph, lambda rewriter, node: _copied(rewriter, node, operands.get(node, ())))
 
 
 def _copied(rewriter: Rewriter, node: Node, operands: Collection[str]) -> bool:

@@ -73,6 +73,8 @@ def test_padding_with_a_second_reader_stays_for_it() -> None:
         ({"pads": (1, 0, 0, 0), "count_include_pad": 0}, False),
         ({"ceil_mode": 1}, False),
         ({"kernel_shape": (2, 2)}, False),  # as much padding as window
+        ({"kernel_shape": (2, 2), "dilations": (2, 2)}, False),  # onnxruntime counts taps, not what they span
+        ({"kernel_shape": (3, 3), "dilations": (2, 2)}, True),
     ],
 )
 def test_zeros_before_an_average_are_merged_if_every_window_counts_its_padding(

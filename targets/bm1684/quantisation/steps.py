@@ -1,6 +1,6 @@
 """Scales and zero points: which tensors are unsigned, and what operators demand of scales.
 
-A sum and an average take any scales, so only what moves or selects elements constraints them.
+A sum and an average take any scales, so only what moves or selects elements constrains them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ def constraints(
     graph: Graph, nodes: Sequence[Node], free: Mapping[str, Histogram], given: Collection[str]
 ) -> ScaleConstraints:
     """What the operators demand of the scales of their tensors."""
-    others = [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
+    others = without_arithmetic(nodes)
     limited = constraints_of(graph, [node for node in nodes if node.op != "Mul"], given)
     found = constraints_of(graph, others, given)
     return replace(found, ceilings=limited.ceilings, floors=floors(graph, nodes, free))
+
+
+def without_arithmetic(nodes: Sequence[Node]) -> list[Node]:
+    """Those nodes that may demand one scale for several tensors: a sum, a product and an average take any."""
+    return [node for node in nodes if node.op not in ("Add", "Mul", *AVERAGES)]
 
 
 def without_negatives(
