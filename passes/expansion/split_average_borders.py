@@ -31,7 +31,8 @@ def split_average_borders(graph: Graph) -> Graph:
     Where padding does not count, or ceil_mode lets a window reach beyond it, windows at the border average fewer
     elements. Outputs with the same taps are a region: Slice -> AveragePool with a smaller kernel; the regions
     are joined along W, then along H. No window of the result is divided by anything but its number of taps:
-    padding is left only where it counts. Pools with more than 7 regions along an axis stay.
+    padding is left only where it counts. Pools with more than 7 regions along an axis stay, and those that would
+    leave a region as much padding as taps.
     """
     return rewrite(graph, _split)
 
@@ -44,7 +45,7 @@ def _split(rewriter: Rewriter, node: Node) -> bool:
     counts = bool(COUNT_INCLUDE_PAD(node))
     rows, columns = (_regions(window, axis, extents[axis], shape[2 + axis], counts) for axis in (0, 1))
     uniform = len(rows) == len(columns) == 1 and (rows[0].taps, columns[0].taps) == window.kernel
-    whole = min(region.taps for region in (*rows, *columns)) > 0
+    whole = all(max(region.pads) < region.taps for region in (*rows, *columns))
     if uniform or not whole or max(len(rows), len(columns)) > MOST_REGIONS:
         return False
     rewriter.replace(node, *_pools(rewriter, node, window, rows, columns))

@@ -13,6 +13,8 @@ from tests.graphs.compiling import Case, verified
 from tests.passes.networks import network, node
 
 CLIP = node("Clip", "x", "c", min=0.0, max=0.25)
+CLIP_S = node("Clip", "s", "c", min=0.0, max=0.25)
+RESHAPED = node("Reshape", "c", "r", shape=(1, 4, 4, 4))
 TWICE = node("Mul", "x k", "z")
 JOINED = node("Concat", "c z", "y", axis=1)
 NARROW = node("Clip", "z", "d", min=0.0, max=0.125)
@@ -26,8 +28,13 @@ NARROW = node("Clip", "z", "d", min=0.0, max=0.125)
         (TWICE, CLIP, JOINED),
         (TWICE, CLIP, node("Concat", "c z", "j", axis=2), node("MaxPool", "j", "y", kernel_shape=(2, 2))),
         (TWICE, CLIP, NARROW, node("Concat", "c d", "j", axis=1), node("Concat", "j z z", "y", axis=1)),
-        (TWICE, node("Reshape", "x", "s", shape=(1, 2, 8, 4)), node("Clip", "s", "c", min=0.0, max=0.25))
-        + (node("Reshape", "c", "r", shape=(1, 4, 4, 4)), node("Concat", "r z", "y", axis=1)),
+        (
+            TWICE,
+            node("Reshape", "x", "s", shape=(1, 2, 8, 4)),
+            CLIP_S,
+            RESHAPED,
+            node("Concat", "r z", "y", axis=1),
+        ),
         (TWICE, CLIP, node("Conv", "c w", "v"), node("Concat", "v z c", "y", axis=1)),
         (node("Conv", "x w", "v"), node("Clip", "v", "c", min=0.0, max=0.25), TWICE, JOINED),
     ],
