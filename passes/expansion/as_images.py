@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.passes.cleanup.merge_duplicates import merge_duplicates
 from npuc.passes.expansion.images import (
     TIDY,
+    ImageLimits,
     Shape,
     carried,
     extents,
     front,
-    image_shape,
     is_image,
     returned,
     sides,
@@ -33,7 +34,8 @@ MOST_TILED = 4096
 """Parameters are repeated along leading axes, which costs weights, up to this many; beyond, axes are moved."""
 
 
-def as_images(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class AsImages:
     """Elementwise operators on tensors that are no images (1, C, H, W) or (1, C) compute on images.
 
     Functions of one element: in any shape. Sums, products, maxima and minima of two tensors: the axes that both
@@ -41,8 +43,17 @@ def as_images(graph: Graph) -> Graph:
     constants and batch normalisation: the axes along which the constants vary become channels, and a depthwise 1x1
     Conv multiplies and adds. PRelu likewise. Maxima and minima with constants take one, or one per element. Only
     Reshape and Transpose stand around them.
+
+    limits: of the images of tensors that have no channels of their own.
     """
-    return merge_duplicates(rewrite(graph, _function, _pair, _limit, _per_channel, *TIDY))
+
+    limits: ImageLimits
+    __name__ = "as_images"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with these operators on images."""
+        rules = (partial(rule, self.limits) for rule in (_function, _pair, _limit, _per_channel))
+        return merge_duplicates(rewrite(graph, *rules, *TIDY))
 
 
 def _is_elementwise(rewriter: Rewriter, node: Node, x: str) -> bool:
@@ -67,7 +78,7 @@ def _on_images(rewriter: Rewriter, node: Node, inner: Node, shapes: Mapping[str,
 # functions of one element
 
 
-def _function(rewriter: Rewriter, node: Node) -> bool:
+def _function(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     x = node.inputs[0]
     shape = rewriter.shape(node.output)
     slope = rewriter.constants.get(node.inputs[1]) if node.op == "PRelu" else None
@@ -76,23 +87,23 @@ def _function(rewriter: Rewriter, node: Node) -> bool:
         return False
     inputs = (x,) if slope is None else (x, _constant(rewriter, node, "slope", slope.flat[0]))
     inner = replace(node, inputs=inputs)
-    return _on_images(rewriter, node, inner, {x: _nearest_image(rewriter, node)}, tuple(range(len(shape))))
+    return _on_images(rewriter, node, inner, {x: _nearest_image(limits, rewriter, node)}, tuple(range(len(shape))))
 
 
-def _nearest_image(rewriter: Rewriter, node: Node) -> Shape:
+def _nearest_image(limits: ImageLimits, rewriter: Rewriter, node: Node) -> Shape:
     """The image that the result becomes anyway, or that an axis of extent 1 makes of it; else a good one."""
     reader = rewriter.only_reader(node.output)
     if reader is not None and reader.op == "Reshape" and is_image(rewriter.shape(reader.output)):
         return rewriter.shape(reader.output)
     shape = rewriter.shape(node.output)
     along_one_axis = len(shape) == 3 and shape[0] == 1
-    return (*shape[:2], 1, shape[2]) if along_one_axis else image_shape(rewriter.types[node.output].size)
+    return (*shape[:2], 1, shape[2]) if along_one_axis else limits.image_shape(rewriter.types[node.output].size)
 
 
 # sums, differences and products of two tensors
 
 
-def _pair(rewriter: Rewriter, node: Node) -> bool:
+def _pair(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     if node.op not in PAIRS or any(name in rewriter.constants for name in node.inputs):
         return False
     result = rewriter.shape(node.output)
@@ -111,7 +122,9 @@ def _pair(rewriter: Rewriter, node: Node) -> bool:
     shared = [axis for axis in range(len(result)) if axis not in repeated]
     channels = extents(result, shared)
     image = (
-        (1, channels, *sides(extents(result, repeated))) if repeated else image_shape(rewriter.types[whole].size)
+        (1, channels, *sides(extents(result, repeated)))
+        if repeated
+        else limits.image_shape(rewriter.types[whole].size)
     )
     shapes = {name: image if shape == result else (1, channels, 1, 1) for name, shape in aligned.items()}
     return _on_images(rewriter, node, node, shapes, front(shared, len(result)))
@@ -139,7 +152,7 @@ def _expand_first(rewriter: Rewriter, node: Node, shape: Shape) -> bool:
     return True
 
 
-def _limit(rewriter: Rewriter, node: Node) -> bool:
+def _limit(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     """Max or Min with a constant, unless that is one number, or one per channel or per element, of an image."""
     found = constant_operand(rewriter, node) if node.op in ("Max", "Min") else None
     if found is None or not _is_elementwise(rewriter, node, found[0]):
@@ -149,7 +162,7 @@ def _limit(rewriter: Rewriter, node: Node) -> bool:
     varying = {axis for axis, extent in enumerate(_aligned(given, len(shape))) if extent > 1}
     if is_image(shape) and (varying <= {1} or given == shape):
         return False
-    image = shape if is_image(shape) else image_shape(rewriter.types[x].size)
+    image = shape if is_image(shape) else limits.image_shape(rewriter.types[x].size)
     value = rewriter.constants[constant]
     whole = value.reshape((1, 1, 1, 1)) if value.size == 1 else np.broadcast_to(value, shape).reshape(image)
     limit = _constant(rewriter, node, "limit", whole)
@@ -168,7 +181,7 @@ class _Line:
     shift: Array
 
 
-def _per_channel(rewriter: Rewriter, node: Node) -> bool:
+def _per_channel(limits: ImageLimits, rewriter: Rewriter, node: Node) -> bool:
     line = _line(rewriter, node)
     if line is None or not _is_elementwise(rewriter, node, line.x):
         return False
@@ -180,7 +193,7 @@ def _per_channel(rewriter: Rewriter, node: Node) -> bool:
     image = (
         (1, count, *sides(extents(shape, perm[channels:])))
         if channels
-        else image_shape(rewriter.types[line.x].size)
+        else limits.image_shape(rewriter.types[line.x].size)
     )
     parameters = [_moved(each, shape, perm, channels, image[1]) for each in (line.factor, line.shift)]
     if node.op == "PRelu":

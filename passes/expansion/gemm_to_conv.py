@@ -8,24 +8,23 @@ import numpy as np
 
 from npuc.ir import Array, Graph, Node
 from npuc.ops import rebuild
-from npuc.passes.expansion.images import sides
-
-MOST_CHANNELS = 256
-MOST_POSITIONS = 64
+from npuc.passes.expansion.images import ImageLimits
 
 
 @dataclass(frozen=True)
 class GemmToConv:
     """Every Gemm on one row becomes a Conv, followed by a Reshape to the row that the Gemm gave.
 
-    Behind a flattened map (1, C, H, W) the kernel covers the map: (N, C, H, W). A plain vector of K <= 256
-    elements is a 1x1 map of K channels; a longer one is folded into a map (C, H, W) with C <= 256, H*W <= 64.
-    The weights keep their order, so no value changes.
+    Behind a flattened map (1, C, H, W) the kernel covers the map: (N, C, H, W). A plain vector is a
+    1x1 map of as many channels; one with more than the limits allow is folded into a map (C, H, W). The weights
+    keep their order, so no value changes.
 
+    limits: of the maps.
     most_extent: of a kernel, each way; a map that is larger is folded as a vector is. None: any.
     batches: a Gemm on several rows becomes a Conv on as many images.
     """
 
+    limits: ImageLimits
     most_extent: int | None = None
     batches: bool = False
     __name__ = "gemm_to_conv"
@@ -63,7 +62,7 @@ class GemmToConv:
         before: list[Node] = []
         row, count = node.inputs[0], graph.shape(node.inputs[0])[0]
         if row not in maps:
-            shape = (count, *folded(graph.shape(row)[1], self.most_extent))
+            shape = (count, *self.limits.folded(graph.shape(row)[1], self.most_extent))
             vector = f"{node.output}/vector"
             before = [Node("Reshape", (row,), (vector,), {"shape": shape}, f"{node.name}/vector", node.sources)]
             maps[row] = vector, shape
@@ -77,25 +76,3 @@ class GemmToConv:
             "Reshape", (y,), node.outputs, {"shape": (count, len(weights))}, f"{node.name}/row", node.sources
         )
         return [*before, conv, after]
-
-
-gemm_to_conv = GemmToConv()
-
-
-def folded(elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
-    """(C, H, W) with C*H*W = elements: one position if C <= 256, else as few positions as fill whole words.
-
-    H and W are at most most_extent.
-
-    >>> folded(128), folded(640), folded(257 * 61, 32)
-    ((128, 1, 1), (160, 2, 2), (15677, 1, 1))
-    """
-    if elements <= MOST_CHANNELS:
-        return elements, 1, 1
-    for multiple in (16, 1):
-        for positions in range(2, MOST_POSITIONS + 1):
-            channels = elements // positions
-            fits = sides(positions)[1] <= (most_extent or positions)
-            if fits and elements % positions == 0 and channels <= MOST_CHANNELS and channels % multiple == 0:
-                return channels, *sides(positions)
-    return elements, 1, 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from npuc.ir import Node
@@ -12,12 +13,56 @@ from npuc.passes.cleanup.sink_reshapes import merge_reshapes
 from npuc.passes.rewriting.layout import inverse, moves_nothing
 from npuc.passes.rewriting.rules import Rewriter, Rule
 
-LANES = 16
-"""Channels that the machines known so far compute side by side."""
-MOST_CHANNELS = 256
-MOST_EXTENT = 256
-
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What images a machine computes well on."""
+
+    lanes: int
+    """Channels that it computes side by side."""
+    channels: int
+    """Of an image, at most."""
+    extent: int
+    """Rows or columns of an image that has the choice, at most."""
+    pixels: int
+    """Of the map that a long vector becomes, at most: the kernel of a fully connected layer covers it."""
+
+    def image_shape(self, elements: int) -> Shape:
+        """The (1, C, H, W) of this many elements that leaves the fewest lanes empty; of such, the most pixels.
+
+        >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
+        >>> limits.image_shape(3072), limits.image_shape(60), limits.image_shape(7)
+        ((1, 16, 12, 16), (1, 15, 2, 2), (1, 7, 1, 1))
+        """
+
+        def cost(channels: int) -> tuple[bool, int, int]:
+            pixels = elements // channels
+            return sides(pixels)[1] > self.extent, -(-channels // self.lanes) * pixels, channels
+
+        most = min(elements, self.channels)
+        channels = min((each for each in range(1, most + 1) if elements % each == 0), key=cost)
+        return 1, channels, *sides(elements // channels)
+
+    def folded(self, elements: int, most_extent: int | None = None) -> tuple[int, int, int]:
+        """(C, H, W) with C*H*W = elements: one pixel if C is within the limit, else as few as fill all lanes.
+
+        H and W are at most most_extent; where nothing fits, all elements are channels.
+
+        >>> limits = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
+        >>> limits.folded(128), limits.folded(640), limits.folded(257 * 61, 32)
+        ((128, 1, 1), (160, 2, 2), (15677, 1, 1))
+        """
+        if elements <= self.channels:
+            return elements, 1, 1
+        for multiple in (self.lanes, 1):
+            for pixels in range(2, self.pixels + 1):
+                channels = elements // pixels
+                fits = sides(pixels)[1] <= (most_extent or pixels)
+                if fits and elements % pixels == 0 and channels <= self.channels and channels % multiple == 0:
+                    return channels, *sides(pixels)
+        return elements, 1, 1
 
 
 def is_image(shape: Sequence[int]) -> bool:
@@ -33,22 +78,6 @@ def sides(count: int) -> tuple[int, int]:
     """
     height = next(side for side in range(int(count**0.5), 0, -1) if count % side == 0)
     return height, count // height
-
-
-def image_shape(elements: int) -> Shape:
-    """The (1, C, H, W) of this many elements that leaves the fewest lanes empty; of such, the most pixels.
-
-    >>> image_shape(3072), image_shape(60), image_shape(7)
-    ((1, 16, 12, 16), (1, 15, 2, 2), (1, 7, 1, 1))
-    """
-
-    def cost(channels: int) -> tuple[bool, int, int]:
-        pixels = elements // channels
-        return sides(pixels)[1] > MOST_EXTENT, -(-channels // LANES) * pixels, channels
-
-    most = min(elements, MOST_CHANNELS)
-    channels = min((each for each in range(1, most + 1) if elements % each == 0), key=cost)
-    return 1, channels, *sides(elements // channels)
 
 
 def carried(

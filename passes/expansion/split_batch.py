@@ -9,6 +9,7 @@ from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops import rebuild
 from npuc.ops.attributes import AXES, AXIS, GROUP, PERM, SCALES, SHAPE, SIDES, SIZES
 from npuc.passes.expansion.batch_to_channels import POOLS
+from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.expansion.stacked_samples import Covering, Extents, stacked_convolution, stacked_layers
 from npuc.passes.rewriting.layout import BINARY, UNARY
 
@@ -28,6 +29,8 @@ class SplitBatch:
     further channels: (N, C, H, W) -> (1, N * C, H, W).
     """
 
+    limits: ImageLimits
+    """Of the maps that vectors become for fully connected layers."""
     most_lines: int = 0
     """Fully connected layers on maps of so many lines at most take all samples at once, one under another."""
     __name__ = "split_batch"
@@ -37,10 +40,7 @@ class SplitBatch:
         region = _region(graph)
         if not region:
             return graph
-        return _Samples(graph, region, stacked_layers(graph, region, self.most_lines)).result()
-
-
-split_batch = SplitBatch()
+        return _Samples(graph, region, stacked_layers(graph, region, self.limits, self.most_lines)).result()
 
 
 def _batch(graph: Graph, node: Node) -> int:

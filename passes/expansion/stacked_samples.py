@@ -14,7 +14,7 @@ import numpy as np
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.ops.attributes import GROUP
 from npuc.ops.windows import window_of
-from npuc.passes.expansion.gemm_to_conv import folded
+from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.rewriting.layout import BINARY, UNARY
 
 Extents = tuple[int, int, int]
@@ -29,7 +29,9 @@ class Covering:
     sample: Extents
 
 
-def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Mapping[str, Covering | None]:
+def stacked_layers(
+    graph: Graph, nodes: Collection[str], limits: ImageLimits, most_lines: int
+) -> Mapping[str, Covering | None]:
     """The nodes, of those with these first outputs, that are computed of all samples at once, by result.
 
     Fully connected layers on samples of so many lines at most, with their map; functions of elements, and
@@ -39,7 +41,7 @@ def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Map
     for node in graph.nodes:
         if node.output not in nodes:
             continue
-        layer = _covering(graph, node, found)
+        layer = _covering(graph, node, found, limits)
         if layer is not None and layer.sample[1] <= most_lines:
             found[node.output] = layer
         elif layer is None and _follows(graph, node, found):
@@ -47,7 +49,7 @@ def stacked_layers(graph: Graph, nodes: Collection[str], most_lines: int) -> Map
     return found
 
 
-def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | None:
+def _covering(graph: Graph, node: Node, stacked: Collection[str], limits: ImageLimits) -> Covering | None:
     """How a fully connected layer reads its samples; None for any other node."""
     if len(node.inputs) < 2 or node.inputs[1] not in graph.constants:
         return None
@@ -58,7 +60,7 @@ def _covering(graph: Graph, node: Node, stacked: Collection[str]) -> Covering | 
         if before is not None and len(source) == 4 and source[0] == shape[0]:
             x, shape = before.inputs[0], source
         row = len(shape) == 2 and x not in stacked
-        return Covering(x, folded(shape[1]) if row else _extents(shape))
+        return Covering(x, limits.folded(shape[1]) if row else _extents(shape))
     if node.op != "Conv" or len(shape) != 4 or GROUP(node) != 1:
         return None
     window = window_of(node, graph.shape(node.inputs[1])[2:])

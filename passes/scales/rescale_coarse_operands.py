@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
-from npuc.passes.rewriting.rules import Rewriter, rewrite
-from npuc.passes.scales.rescale_mixed_concats import rescaled
+from npuc.passes.expansion.images import ImageLimits
+from npuc.passes.scales.rescale_mixed_concats import with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.calibration.histograms import Histogram
 from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, components
@@ -29,11 +29,13 @@ class RescaleCoarseOperands:
     Only of an operand that something else computes with: in max(x, exp(x)) the exponential needs the steps of x,
     the maximum does not. Where the result is as coarse nothing is gained. histograms: of the tensors with free
     scales. select: the nodes that become integer. constraints: what these demand of the free scales.
+    limits: of the images that are rescaled.
     """
 
     histograms: Histograms
     select: Select
     constraints: Callable[[Graph, Sequence[Node], Histograms], ScaleConstraints]
+    limits: ImageLimits
     __name__ = "rescale_coarse_operands"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -56,7 +58,7 @@ class RescaleCoarseOperands:
             for node in joins
             if class_of[node.output] not in lost
         }
-        return copied(graph, found)
+        return with_rescaled(graph, self.limits, found, "copy")
 
 
 def tying(graph: Graph, nodes: Sequence[Node], equal: Collection[Pair]) -> dict[Node, list[Pair]]:
@@ -83,17 +85,3 @@ def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -
         largest[leader] = max(largest.get(leader, 0.0), free[name].largest)
     operands = {name for node in joins for name in node.inputs if name in free}
     return any(0 < free[x].largest < largest[class_of[x]] * 2 * FEWEST / 127 for x in operands)
-
-
-def copied(graph: Graph, operands: Mapping[Node, Collection[str]]) -> Graph:
-    """The graph with a rescaled copy of each of these operands of its nodes."""
-    return rewrite(graph, lambda rewriter, node: _copied(rewriter, node, operands.get(node, ())))
-
-
-def _copied(rewriter: Rewriter, node: Node, operands: Collection[str]) -> bool:
-    if not operands:
-        return False
-    copies = {x: rewriter.fresh(f"{x}/copy") for x in node.inputs if x in operands}
-    before = [each for x, y in copies.items() for each in rescaled(rewriter, node, x, y)]
-    rewriter.replace(node, *before, replace(node, inputs=tuple(copies.get(name, name) for name in node.inputs)))
-    return True

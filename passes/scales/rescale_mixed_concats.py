@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from npuc.ir import Graph, Node
-from npuc.passes.expansion.images import carried, image_shape, is_image
+from npuc.passes.expansion.images import ImageLimits, carried, is_image
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.scales.constraints import equal_scales
 from npuc.quantize.scales.model_scales import given_steps
 
 
-def rescale_mixed_concats(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class RescaleMixedConcats:
     """Rescale before a Concat of given steps and other values, which those steps need not reach.
 
     On integers all operands of a Concat share scale and zero point. Where the model gives them for each of the
-    operands, they are taken as they are.
+    operands, they are taken as they are. limits: of the images that are rescaled.
     """
-    mixed = _mixed(graph)
-    return rewrite(graph, lambda rewriter, node: _free(rewriter, node, mixed)) if mixed else graph
+
+    limits: ImageLimits
+    __name__ = "rescale_mixed_concats"
+
+    def __call__(self, graph: Graph) -> Graph:
+        """The graph with rescaled operands."""
+        mixed = _mixed(graph)
+        return with_rescaled(graph, self.limits, mixed, "rescaled") if mixed else graph
 
 
 def _mixed(graph: Graph) -> Mapping[Node, frozenset[str]]:
@@ -45,22 +52,27 @@ def _operands(node: Node, known: Collection[str]) -> list[str]:
     return [name for name in node.inputs if name in known]
 
 
-def _free(rewriter: Rewriter, node: Node, mixed: Mapping[Node, frozenset[str]]) -> bool:
-    given = mixed.get(node, frozenset())
-    if not given:
-        return False
-    names = {name: rewriter.fresh(f"{name}/rescaled") for name in node.inputs if name in given}
-    before = [each for x, y in names.items() for each in rescaled(rewriter, node, x, y)]
-    rewriter.replace(node, *before, replace(node, inputs=tuple(names.get(name, name) for name in node.inputs)))
-    return True
+def with_rescaled(graph: Graph, limits: ImageLimits, operands: Mapping[Node, Collection[str]], stem: str) -> Graph:
+    """The graph with these operands of its nodes rescaled, each under a name that ends in the stem."""
+
+    def rule(rewriter: Rewriter, node: Node) -> bool:
+        chosen = operands.get(node, ())
+        names = {x: rewriter.fresh(f"{x}/{stem}") for x in node.inputs if x in chosen}
+        if not names:
+            return False
+        before = [each for x, y in names.items() for each in _rescaled(limits, rewriter, node, x, y)]
+        rewriter.replace(node, *before, replace(node, inputs=tuple(names.get(x, x) for x in node.inputs)))
+        return True
+
+    return rewrite(graph, rule)
 
 
-def rescaled(rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
+def _rescaled(limits: ImageLimits, rewriter: Rewriter, node: Node, x: str, y: str) -> list[Node]:
     """The Rescale before a node from x to y, on an image."""
     shape, size = rewriter.shape(x), rewriter.types[x].size
     if is_image(shape) or not size:
         return [Node("Rescale", (x,), (y,), {}, f"{node.name}/{y}", node.sources)]
-    image, before = carried(rewriter, x, range(len(shape)), image_shape(size), node.sources)
+    image, before = carried(rewriter, x, range(len(shape)), limits.image_shape(size), node.sources)
     rescaled = rewriter.fresh(f"{y}/image")
     back = Node("Reshape", (rescaled,), (y,), {"shape": shape}, y, node.sources)
     return [*before, Node("Rescale", (image,), (rescaled,), {}, f"{node.name}/{y}", node.sources), back]

@@ -14,7 +14,8 @@ from npuc.evidence import evidence, signature
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
 from npuc.ir import Array, Graph, Node
-from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.images import ImageLimits
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.quantize.calibration.histograms import histograms
@@ -36,7 +37,7 @@ class Abacus(Target):
     precisions = ("int8",)
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
-        return (gemm_to_conv,)
+        return (GemmToConv(ImageLimits(lanes=1, channels=256, extent=256, pixels=64)),)
 
     def problems(self, graph: Graph, options: Options) -> list[Problem]:
         return [
@@ -118,7 +119,7 @@ def _host(step: HostStep, tensors: dict[str, Array]) -> tuple[str, ...]:
 
 
 def _counts(graph: Graph, node: Node) -> bool:
-    """Whether a node is a fully connected layer: a Conv, as gemm_to_conv makes it, whose kernel covers its map."""
+    """Whether a node is a fully connected layer: a Conv, as GemmToConv makes it, whose kernel covers its map."""
     if node.op != "Conv" or node.text("activation") not in ("", "Relu") or node.inputs[1] not in graph.constants:
         return False
     return graph.shape(node.inputs[0])[1:] == graph.shape(node.inputs[1])[1:] and not any(

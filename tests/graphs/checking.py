@@ -13,27 +13,33 @@ from npuc.export_onnx import to_onnx
 from npuc.interpreter import run
 from npuc.ir import Array, Graph
 from npuc.passes import FLOAT_PASSES
+from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
+from npuc.passes.expansion.images import ImageLimits
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.split_average_pool import Limits as AverageLimits
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
+from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.reference import has_integer_products, session
 from npuc.target import TARGETS, Options, target
 
 Feeds = Mapping[str, Array]
 
+SMALL_IMAGES = ImageLimits(lanes=2, channels=4, extent=3, pixels=4)
 SMALL_LIMITS: tuple[Pass, ...] = (
     SplitAveragePool(None, AverageLimits(positions=6, extent=3, stride=2)),
     SplitMaxPool(MaximumLimits(positions=6, extent=3, stride=2, dilation=1)),
     SplitMaxPool(MaximumLimits(positions=4, extent=2, stride=3, dilation=2)),
     PadLongAverages(AverageLimits(positions=6, extent=3, stride=2)),
-    GemmToConv(2),
-    SplitBatch(most_lines=0),
-    SplitBatch(most_lines=2),
+    GemmToConv(SMALL_IMAGES, 2),
+    SplitBatch(SMALL_IMAGES, most_lines=0),
+    SplitBatch(SMALL_IMAGES, most_lines=2),
+    AsImages(SMALL_IMAGES),
+    RescaleMixedConcats(SMALL_IMAGES),
 )
 """Passes with limits that small graphs reach."""
 FLAT = 1e-3

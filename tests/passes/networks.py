@@ -10,6 +10,7 @@ import numpy as np
 from npuc.interpreter import run
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import build
+from npuc.passes.expansion.images import ImageLimits
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -17,6 +18,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 def node(op: str, inputs: str, output: str, **attrs: Attr) -> Node:
     """A node named by its output, made by the ONNX node of that name. `inputs` are separated by blanks."""
     return Node(op, tuple(inputs.split()), tuple(output.split()), attrs, output, (output,))
+
+
+IMAGES = ImageLimits(lanes=16, channels=256, extent=256, pixels=64)
 
 
 def network(shape: tuple[int, ...], outputs: str, *nodes: Node, **constants: Any) -> Graph:

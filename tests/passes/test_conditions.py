@@ -16,7 +16,7 @@ from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_batch import SplitBatch, split_batch
+from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
 from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
@@ -29,7 +29,7 @@ from npuc.passes.recognition.unify_pooling import unify_pooling
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from tests.conftest import Reference
-from tests.passes.networks import feeds, network, node
+from tests.passes.networks import IMAGES, feeds, network, node
 
 strided_slices_to_convs = StridedSlicesToConvs(15)
 
@@ -297,20 +297,20 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
         ),
     ),
     "samples in reverse order": (
-        split_batch,
+        SplitBatch(IMAGES),
         network(
             BATCH, "y", CONV, node("Slice", "a", "y", axes=(0,), starts=(2,), ends=(-1,), steps=(-1,)), w=KERNEL
         ),
     ),
     "samples as channels": (
-        split_batch, network(BATCH, "y", CONV, node("Transpose", "a", "y", perm=(1, 0, 2, 3)), w=KERNEL)
+        SplitBatch(IMAGES), network(BATCH, "y", CONV, node("Transpose", "a", "y", perm=(1, 0, 2, 3)), w=KERNEL)
     ),
     "samples moved by padding": (
-        split_batch,
+        SplitBatch(IMAGES),
         network(BATCH, "y", CONV, node("Pad", "a", "y", pads=(1, 0, 0, 0, -1, 0, 0, 0), value=2.0), w=KERNEL),
     ),
     "a padded window as large as its map": (
-        SplitBatch(31),
+        SplitBatch(IMAGES, 31),
         network((2, 3, 2, 2), "y", node("Conv", "x w", "y", pads=(1, 1, 1, 1)), w=(4, 3, 2, 2)),
     ),
     "rows by steps and columns backwards": (
@@ -345,7 +345,7 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
             var=(24,),
         ),
     ),
-    "several rows": (GemmToConv(), network((3, 8), "y", node("Gemm", "x w", "y"), w=(5, 8))),
+    "several rows": (GemmToConv(IMAGES), network((3, 8), "y", node("Gemm", "x w", "y"), w=(5, 8))),
     "phases whose channels lie together": (
         enlargements_to_interleaves,
         network(
@@ -357,7 +357,7 @@ GRAPHS: dict[str, tuple[Pass, Graph]] = {
         ),
     ),
     "a constant per sample": (
-        split_batch, network(BATCH, "y", CONV, node("Add", "a c", "y"), w=KERNEL, c=(3, 1, 1, 1))
+        SplitBatch(IMAGES), network(BATCH, "y", CONV, node("Add", "a c", "y"), w=KERNEL, c=(3, 1, 1, 1))
     ),
 }  # fmt: skip
 

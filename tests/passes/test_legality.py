@@ -22,7 +22,7 @@ from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.resize_to_products import resize_to_products
 from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from tests.conftest import Reference
-from tests.passes.networks import assert_close, feeds, network, node, operators
+from tests.passes.networks import IMAGES, assert_close, feeds, network, node, operators
 
 
 def rewritten(once: Pass, graph: Graph, expected: Reference) -> Graph:
@@ -150,7 +150,7 @@ def test_rows_that_are_no_samples_of_the_map_before_are_stacked_as_rows(
         w=(5, 8),
         v=(4, 5, 1, 1),
     )
-    rewritten(SplitBatch(most_lines), graph, onnxruntime_values)
+    rewritten(SplitBatch(IMAGES, most_lines), graph, onnxruntime_values)
 
 
 def test_rows_of_one_number_that_become_a_vector_are_stacked(onnxruntime_values: Reference) -> None:
@@ -164,7 +164,7 @@ def test_rows_of_one_number_that_become_a_vector_are_stacked(onnxruntime_values:
         v=(4, 3, 1, 1),
         w=(1, 64),
     )
-    rewritten(SplitBatch(31), graph, onnxruntime_values)
+    rewritten(SplitBatch(IMAGES, 31), graph, onnxruntime_values)
 
 
 @pytest.mark.parametrize("op", ["Max", "Min"])

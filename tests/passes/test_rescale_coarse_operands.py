@@ -12,7 +12,7 @@ from npuc.passes.scales.rescale_coarse_operands import RescaleCoarseOperands
 from npuc.quantize.calibration.histograms import histograms
 from npuc.quantize.scales.constraints import constraints_of, tensors_of
 from tests.graphs.compiling import Case, verified
-from tests.passes.networks import assert_same_meaning, network, node, operators
+from tests.passes.networks import IMAGES, assert_same_meaning, network, node, operators
 
 GAIN = np.eye(4, dtype=np.float32)[..., None, None]
 
@@ -27,7 +27,10 @@ def _copied(graph: Graph) -> Graph:
     nodes = tuple(graph.nodes)
     found = histograms(graph, [{"x": x}], tensors_of(nodes))
     copies = RescaleCoarseOperands(
-        found, lambda each: tuple(each.nodes), lambda each, some, free: constraints_of(each, some, (), free)
+        found,
+        lambda each: tuple(each.nodes),
+        lambda each, some, free: constraints_of(each, some, (), free),
+        IMAGES,
     )
     after = copies(graph)
     assert_same_meaning(graph, after)

@@ -7,7 +7,7 @@ import pytest
 from npuc.ir import Node
 from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.targets.nvdla.network.rows_to_maps import MOST_CHANNELS, rows_to_maps
-from tests.passes.networks import assert_same_meaning, network, node, operators
+from tests.passes.networks import IMAGES, assert_same_meaning, network, node, operators
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tests.passes.networks import assert_same_meaning, network, node, operators
 def test_what_stands_between_fully_connected_layers_needs_no_movement(between: Node) -> None:
     constants = {"w": (5, 6), "v": (3, 5), "n": 0.25, "slope": (5,)}
     given = {name: value for name, value in constants.items() if name in "wv" or name in between.inputs}
-    before = GemmToConv()(
+    before = GemmToConv(IMAGES)(
         network((1, 6), "y", node("Gemm", "x w", "a"), between, node("Gemm", "b v", "y"), **given)
     )
     after = rows_to_maps(before)

@@ -12,10 +12,9 @@ from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
 from npuc.pipeline import Pass
+from npuc.targets.bm1684.network.limits import IMAGES, MOST_BLOCKS
 from npuc.targets.bm1684.network.support import MOST_EXTENT, MOST_PADDING, MOST_STRIDE
 
-MOST_BLOCKS = 256
-"""Channels of an image whose blocks of pixels are channels."""
 PASSES: tuple[Pass, ...] = (
     fold_constants,
     FoldStrides(MOST_STRIDE, MOST_BLOCKS),
@@ -30,6 +29,6 @@ FIXED: tuple[Pass, ...] = (
     split_average_borders,
     fuse_again,
     separate_clips,
-    GemmToConv(batches=True),
+    GemmToConv(IMAGES, batches=True),
 )
 """Of --precision int8."""

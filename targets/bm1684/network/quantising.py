@@ -15,9 +15,10 @@ from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 from npuc.target import Options
 from npuc.targets.bm1684.network import fixed
+from npuc.targets.bm1684.network.limits import IMAGES
 from npuc.targets.bm1684.quantisation.builder import quantise
 from npuc.targets.bm1684.quantisation.layers import ONE_SHIFT
-from npuc.targets.bm1684.quantisation.limits import RescaleAtLimits
+from npuc.targets.bm1684.quantisation.rescale_at_limits import RescaleAtLimits
 from npuc.targets.bm1684.quantisation.steps import constraints
 
 UNSIGNED = ZeroPoints(lambda _node, _anyway: True, ())
@@ -45,8 +46,10 @@ def network(graph: Graph, samples: Samples, options: Options) -> tuple[Network, 
     found = {**node_histograms(find, graph, samples, free, nodes, given), **known}
     recipe = Recipe(integer, quantise, ONE_SHIFT, UNSIGNED, histograms=find)
     if not given:
-        copies = RescaleCoarseOperands(found, integer, lambda each, some, free: constraints(each, some, free, ()))
-        graph = run_passes(graph, (copies, RescaleAtLimits(found, integer)))
+        copies = RescaleCoarseOperands(
+            found, integer, lambda each, some, free: constraints(each, some, free, ()), IMAGES
+        )
+        graph = run_passes(graph, (copies, RescaleAtLimits(found, integer, IMAGES)))
         return best_network(graph, recipe, samples, level, options.method, found)
     made = Network(graph, nodes, found, {}, quantise(graph, nodes, found, method, given), ONE_SHIFT)
     return (made, ()) if samples.synthetic else best_weights(made, recipe, samples, level)

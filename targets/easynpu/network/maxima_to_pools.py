@@ -8,9 +8,10 @@ import numpy as np
 
 from npuc.ir import Attr, Graph, Node
 from npuc.ops.attributes import ACTIVATION
-from npuc.passes.expansion.images import TIDY, image_shape
+from npuc.passes.expansion.images import TIDY
 from npuc.passes.rewriting.patterns import constant_operand, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.targets.easynpu.network.limits import IMAGES
 
 
 def maxima_to_pools(graph: Graph) -> Graph:
@@ -49,7 +50,7 @@ def _pooled(rewriter: Rewriter, node: Node) -> bool:
     if not _applies(rewriter, node, "Max") or any(name in rewriter.constants for name in node.inputs):
         return False
     shape = rewriter.shape(node.output)
-    _, channels, height, width = image_shape(rewriter.types[node.output].size)
+    _, channels, height, width = IMAGES.image_shape(rewriter.types[node.output].size)
     rows: list[str] = []
     nodes: list[Node] = []
 

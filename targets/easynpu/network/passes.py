@@ -11,7 +11,7 @@
    the results that are left.
 """
 
-from npuc.passes.expansion.as_images import as_images
+from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import ConvTransposeToConvs
@@ -20,7 +20,7 @@ from npuc.passes.expansion.expand_powers import expand_powers
 from npuc.passes.expansion.fold_extents import FoldExtents
 from npuc.passes.expansion.fold_strides import FoldStrides
 from npuc.passes.expansion.gathers_to_slices import gathers_to_slices
-from npuc.passes.expansion.gemm_to_conv import gemm_to_conv
+from npuc.passes.expansion.gemm_to_conv import GemmToConv
 from npuc.passes.expansion.pad_long_averages import PadLongAverages
 from npuc.passes.expansion.pads_to_convs import PadsToConvs
 from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
@@ -29,31 +29,25 @@ from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.resize_to_copies import resize_to_copies
 from npuc.passes.expansion.split_average_borders import split_average_borders
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
-from npuc.passes.expansion.split_batch import split_batch
+from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import split_max_pool
 from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
-from npuc.passes.scales.rescale_mixed_concats import rescale_mixed_concats
+from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.expand_groups import expand_groups
 from npuc.targets.easynpu.network.limit_at_zero import limit_at_zero
+from npuc.targets.easynpu.network.limits import IMAGES, MOST_CHANNELS, MOST_EXTENT, MOST_STRIDE, WIDEST
 from npuc.targets.easynpu.network.maxima_to_pools import maxima_to_pools
 from npuc.targets.easynpu.network.rescale_operands import rescale_operands
 from npuc.targets.easynpu.network.resize_to_products import resize_to_products
 from npuc.targets.easynpu.network.sink_shuffles import sink_shuffles
 from npuc.targets.easynpu.network.split_padding import MOST_PADDING, split_padding
 from npuc.targets.easynpu.network.subtract_by_adding import subtract_by_adding
-
-MOST_EXTENT = 256
-"""Rows and columns of a map, as the word has them."""
-WIDEST = 4096
-"""Rows and columns beyond which one row of a map fills a memory."""
-MOST_STRIDE, MOST_CHANNELS = 15, 256
-"""Of a layer, as the word has them."""
 
 
 def passes(machine: Machine) -> tuple[Pass, ...]:
@@ -70,7 +64,7 @@ def _averages(machine: Machine) -> tuple[Pass, ...]:
 _FORMS: tuple[Pass, ...] = (
     expand_powers,
     volumes_to_images,
-    split_batch,
+    SplitBatch(IMAGES),
     resize_to_copies,
     reductions_to_pools,
     resize_to_products,
@@ -94,11 +88,11 @@ _SHAPES: tuple[Pass, ...] = (
     fuse_again,
     separate_clips,
     batch_to_channels,
-    as_images,
+    AsImages(IMAGES),
     FoldExtents(WIDEST),
     copies_to_concats,
-    gemm_to_conv,
+    GemmToConv(IMAGES),
     limit_at_zero,
     rescale_operands,
-    rescale_mixed_concats,
+    RescaleMixedConcats(IMAGES),
 )

@@ -23,6 +23,7 @@ from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.network.fold_short_cuts import FoldShortCuts
+from npuc.targets.easynpu.network.limits import IMAGES
 
 
 def integer(graph: Graph, machine: Machine) -> tuple[Node, ...]:
@@ -55,6 +56,7 @@ def network(
         found,
         lambda each: integer(each, machine),
         lambda each, some, histograms: constraints_of(each, some, given, histograms),
+        IMAGES,
     )
     graph = run_passes(graph, (FoldShortCuts(found), copies), hook)
     nodes = integer(graph, machine)

@@ -19,9 +19,8 @@ from npuc.passes.rewriting.patterns import along_axis, only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
 from npuc.quantize.arithmetic.tables import CONVERSIONS
 from npuc.quantize.scales.constraints import MOVEMENT
+from npuc.targets.nvdla.network.limits import LANES
 
-LANES = 16
-"""A slice from a multiple of so many channels on is read where it lies."""
 MOST_PHASES = 256
 """A larger enlargement stays as it is."""
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu")

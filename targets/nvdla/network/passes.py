@@ -10,7 +10,7 @@
 
 from dataclasses import replace
 
-from npuc.passes.expansion.as_images import as_images
+from npuc.passes.expansion.as_images import AsImages
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.batch_to_channels import batch_to_channels
 from npuc.passes.expansion.conv_transpose_to_convs import conv_transpose_to_phases
@@ -26,7 +26,6 @@ from npuc.passes.expansion.permute_channels_by_conv import PermuteChannelsByConv
 from npuc.passes.expansion.products_to_convs import products_to_convs
 from npuc.passes.expansion.reductions_to_pools import reductions_to_pools
 from npuc.passes.expansion.split_average_borders import split_average_borders
-from npuc.passes.expansion.split_average_pool import Limits as Averages
 from npuc.passes.expansion.split_average_pool import SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
 from npuc.passes.expansion.split_max_pool import Limits as Maxima
@@ -35,21 +34,18 @@ from npuc.passes.expansion.strided_slices_to_convs import StridedSlicesToConvs
 from npuc.passes.expansion.volumes_to_images import volumes_to_images
 from npuc.passes.fusion.fuse_again import fuse_again
 from npuc.passes.fusion.separate_clips import separate_clips
-from npuc.passes.scales.rescale_mixed_concats import rescale_mixed_concats
+from npuc.passes.scales.rescale_mixed_concats import RescaleMixedConcats
 from npuc.pipeline import Pass
 from npuc.targets.nvdla.machine.parameters import MOST_EXTENT, MOST_KERNEL, MOST_STRIDE, Machine
 from npuc.targets.nvdla.network.averages_into_convs import AveragesIntoConvs
-from npuc.targets.nvdla.network.enlargements_to_interleaves import LANES, enlargements_to_interleaves
+from npuc.targets.nvdla.network.enlargements_to_interleaves import enlargements_to_interleaves
 from npuc.targets.nvdla.network.hard_swish_to_product import hard_swish_to_product
 from npuc.targets.nvdla.network.interpolation_to_convs import interpolation_to_convs
+from npuc.targets.nvdla.network.limits import AVERAGES, IMAGES, LANES, MOST_CHANNELS, MOST_PADDING, MOST_STEP
 from npuc.targets.nvdla.network.rows_to_maps import rows_to_maps
 from npuc.targets.nvdla.network.space_to_depth_to_convs import space_to_depth_to_convs
 from npuc.targets.nvdla.network.upper_limits_to_minima import upper_limits_to_minima
 
-AVERAGES = Averages(positions=64, extent=32, stride=8, last_positions=32 * 32)
-"""What PDP averages at once, or one convolution; an average of blocks may be such a convolution."""
-MOST_CHANNELS, MOST_PADDING, MOST_STEP = 256, 15, 15
-"""Of convolutions that only move data: channels of blocks, padding, and the step of a slice."""
 WITHOUT_TABLES: tuple[Pass, ...] = (hard_swish_to_product,)
 """After the others, for configurations without look-up tables in SDP."""
 PASSES: tuple[Pass, ...] = (
@@ -73,10 +69,10 @@ PASSES: tuple[Pass, ...] = (
     separate_clips,
     upper_limits_to_minima,
     batch_to_channels,
-    as_images,
+    AsImages(IMAGES),
     FoldExtents(MOST_EXTENT),
     copies_to_concats,
-    GemmToConv(32),
+    GemmToConv(IMAGES, 32),
     rows_to_maps,
 )
 
@@ -86,7 +82,7 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
 
     Fully connected layers take a whole batch where the window can move on by an image, as a stride or as a batch.
     """
-    split = SplitBatch(most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
+    split = SplitBatch(IMAGES, most_lines=MOST_STRIDE if machine.max_batches == 1 else MOST_KERNEL)
     averages = (AveragesIntoConvs(),) if precision == "int8" else ()
     return (
         volumes_to_images,
@@ -94,6 +90,6 @@ def passes(machine: Machine, precision: str, *, tables: bool) -> tuple[Pass, ...
         split,
         *PASSES,
         *averages,
-        *((rescale_mixed_concats,) if precision == "int8" else ()),
+        *((RescaleMixedConcats(IMAGES),) if precision == "int8" else ()),
         *(() if tables else WITHOUT_TABLES),
     )

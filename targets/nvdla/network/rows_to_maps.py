@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from npuc.ir import Graph, Node
 from npuc.passes.cleanup.merge_duplicates import merge_duplicates
-from npuc.passes.expansion.images import TIDY, Shape, image_shape
+from npuc.passes.expansion.images import TIDY, Shape
 from npuc.passes.rewriting.layout import UNARY
 from npuc.passes.rewriting.patterns import only_float
 from npuc.passes.rewriting.rules import Rewriter, rewrite
+from npuc.targets.nvdla.network.limits import IMAGES
 
 ELEMENTWISE = UNARY - {"Cast", "Identity", "FakeQuantize"} | {"Add", "Sub", "Mul", "Max", "Min", "PRelu"}
 MOST_CHANNELS = 8192
@@ -36,7 +37,7 @@ def _on_maps(rewriter: Rewriter, node: Node) -> bool:
     numbers = all(rewriter.types[name].size == 1 for name in node.inputs if name not in computed)
     if row[1] > MOST_CHANNELS and not numbers:
         return False
-    shape = (1, row[1], 1, 1) if row[1] <= MOST_CHANNELS else image_shape(row[1])
+    shape = (1, row[1], 1, 1) if row[1] <= MOST_CHANNELS else IMAGES.image_shape(row[1])
     before: list[Node] = []
     names = {name: _as_map(rewriter, node, name, shape, before) for name in dict.fromkeys(node.inputs)}
     result = rewriter.fresh(f"{node.output}/map")

@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npuc.ir import Graph, Node
-from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, copied, joining, tying
+from npuc.passes.expansion.images import ImageLimits
+from npuc.passes.scales.rescale_coarse_operands import Histograms, Pair, Select, joining, tying
+from npuc.passes.scales.rescale_mixed_concats import with_rescaled
 from npuc.quantize.arithmetic.tables import is_relu
 from npuc.quantize.scales.assignment import ScaleConstraints, components
 from npuc.quantize.scales.constraints import data_inputs, tensors_of
@@ -26,10 +28,12 @@ class RescaleAtLimits:
 
     Before a Clip whose operand something else reads, and before a Concat or another operator that ties operands.
     histograms: of the tensors with free scales. select: the nodes that become integer.
+    limits: of the images that are rescaled.
     """
 
     histograms: Histograms
     select: Select
+    limits: ImageLimits
     __name__ = "rescale_at_limits"
 
     def __call__(self, graph: Graph) -> Graph:
@@ -42,7 +46,7 @@ class RescaleAtLimits:
         ties = tying(graph, without_arithmetic(nodes), frozenset(demands.equal))
         found = {clip: clip.inputs[:1] for clip in ties if _cuts(graph, clip, ties, free, demands)}
         left = {node: pairs for node, pairs in ties.items() if node not in found}
-        return copied(graph, {**found, **_limited(left, free, demands)})
+        return with_rescaled(graph, self.limits, {**found, **_limited(left, free, demands)}, "limited")
 
 
 def _cuts(
