@@ -148,6 +148,23 @@ def test_padding_of_a_transposed_convolution_lies_within_its_kernel(pads: int, r
     assert bool(support.padding_within_kernel(graph, graph.nodes[0])) is refused
 
 
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_padding_behind_a_transposed_convolution_may_exceed_its_kernel(
+    kernel: int, stride: int, tmp_path: Path
+) -> None:
+    """Rows and columns are cut from the end one after the other, until little is left."""
+    need_compiler()
+    outputs = [
+        node("ConvTranspose", "x w", f"y{end}", strides=(stride,) * 2, pads=(0, kernel - 1, end, most - end))
+        for most in [3 * stride]
+        for end in range(most + 1)
+    ]
+    graph = network((2, 3, 5, 5), " ".join(each.output for each in outputs), *outputs, w=(3, 2, kernel, kernel))
+    report = verified(graph, Case("bm1684", "fp32"), tmp_path)
+    assert max(each["max_abs_error"] for each in report["outputs"]) < 1e-5
+
+
 def test_integers_are_refused() -> None:
     graph: Graph = network(
         (1, 2, 4, 4), "y", node("QuantizeLinear", "x s z", "q"), node("Relu", "q", "y"), s=0.1, z=np.int8(3)

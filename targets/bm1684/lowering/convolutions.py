@@ -142,27 +142,31 @@ def conv_transpose(lo: Lowering, node: Node) -> None:
     before = [reach - 1 - begin for reach, begin in zip(w.reach, w.begins, strict=True)]
     if min(before) < 0:
         raise lo.refusal(f"the padding {list(w.begins)} exceeds the kernel")
-    spread = _spread(lo, x, w.strides)
+    shape = Dim4(*lo.graph.shape(node.output))
+    spread = _spread(lo, x, w.strides, (shape.h + w.begins[0], shape.w + w.begins[1]))
     group, (inputs, outputs) = GROUP(node), weights.shape[:2]
     turned = weights[:, :, ::-1, ::-1].reshape(group, inputs // group, outputs, *w.kernel).swapaxes(1, 2)
     window = Window(w.kernel, (1, 1), (before[0], before[1]), (0, 0), w.dilations)
     form = Form(window, turned.reshape(group * outputs, inputs // group, *w.kernel), bias, False)
-    out = lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
+    out = lo.output(node.output, shape)
     for part, source, target in _groups(lo, form, spread, out, group):
         convolve(lo, part, source, target, node)
     lo.define(node.output, out)
 
 
-def _spread(lo: Lowering, x: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The image with strides - 1 zeros between neighbouring pixels."""
-    if strides == (1, 1):
+def _spread(lo: Lowering, x: Tensor, strides: tuple[int, ...], read: tuple[int, int]) -> Tensor:
+    """The image with strides - 1 zeros between neighbouring pixels: the rows and columns of it that are read."""
+    extents = (x.shape.h, x.shape.w)
+    h, w = (min((e - 1) * s + 1, most) for e, s, most in zip(extents, strides, read, strict=True))
+    if strides == (1, 1) and (h, w) == extents:
         return x
-    h, w = ((extent - 1) * stride + 1 for extent, stride in zip((x.shape.h, x.shape.w), strides, strict=True))
+    pixels = x.shape._replace(h=ceil_div(h, strides[0]), w=ceil_div(w, strides[1]))
     spread = lo.new(f"{lo.node.output}/spread", x.shape._replace(h=h, w=w), x.at.npu)
     step = spread.stride(lo.machine)
     to = step._replace(h=step.h * strides[0], w=strides[1])
+    of = None if pixels == x.shape else x.stride(lo.machine)
     lo.emit(
         Call("bdc_32bit_set_C", (spread.at, 0.0, spread.shape, None), (), spread.at.buffer),
-        Call("bdc_32bit_cpy", (spread.at, x.at, x.shape, to, None), (x.at.buffer,), spread.at.buffer),
+        Call("bdc_32bit_cpy", (spread.at, x.at, pixels, to, of), (x.at.buffer,), spread.at.buffer),
     )
     return spread
