@@ -164,18 +164,19 @@ def float_passes(model: Path, program: Program, target: Target, told: Sequence[s
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
         try:
-            optimised(model, target, shapes, _options_of(program, Path(folder)), recording)
+            optimised(model, target, shapes, _options_of(program, target, Path(folder)), recording)
         except NpucError:  # a part of the model is the host's
             return ()
     found = [str(each) for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     return steps if [*told[: len(found)]] == found else ()
 
 
-def _options_of(program: Program, folder: Path) -> Options:
+def _options_of(program: Program, target: Target, folder: Path) -> Options:
     """The options that a program's manifest tells of; its machine becomes a file in the folder."""
     machine = folder / "machine.toml"
     machine.write_text(as_toml(program.manifest["machine"]), encoding="utf-8")
-    return Options(str(machine), program.precision, program.manifest.get("isa", "extended"))
+    told = {flag.name: program.manifest[flag.name] for flag in target.flags if flag.name in program.manifest}
+    return Options(str(machine), program.precision, flags=told)
 
 
 def recompiled(model: Path, program: Program, target: Target) -> Program | None:
@@ -185,7 +186,7 @@ def recompiled(model: Path, program: Program, target: Target) -> Program | None:
     """
     shapes = {port.name: port.shape for port in program.inputs}
     with TemporaryDirectory() as folder:
-        options = _options_of(program, Path(folder))
+        options = _options_of(program, target, Path(folder))
         try:
             fresh = as_loaded(compile_model(model, target, options, shapes)[0])
         except NpucError:

@@ -1,9 +1,9 @@
-"""What `npuc compile` takes as options, as keywords of Python: named and checked as there."""
+"""What `npuc compile` takes as options, as keywords of Python: named and checked alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import Any, TypedDict
 
@@ -11,9 +11,7 @@ from npuc.target import FLOATING, Mixing, Options, Target
 from npuc.text import closest
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "isa": ("documented", "extended"),
     "fallback": ("host", "refuse"),
-    "objective": ("time", "traffic", "cycles"),
     "level": ("0", "1", "2"),
     "method": ("mse", "output", "minmax", "percentile", "entropy"),
     "scales": ("free", "power-of-two"),
@@ -44,47 +42,66 @@ class Flags(TypedDict, total=False):
     proof: str
 
 
-def options_of(target: Target, options: Options | None, flags: Mapping[str, Any]) -> Options:
+def _same(name: str) -> str:
+    return name
+
+
+def options_of(
+    target: Target,
+    options: Options | None,
+    flags: Mapping[str, Any],
+    spelled: Callable[[str], str] = _same,
+) -> Options:
     """The options with these flags, whose absent ones are the target's usual.
 
-    Raises TypeError for a name that is no flag, ValueError for a value that the flag or the target does not have.
+    spelled: how messages write the name of a flag. Raises TypeError for a name that is no flag, ValueError for a
+    value that the flag or the target does not have.
     """
+    own = {each.name: each for each in target.flags}
+    general = [each.name for each in fields(Options) if each.name in Flags.__annotations__]
     for name in flags:
-        if name not in Flags.__annotations__:
-            hint, known = closest(name, Flags.__annotations__), ", ".join(Flags.__annotations__)
-            raise TypeError(f"compile takes no '{name}'.{hint} It takes: {known}")
+        if name not in (*own, *Flags.__annotations__):
+            known = (*general, *own)
+            hint = closest(name, known)
+            raise TypeError(f"compile takes no '{name}'.{hint} It takes: {', '.join(known)}")
     found = options or Options(precision=target.precisions[0])
-    found = replace(found, **{name: READ.get(name, _same)(value) for name, value in flags.items()})
-    for name, known in {**CHOICES, "precision": target.precisions, "weights": target.weight_forms}.items():
-        if name in flags and (value := _shown(getattr(found, name))) is not None:
-            _expect(target, name, value, known)
+    read = {name: READ[name](value) if name in READ else value for name, value in flags.items()}
+    found = replace(found, **{name: value for name, value in read.items() if name in general})
+    for name, values in {**CHOICES, "precision": target.precisions}.items():
+        if name in flags and isinstance(value := read[name], str):
+            _expect(target, spelled(name), value, values)
     for name in found.allow:
-        _expect(target, "allow", name, target.inexact)
-    _expect_together(target, found, flags)
-    return found
+        _expect(target, spelled("allow"), name, target.inexact)
+    _expect_together(target, found, flags, spelled)
+    chosen = {name: value for name, value in read.items() if name not in general and value is not None}
+    for name, value in chosen.items():
+        _expect(target, spelled(name), value, own[name].values if name in own else ())
+    return replace(found, flags={**found.flags, **chosen}) if chosen else found
 
 
-def _expect(target: Target, name: str, value: str, known: Sequence[str]) -> None:
+def _expect(target: Target, flag: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         which = ", ".join(map(repr, known)) or "none"
-        raise ValueError(f"{target.name} has no {name} '{value}'.{closest(value, known)} It has: {which}")
+        raise ValueError(f"{target.name} has no {flag} '{value}'.{closest(value, known)} It has: {which}")
 
 
-def _expect_together(target: Target, options: Options, flags: Mapping[str, Any]) -> None:
-    """Raises ValueError for flags that exclude each other."""
+def _expect_together(
+    target: Target, options: Options, flags: Mapping[str, Any], spelled: Callable[[str], str]
+) -> None:
+    """Raises ValueError for flags that exclude each other, or the precision."""
     if options.deny and (options.strict or options.fallback == "refuse"):
-        other = "strict" if options.strict else "fallback='refuse'"
-        raise ValueError(f"deny and {other} exclude each other")
+        other = spelled("strict") if options.strict else f"{spelled('fallback')} refuse"
+        raise ValueError(f"{spelled('deny')} and {other} exclude each other")
     if flags.get("scales") is not None and options.precision in FLOATING:
-        raise ValueError(f"{target.name} has no scales in {options.precision}; scales is not for it")
+        what = f"{spelled('scales')} {flags['scales']}"
+        raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
+    mixed = f"{spelled('mixed')} auto"
     if options.mixed and not isinstance(target, Mixing):
-        raise ValueError(f"the host takes no layers over from {target.name}; mixed is not for it")
-    if options.mixed and (options.precision != "int8" or options.strict):
-        raise ValueError("mixed is for int8, and without strict")
-
-
-def _same(value: Any) -> Any:
-    return value
+        raise ValueError(f"the host takes no layers over from {target.name}; {mixed} is not for it")
+    if options.mixed and options.precision != "int8":
+        raise ValueError(f"{mixed} is for int8; in {options.precision} no layer costs as much accuracy")
+    if options.mixed and options.strict:
+        raise ValueError(f"{spelled('strict')} and {mixed} exclude each other")
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -95,11 +112,6 @@ def _mixed(value: bool | str) -> bool:
     if isinstance(value, str) and value not in CHOICES["mixed"]:
         raise ValueError(f"mixed is '{value}'.{closest(value, CHOICES['mixed'])} It is one of off, auto")
     return value if isinstance(value, bool) else value == "auto"
-
-
-def _shown(value: object) -> str | None:
-    """A value of a choice; None for one that has been read."""
-    return value if isinstance(value, str) else None
 
 
 READ: Mapping[str, Callable[[Any], Any]] = {

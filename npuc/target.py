@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, DoesNotFit, Problem
+from npuc.flag import Flag
 from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
@@ -34,16 +35,11 @@ class Options:
 
     machine: str | None = None
     precision: str = "int8"
-    isa: str = "extended"
     strict: bool = False
     method: str | None = None
     """The calibration method; None: the level's."""
-    objective: str = "time"
-    """What tiled plans minimise: "time" (computation and transfer), "traffic" or "cycles"."""
     allow: tuple[str, ...] = ()
     """Inexact rewrites that may be used, by the names that the target gives them."""
-    weights: str | None = None
-    """The form of weights, one of the target's weight_forms; None: the best of them."""
     level: str = "1"
     """What is done for accuracy, a level of quantize.improvement."""
     notify: Callable[[Sequence[Trial]], None] | None = None
@@ -66,6 +62,23 @@ class Options:
     """Called with what begins, where it may take long."""
     proof: str = "one"
     """What the program is run on before it is given out: "one" sample, "all" of calibration, or "off"."""
+
+    flags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Values of the target's own flags, by name; absent ones have their usual value."""
+    isa: InitVar[str | None] = None
+    objective: InitVar[str | None] = None
+    weights: InitVar[str | None] = None
+    """What scripts of npuc 0.1 give as fields: entries of `flags`."""
+
+    def __post_init__(self, isa: str | None, objective: str | None, weights: str | None) -> None:
+        old = {"isa": isa, "objective": objective, "weights": weights}
+        given = {name: value for name, value in old.items() if value is not None}
+        if given:
+            object.__setattr__(self, "flags", {**self.flags, **given})
+
+    def flag(self, flag: Flag) -> str:
+        """The value of a flag that a target declares."""
+        return self.flags.get(flag.name, flag.values[0])
 
     def begin(self, what: str) -> None:
         """Says that a part of the work begins that may take long."""
@@ -247,8 +260,8 @@ class Target(Protocol):
     hardware description."""
     inexact: tuple[str, ...] = ()
     """Rewrites that may move a result by more than 1 LSB, and are only used where --allow names them."""
-    weight_forms: tuple[str, ...] = ()
-    """What --weights may ask for; none where weights have one form."""
+    flags: tuple[Flag, ...] = ()
+    """Options of a compilation that it has beside those of all targets."""
     left_out: tuple[str, ...] = ()
     """Passes that all targets share and this one does without, by name: it has the operator that they rewrite."""
 

@@ -27,10 +27,10 @@ TOP = (
 ROOMS = {
     "npuc.passes": "rewriting cleanup recognition fusion expansion scales",
     "npuc.quantize": "arithmetic calibration scales network improvement qdq",
-    "npuc.targets.easynpu": "machine layers plan program simulate network export rtl inspect target",
+    "npuc.targets.easynpu": "flags machine layers plan program simulate network export rtl inspect target",
     "npuc.targets.nvdla": (
-        "machine formats model arithmetic operations emission selection program trace quantisation loadable export"
-        " network target"
+        "flags machine formats model arithmetic operations emission selection program trace quantisation loadable"
+        " export network target"
     ),
     "npuc.targets.bm1684": "machine quantisation lowering plan program simulate network export target",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,12 @@ def test_keywords_become_options() -> None:
         },
     )
     wanted = Options(
-        precision="int8", weights="winograd", level="2", bind=(("s", 3.0),), deny=("Conv",), mixed=True
+        precision="int8",
+        flags={"weights": "winograd"},
+        level="2",
+        bind=(("s", 3.0),),
+        deny=("Conv",),
+        mixed=True,
     )
     assert found == wanted
     assert options_of(target("bm1684"), None, {}).precision == "fp32"
@@ -66,7 +72,7 @@ def test_keywords_become_options() -> None:
         ("easynpu", {"mixed": "automatic"}, ValueError, "mixed is 'automatic'"),
         ("easynpu", {"deny": ["Conv"], "strict": True}, ValueError, "exclude each other"),
         ("easynpu", {"deny": ["Conv"], "fallback": "refuse"}, ValueError, "exclude each other"),
-        ("easynpu", {"mixed": True, "strict": True}, ValueError, "without strict"),
+        ("easynpu", {"mixed": True, "strict": True}, ValueError, "strict and mixed auto exclude"),
         ("bm1684", {"mixed": "auto"}, ValueError, "takes no layers over"),
         ("bm1684", {"scales": "free"}, ValueError, "has no scales in fp32"),
     ],
@@ -83,3 +89,17 @@ def test_check_takes_the_same_keywords() -> None:
     assert npuc.check(MODEL, target="nvdla-full", precision="fp16") == []
     with pytest.raises(ValueError, match="no precision"):
         npuc.check(MODEL, target="easynpu", precision="fp16")
+
+
+def test_fields_of_earlier_versions_are_flags() -> None:
+    found = Options(isa="documented", objective="traffic", weights="direct")
+    assert found == Options(flags={"isa": "documented", "objective": "traffic", "weights": "direct"})
+    assert replace(found, level="0").flags == found.flags
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("bm1684", ("isa", "documented")), ("nvdla-small", ("objective", "traffic"))]
+)
+def test_a_flag_of_another_target_is_refused(name: str, flag: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=f"{name} has no {flag[0]} '{flag[1]}'. It has: none"):
+        options_of(target(name), None, dict([flag]))

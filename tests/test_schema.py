@@ -42,7 +42,7 @@ def test_the_schema_is_a_schema() -> None:
     ("name", "options"),
     [
         ("digits", Options()),
-        ("digits", Options(isa="documented")),
+        ("digits", Options(flags={"isa": "documented"})),
         ("lenet", Options(machine="large")),
         ("ds_cnn", Options()),
         ("ds_cnn", Options(machine="large")),

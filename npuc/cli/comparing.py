@@ -15,12 +15,12 @@ from npuc.cli.options import (
     custom_ops_option,
     data_option,
     format_options,
-    isa_option,
     json_option,
     limit_options,
     modified_option,
     shape_option,
     strict_option,
+    target_flags,
 )
 from npuc.cli.output import announce_synthetic, load_graph, load_program, print_json, say
 from npuc.escaping import shown
@@ -152,7 +152,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 )
 @click.option("--machine", "machines", metavar="NAME|FILE", multiple=True, help="Machines of the one --target.")
 @shape_option
-@isa_option
+@target_flags
 @strict_option
 @calibration_option
 @data_option
@@ -165,11 +165,11 @@ def compare(
     targets: str | None,
     machines: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
-    isa: str,
     strict: bool,
     calibration: tuple[Path, ...],
     data: tuple[Path, ...],
     form: str,
+    **flags: str | None,
 ) -> int:
     """Compare targets and machines. MODEL is compiled for each: cycles, time, memory, traffic, instructions.
 
@@ -190,9 +190,10 @@ def compare(
     from npuc.target import Options
 
     found = _candidates(named, targets, machines)
+    own = {name: value for name, value in flags.items() if value is not None}
     subject = Subject(model, shapes, calibration, data)
     with progress("comparing") as bar:
-        report = compared(subject, found, Options(isa=isa, strict=strict), bar)
+        report = compared(subject, found, Options(strict=strict, flags=own), bar)
     if data and not calibration:
         announce_synthetic("calibrated", "--calibration DATA.npz", None)
     say(figures.comparison(report, form), exact=form == "csv")

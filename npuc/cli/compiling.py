@@ -11,14 +11,12 @@ import click
 from npuc.cli.options import (
     PATH,
     Choice,
+    asked,
     bind_option,
     cache_option,
     calibration_option,
-    chosen_precision,
     custom_ops_option,
-    expect_scales,
     force_option,
-    isa_option,
     json_option,
     level_option,
     limit_options,
@@ -30,9 +28,9 @@ from npuc.cli.options import (
     shape_option,
     shapes_option,
     strict_option,
+    target_flags,
     target_option,
     tell_cache,
-    wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, print_json, say, tell_warnings, with_seconds
 from npuc.escaping import shown
@@ -55,7 +53,7 @@ if TYPE_CHECKING:
 @machine_option
 @shapes_option
 @precision_option
-@isa_option
+@target_flags
 @strict_option
 @click.option(
     "--fallback",
@@ -68,17 +66,6 @@ if TYPE_CHECKING:
     "--max-partitions", type=click.IntRange(min=0), help="Parts of the NPU, at most; the host has the rest."
 )
 @bind_option
-@click.option(
-    "--objective",
-    type=Choice(("time", "traffic", "cycles")),
-    default="time",
-    help="What tiled plans minimise: computation and transfer, or one of them.",
-)
-@click.option(
-    "--weights",
-    type=Choice(("auto", "direct", "winograd", "sparse")),
-    help="Form of weights (NVDLA) [auto: the fewest cycles, then bytes].",
-)
 @cache_option
 @level_option
 @method_option
@@ -111,29 +98,14 @@ def compile_command(
     target: str,
     output: Path | None,
     calibration: tuple[Path, ...],
-    machine: str | None,
     shapes: tuple[dict[str, tuple[int, ...]], ...],
-    precision: str | None,
-    isa: str,
-    strict: bool,
-    fallback: str,
-    deny: tuple[str, ...],
-    max_partitions: int | None,
-    bind: tuple[tuple[str, float], ...],
-    objective: str,
-    weights: str | None,
     cache: Path | None,
-    level: str,
-    method: str | None,
-    scales: str | None,
-    mixed: str,
-    allow: tuple[str, ...],
     dump_after: tuple[str, ...],
-    proof: str,
     force: bool,
     verbose: int,
     quiet: bool,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Compile MODEL.onnx into a program.
 
@@ -155,21 +127,14 @@ def compile_command(
     from npuc.quantize.calibration.cache import remembering
     from npuc.regions.compiling import compile_variants
     from npuc.reports import summaries
-    from npuc.target import FLOATING, Options
+    from npuc.target import FLOATING
     from npuc.target import target as find
     from npuc.variants import together
 
     machine_kind = find(target)
-    precision = chosen_precision(machine_kind, precision)
-    expect_scales(machine_kind, scales, precision)
     tried: list[Trial] = []
-    options = Options(
-        machine, precision, isa, strict, method, objective, allow, weights, level, tried.extend,
-        wants_mixed(machine_kind, mixed, precision, strict=strict), scales=scales, proof=proof,
-        fallback=fallback, deny=deny, max_partitions=max_partitions, bind=bind,
-    )  # fmt: skip
-    _expect_host(options)
-    _expect_known(machine_kind, options, dump_after)
+    options = replace(asked(machine_kind, **flags), notify=tried.extend)
+    _expect_passes(machine_kind, options, dump_after)
     changes: list[tuple[str, Graph, Graph]] = []
 
     def hook(name: str, before: Graph, after: Graph, seconds: float) -> None:
@@ -191,7 +156,7 @@ def compile_command(
         variants, samples = compile_variants(model, machine_kind, remembered, shapes, calibration, hook)
         compiled = variants[0] if len(variants) == 1 else together(variants)
     tell_cache(said, verbose=bool(verbose), quiet=quiet)
-    if samples.synthetic and precision not in FLOATING and not quiet:
+    if samples.synthetic and options.precision not in FLOATING and not quiet:
         announce_synthetic("calibrated", "--calibration DATA.npz", samples)
     program.save(compiled, directory, force=force)
     if len(variants) > 1:
@@ -236,26 +201,10 @@ def _tell_variants(
         say(f"{len(told)} variants in {held:,} bytes; {alone:,} without what they share")
 
 
-def _expect_host(options: Options) -> None:
-    """Raises UsageError where layers shall go to the host, and may not."""
-    if options.deny and (options.strict or options.fallback == "refuse"):
-        raise click.UsageError(
-            f"--deny and {'--strict' if options.strict else '--fallback refuse'} exclude each other"
-        )
-
-
-def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
-    """Raises UsageError for options that this target lacks."""
+def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]) -> None:
+    """Raises UsageError for passes that this target lacks."""
     from npuc.driver import passes_of
 
-    if options.weights is not None and options.weights not in target.weight_forms:
-        known = f"forms {', '.join(target.weight_forms)}" if target.weight_forms else "one form"
-        raise click.UsageError(f"{target.name} has weights in {known}; --weights {options.weights} is not for it")
-    for name in options.allow:
-        if name not in target.inexact:
-            hint = closest(name, target.inexact)
-            known = ", ".join(target.inexact) or "none"
-            raise click.UsageError(f"{target.name} has no inexact rewrite named '{name}'.{hint} It has: {known}")
     known = [each.__name__ for each in passes_of(target, options)]
     for name in dump_after:
         if name not in known:
@@ -269,7 +218,7 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 @machine_option
 @shape_option
 @precision_option
-@isa_option
+@target_flags
 @strict_option
 @click.option("--format", "form", type=Choice(("text", "json", "sarif")), default="text", help="Output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
@@ -278,13 +227,11 @@ def _expect_known(target: Target, options: Options, dump_after: tuple[str, ...])
 def check(
     model: Path,
     target: str,
-    machine: str | None,
     shapes: dict[str, tuple[int, ...]],
-    precision: str | None,
-    isa: str,
     strict: bool,
     form: str,
     as_json: bool,
+    **flags: Any,
 ) -> int:
     """List what a target does not run, and whether the host does. Everything in MODEL is listed, grouped by cause.
 
@@ -298,12 +245,10 @@ def check(
       npuc check resnet8.onnx --target bm1684 --format sarif > npuc.reports.sarif
     """
     from npuc.regions.checking import HOST, NOWHERE, as_text, groups, survey_of
-    from npuc.target import Options
     from npuc.target import target as find
 
     machine_kind = find(target)
-    precision = chosen_precision(machine_kind, precision)
-    options = Options(machine=machine, precision=precision, isa=isa, strict=strict)
+    options = asked(machine_kind, strict=strict, **flags)
     found = survey_of(model, machine_kind, shapes, options)
     wrong = [each for each in found if strict or each.place == NOWHERE]
     if as_json or form == "json":

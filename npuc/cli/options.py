@@ -12,10 +12,12 @@ import click
 
 from npuc import budget
 from npuc.cli.output import say
+from npuc.targets.easynpu import flags as easynpu
+from npuc.targets.nvdla import flags as nvdla
 from npuc.text import closest
 
 if TYPE_CHECKING:
-    from npuc.target import Target
+    from npuc.target import Options, Target
 
 T = TypeVar("T")
 TARGET_NAMES = ("easynpu", "nvdla-small", "nvdla-large", "nvdla-full", "bm1684")
@@ -158,17 +160,31 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse every host s
 precision_option = click.option(
     "--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's first]."
 )
-isa_option = click.option(
-    "--isa", type=Choice(("documented", "extended")), default="extended", help="Allow extension words or not."
-)
+DECLARED = (*easynpu.FLAGS, *nvdla.FLAGS)
 
 
-def chosen_precision(target: Target, precision: str | None) -> str:
-    """The precision asked for, or the target's usual one. Raises UsageError for one that the target lacks."""
-    if precision is not None and precision not in target.precisions:
-        known = ", ".join(target.precisions)
-        raise click.UsageError(f"{target.name} computes in {known}; --precision {precision} is not for it")
-    return precision or target.precisions[0]
+def target_flags(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options that only some targets have; the command gets those that were given."""
+    for flag in reversed(DECLARED):
+        text = f"{flag.help} [default: {flag.values[0]}]"
+        command = click.option(f"--{flag.name}", type=Choice(flag.values), help=text)(command)
+    return command
+
+
+def asked(target: Target, **flags: Any) -> Options:
+    """The options of a compilation; what was not given is None or empty. Raises UsageError for what it lacks."""
+    from npuc.flags import options_of
+
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    try:
+        return options_of(target, None, given, spelled=lambda name: "-O" if name == "level" else option_of(name))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def option_of(name: str) -> str:
+    """How the command line spells a parameter."""
+    return f"--{name.replace('_', '-')}"
 
 
 def format_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -181,29 +197,6 @@ def format_options(command: Callable[..., T]) -> Callable[..., T]:
         return command(*args, form="json" if as_json else form, **options)
 
     return formatted
-
-
-def expect_scales(target: Target, scales: str | None, precision: str) -> None:
-    """Raises UsageError where a demand on scales is made of what has none."""
-    from npuc.target import FLOATING
-
-    if scales is not None and precision in FLOATING:
-        raise click.UsageError(f"{target.name} has no scales in {precision}; --scales {scales} is not for it")
-
-
-def wants_mixed(target: Target, mixed: str, precision: str = "int8", *, strict: bool) -> bool:
-    """Whether the host may take layers over. Raises UsageError where it may not, and that is asked for."""
-    from npuc.target import Mixing
-
-    if mixed == "off":
-        return False
-    if not isinstance(target, Mixing):
-        raise click.UsageError(f"the host takes no layers over from {target.name}; --mixed auto is not for it")
-    if precision != "int8":
-        raise click.UsageError(f"--mixed auto is for int8; in {precision} no layer costs as much accuracy")
-    if strict:
-        raise click.UsageError("--strict and --mixed auto exclude each other")
-    return True
 
 
 def _libraries(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:

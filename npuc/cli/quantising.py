@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from npuc.cli.options import (
     PATH,
+    asked,
     cache_option,
     custom_ops_option,
     data_option,
-    isa_option,
     json_option,
     level_option,
     limit_options,
@@ -21,9 +23,9 @@ from npuc.cli.options import (
     modified_option,
     scales_option,
     shape_option,
+    target_flags,
     target_option,
     tell_cache,
-    wants_mixed,
 )
 from npuc.cli.output import announce_synthetic, load_program, print_json, say
 from npuc.escaping import shown
@@ -36,7 +38,7 @@ from npuc.escaping import shown
 @click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
 @machine_option
 @shape_option
-@isa_option
+@target_flags
 @cache_option
 @level_option
 @method_option
@@ -50,15 +52,11 @@ def quantize(
     output: Path,
     target: str,
     calibration: tuple[Path, ...],
-    machine: str | None,
     shapes: dict[str, tuple[int, ...]],
-    isa: str,
     cache: Path | None,
     level: str,
-    method: str | None,
-    scales: str | None,
-    mixed: str,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Write MODEL quantised as a target computes it.
 
@@ -74,22 +72,14 @@ def quantize(
     from npuc.quantize.improvement.search import Trial
     from npuc.quantize.improvement.search import as_json as steps_of
     from npuc.storage.files import replacing
-    from npuc.target import Options, Quantising
+    from npuc.target import Quantising
     from npuc.target import target as find
 
     machine_kind = find(target)
     if not isinstance(machine_kind, Quantising):
         raise click.UsageError(f"{target} has no integer network that other runtimes could open")
     tried: list[Trial] = []
-    options = Options(
-        machine,
-        isa=isa,
-        method=method,
-        level=level,
-        notify=tried.extend,
-        mixed=wants_mixed(machine_kind, mixed, strict=False),
-        scales=scales,
-    )
+    options = replace(asked(machine_kind, level=level, **flags), notify=tried.extend)
     said: list[str] = []
     with remembering(options, cache, (model, *calibration), said.append) as remembered:
         written, samples = driver.quantise_model(model, machine_kind, remembered, shapes, calibration)

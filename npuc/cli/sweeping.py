@@ -11,13 +11,14 @@ import click
 
 from npuc.cli.options import (
     PATH,
+    asked,
     calibration_option,
     format_options,
-    isa_option,
     limit_options,
     machine_option,
     shape_option,
     strict_option,
+    target_flags,
     target_option,
 )
 from npuc.cli.output import print_json, say
@@ -63,7 +64,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     help="Compute on this Dask cluster instead; needs npuc[dask].",
 )
 @shape_option
-@isa_option
+@target_flags
 @strict_option
 @calibration_option
 @limit_options
@@ -78,10 +79,10 @@ def sweep(
     jobs: int | None,
     scheduler: str | None,
     shapes: dict[str, tuple[int, ...]],
-    isa: str,
     strict: bool,
     calibration: tuple[Path, ...],
     form: str,
+    **flags: str | None,
 ) -> int:
     """Sweep machine parameters. MODEL is compiled for every machine of a grid; the best trade-offs are marked.
 
@@ -100,12 +101,12 @@ def sweep(
     from npuc.reports import figures
     from npuc.reports.comparison import Subject
     from npuc.reports.sweep import sweep as swept
-    from npuc.target import Options
+    from npuc.target import target as find
 
     grid = _grid(target, machine, axes)
     chosen = _costs(grid, costs)
     subject = Subject(model.absolute(), shapes, tuple(each.absolute() for each in calibration))
-    options = Options(isa=isa, strict=strict, fallback="refuse")
+    options = asked(find(target), strict=strict, fallback="refuse", **flags)
     with progress("sweeping") as bar:
         bar.begin("compiling for every machine", len(grid.points()))
         report = swept(subject, grid, options, chosen, jobs or os.cpu_count() or 1, scheduler, bar.advance)

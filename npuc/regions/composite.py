@@ -44,7 +44,7 @@ class Composite:
         self.inner = inner
         self.name, self.summary, self.memories = inner.name, inner.summary, inner.memories
         self.precisions, self.exports, self.players = inner.precisions, inner.exports, inner.players
-        self.chip_models, self.inexact, self.weight_forms = inner.chip_models, inner.inexact, inner.weight_forms
+        self.chip_models, self.inexact, self.flags = inner.chip_models, inner.inexact, inner.flags
         self.left_out = inner.left_out
         self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
 

@@ -60,9 +60,9 @@ class AxisPool:
         return (self.kernel - 1) * self.dilation + 1
 
     def fits(self, limits: Limits) -> bool:
-        """Whether one node may have this axis."""
+        """Whether one node may have this axis; what ceil_mode adds may be as much padding as there are taps."""
         small = self.stride <= limits.stride and self.dilation <= limits.dilation
-        return small and self.reach <= limits.extent
+        return small and self.reach <= limits.extent and max(self.begin, self.end) < self.kernel
 
 
 def _split(limits: Limits, rewriter: Rewriter, node: Node) -> bool:

@@ -17,6 +17,7 @@ from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
 from npuc.target import Options, Origin, Stored, Target
 from npuc.target import Runner as TargetRunner
+from npuc.targets.easynpu.flags import DOCUMENTED, FLAGS, ISA, OBJECTIVE
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine import parameters as machines
 from npuc.targets.easynpu.program.artefact import Contents
@@ -39,6 +40,7 @@ class EasyNpu(Target):
     memories = ("fmap", "skip", "weight", "itcm")
     precisions = ("int8",)
     exports = ("bin", "readmemh", "c")
+    flags = FLAGS
     self_tests = ("c",)
     chip_models = ("own", "rtl")
     inexact = ("split_average_pool",)
@@ -51,7 +53,7 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network.passes import passes
 
         found = passes(machines.load(options.machine))
-        if options.isa != "documented":
+        if options.flag(ISA) != DOCUMENTED:
             return found
         return (
             *found,
@@ -88,7 +90,7 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.network import quantising
         from npuc.targets.easynpu.program import foresight, lowering
 
-        machine, documented = machines.load(options.machine, options.scales), options.isa == "documented"
+        machine, documented = machines.load(options.machine, options.scales), options.flag(ISA) == DOCUMENTED
 
         def trial() -> Quantised:
             network, _ = quantising.network(graph, one_sample(graph), machine, without_search(options))
@@ -97,7 +99,7 @@ class EasyNpu(Target):
         expect_foreseen(
             trial,
             lambda made: foresight.doubtful(made.graph, machine, documented=documented),
-            lambda made: lowering.lower(made, machine, documented=documented, objective=options.objective),
+            lambda made: lowering.lower(made, machine, documented=documented, objective=options.flag(OBJECTIVE)),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
@@ -110,7 +112,7 @@ class EasyNpu(Target):
         from npuc.targets.easynpu.program import lowering, report
 
         machine = machines.load(options.machine, options.scales)
-        documented = options.isa == "documented"
+        documented = options.flag(ISA) == DOCUMENTED
         options.begin("choosing scales")
         network, steps = quantising.network(graph, samples, machine, options, hook)
         if options.notify is not None:
@@ -119,7 +121,7 @@ class EasyNpu(Target):
         options.begin("planning and writing words")
         proof = evidence(quantised)
         quantised = replace(quantised, graph=with_borders(quantised.graph))
-        lowered = lowering.lower(quantised, machine, documented=documented, objective=options.objective)
+        lowered = lowering.lower(quantised, machine, documented=documented, objective=options.flag(OBJECTIVE))
         if options.strict:
             expect_conversions(lowered.steps)
         manifest, files = report.manifest(lowered, quantised, machine, documented=documented)

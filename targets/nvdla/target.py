@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
 from npuc.target import FLOATING, TARGETS, Options, Stored, Target
+from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine import parameters as machines
 from npuc.targets.nvdla.machine.commands import PLAYERS, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -43,7 +45,7 @@ class Nvdla(Target):
     def __init__(self, name: str) -> None:
         self.name = name
         self.summary = TARGETS[name][2]
-        self.weight_forms = asked_forms(machines.CONFIGURATIONS[name])
+        self.flags = (replace(WEIGHTS, values=asked_forms(machines.CONFIGURATIONS[name])),)
         self.precisions = machines.CONFIGURATIONS[name].precisions
         self.inexact = ("winograd",) * machines.CONFIGURATIONS[name].winograd
 
@@ -92,7 +94,7 @@ class Nvdla(Target):
         expect_foreseen(
             trial,
             lambda made: lowering.doubtful(made.graph, machine),
-            lambda made: lowering.expect_room(made, machine, options.weights or "auto"),
+            lambda made: lowering.expect_room(made, machine, options.flag(WEIGHTS)),
         )
 
     def lower(self, graph: Graph, samples: Samples, options: Options, hook: Hook | None = None) -> Program:
@@ -107,7 +109,7 @@ class Nvdla(Target):
         from npuc.targets.nvdla.program import lowering, report
 
         del hook
-        machine, precision, weights = self._machine(options), options.precision, options.weights or "auto"
+        machine, precision, weights = self._machine(options), options.precision, options.flag(WEIGHTS)
         expect_asked(machine, weights)
         if precision in FLOATING:
             written, warnings = quantising.floats(graph, samples, machine, options)

@@ -132,7 +132,7 @@ def test_targets_say_their_precisions_the_usual_one_first() -> None:
 
 def test_a_precision_that_the_target_lacks_is_a_usage_error_of_check(digits: Digits) -> None:
     text = npuc("check", digits.model, "--target", "nvdla-small", "--precision", "fp16").usage()
-    assert "nvdla-small computes in int8; --precision fp16 is not for it" in text
+    assert "nvdla-small has no --precision 'fp16'. It has: 'int8'" in text
     assert "runs all of it" in npuc("check", digits.model, "--target", "nvdla-full", "--precision", "fp16").done()
 
 

@@ -67,7 +67,7 @@ def test_the_report_s_cycles_with_transfers_are_those_of_the_trace(
     name: str, isa: str, shared: Path, tmp_path: Path
 ) -> None:
     model = shared / "models" / f"{name}.onnx"
-    compiled, _ = driver.compile_model(model, target("easynpu"), Options(isa=isa, level="0"), {})
+    compiled, _ = driver.compile_model(model, target("easynpu"), Options(level="0", flags={"isa": isa}), {})
     program.save(compiled, tmp_path / "o")
     traffic = compiled.manifest["report"]["host_traffic"]
     assert traffic["cycles_with_transfers"] == timeline(program.load(tmp_path / "o")).cycles

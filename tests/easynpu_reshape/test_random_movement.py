@@ -71,7 +71,7 @@ def outcome(folder: Path, seed: int, isa: str) -> tuple[str | None, bool, int]:
     machine.write_text("".join(f"{key} = {value}\n" for key, value in random_machine(seed).items()))
     easynpu = target("easynpu")
     try:
-        compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine), isa=isa), {})
+        compiled, _ = driver.compile_model(model, easynpu, Options(machine=str(machine), flags={"isa": isa}), {})
     except NpucError as error:
         return error.problems[0].code, False, 0
     program.save(compiled, out)

@@ -107,7 +107,7 @@ def test_the_compiler_adds_the_ifmap_within_a_depthwise_word_and_rounds_once(tmp
         numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()
     )
     onnx.save(model, tmp_path / "m.onnx")
-    compiled, samples = driver.compile_model(tmp_path / "m.onnx", EASYNPU, Options(isa=isa), {})
+    compiled, samples = driver.compile_model(tmp_path / "m.onnx", EASYNPU, Options(flags={"isa": isa}), {})
     assert [layer["op"] for layer in compiled.manifest["report"]["layers"]] == ["dwconv"]
     assert compiled.manifest["isa"] == "documented"
     program.save(compiled, tmp_path / "m.npu")

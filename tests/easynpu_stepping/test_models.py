@@ -28,7 +28,7 @@ SMALL = ("digits", "lenet", "resnet8", "ds_cnn", "autoencoder", "residual_awkwar
 def _compiled(name: str, folder: Path, machine: str, isa: str) -> Program:
     model = folder / f"{name}.onnx"
     onnx.save(MODELS[name](), model)
-    compiled, _ = driver.compile_model(model, EASYNPU, Options(machine=machine, isa=isa), {})
+    compiled, _ = driver.compile_model(model, EASYNPU, Options(machine=machine, flags={"isa": isa}), {})
     directory = folder / f"{name}-{machine}-{isa}.npu"
     programs.save(compiled, directory)
     return programs.load(directory)

@@ -79,9 +79,9 @@ class Case:
     @property
     def options(self) -> Options:
         """The options of the compilation."""
-        return Options(
-            self.machine, self.precision, self.isa, level=self.level, weights=self.weights, proof=self.proof
-        )
+        flags = {"isa": self.isa} if self.isa != "extended" else {}
+        flags |= {"weights": self.weights} if self.weights else {}
+        return Options(self.machine, self.precision, level=self.level, proof=self.proof, flags=flags)
 
 
 CASES = (

@@ -14,6 +14,8 @@ from npuc.passes.cleanup.sink_reshapes import sink_reshapes
 from npuc.passes.expansion.batch_norm_to_conv import batch_norm_to_conv
 from npuc.passes.expansion.split_average_pool import Limits, SplitAveragePool
 from npuc.passes.expansion.split_batch import SplitBatch
+from npuc.passes.expansion.split_max_pool import Limits as MaximumLimits
+from npuc.passes.expansion.split_max_pool import SplitMaxPool
 from npuc.passes.fusion.fuse_activation import fuse_activation
 from npuc.passes.recognition.recognise_activations import recognise_activations
 from npuc.passes.recognition.recognise_quantisation import recognise_quantisation
@@ -231,3 +233,13 @@ def test_a_transpose_that_moves_nothing_between_two_outputs_moves_no_region(onnx
         node("Transpose", "y", "same", perm=(0, 1)),
     )
     rewritten(eliminate_transposes, graph, onnxruntime_values)
+
+
+def test_a_maximum_with_as_much_padding_as_taps_stays(onnxruntime_values: Reference) -> None:
+    """ceil_mode adds a fifth row to the four below the map, and the window has five taps."""
+    pool = node(
+        "MaxPool", "x", "y", kernel_shape=(5, 3), dilations=(2, 1), strides=(2, 1), pads=(4, 0, 4, 0), ceil_mode=1
+    )
+    graph = network((1, 4, 4, 3), "y", pool)
+    split = SplitMaxPool(MaximumLimits(positions=6, extent=9, stride=2, dilation=2))
+    assert rewritten(split, graph, onnxruntime_values) is graph

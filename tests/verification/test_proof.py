@@ -287,7 +287,7 @@ def test_a_quantised_model_that_loses_its_limits_is_refused(
     calibrated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, samples = _quantised(tmp_path)
-    options = Options(isa="documented", level="0")
+    options = Options(level="0", flags={"isa": "documented"})
     given = [samples] if calibrated else ()
     program, _ = proof.compile_model(model, target("easynpu"), options, {}, given)
     assert program.manifest["report"]["proof"] == {"samples": 1, "bit_exact": True, "model": True}

@@ -19,6 +19,7 @@ from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
+from npuc.targets.easynpu.flags import DOCUMENTED, ISA
 from npuc.targets.easynpu.layers import support
 from npuc.targets.easynpu.layers.tables import best_table
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -43,7 +44,7 @@ def network(
     A model that brings its scales along keeps them; real samples make its weights fit them better. The
     documented instructions have no words for the padding of maps with a zero point.
     """
-    level, documented = LEVELS[options.level], options.isa == "documented"
+    level, documented = LEVELS[options.level], options.flag(ISA) == DOCUMENTED
     method = options.method or level.method
     find = source(options.histograms, synthetic=samples.synthetic)
     nodes = integer(graph, machine)

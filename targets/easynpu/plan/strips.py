@@ -15,6 +15,7 @@ from math import inf, prod
 from npuc.errors import DoesNotFit
 from npuc.ir import Graph, Node
 from npuc.ops.attributes import AXIS
+from npuc.targets.easynpu.flags import OBJECTIVE
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.fusion import fused_behind
 from npuc.targets.easynpu.layers.windows import whole
@@ -25,7 +26,7 @@ from npuc.targets.easynpu.plan.regions import inputs_of, outputs_of
 
 MOST_UNITS = 32
 """Of a range: a unit is a layer with what a cut would never separate from it."""
-OBJECTIVES = ("time", "traffic", "cycles")
+OBJECTIVES = OBJECTIVE.values
 RARELY = 1e-6
 """What the other quantity counts for where only traffic or only cycles is minimised: it breaks ties."""
 

@@ -20,6 +20,7 @@ from npuc.quantize.scales.results import node_histograms
 from npuc.storage.data import Samples
 from npuc.storage.machine_files import POWER_OF_TWO
 from npuc.target import Options
+from npuc.targets.nvdla.flags import WEIGHTS
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.network import support
 from npuc.targets.nvdla.network.half_range import beyond_range
@@ -71,7 +72,7 @@ def network(
         found = find(graph, samples.feeds(), free)
     power_of_two = machine.scales == POWER_OF_TWO
     winograd = frozenset[str]()
-    if options.weights == "winograd" or "winograd" in options.allow:
+    if options.flag(WEIGHTS) == "winograd" or "winograd" in options.allow:
         winograd = _transformed(quantise(graph, nodes, found, "minmax", given, precision), machine, options)
     written = partial(quantise, winograd=winograd, power_of_two=power_of_two)
     if not given and precision == "int8":
@@ -92,7 +93,7 @@ def floats(
 
 def _transformed(plain: Quantised, machine: Machine, options: Options) -> frozenset[str]:
     """The weights that Winograd is to transform before they are rounded."""
-    return lowering.transformable(plain, machine, options.weights or "auto")
+    return lowering.transformable(plain, machine, options.flag(WEIGHTS))
 
 
 def _improved(
