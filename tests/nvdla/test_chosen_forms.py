@@ -285,6 +285,15 @@ def test_forms_in_fp16_are_chosen_by_cycles_and_stay_near_fp32(channels: int, fo
     assert all(each["cosine"] > 0.999999 and each["sqnr_db"] > 60 for each in report["outputs"])
 
 
+def test_winograd_with_strides_is_taken_only_where_asked_for(tmp_path: Path) -> None:
+    """No hardware description has run its channel extension."""
+    model = _convolution(64, (54, 50), 5, 2)
+    report = verified(model, tmp_path, "nvdla-full", samples=1, allow=("winograd",))
+    assert "winograd" not in _forms(report)[0]
+    chosen = verified(model, tmp_path, "nvdla-full", samples=1, weights="winograd")
+    assert _forms(chosen) == ["winograd"]
+
+
 def test_winograd_is_not_taken_where_it_is_slower_unless_asked_for(tmp_path: Path) -> None:
     model = _convolution(64, (8, 8), 3, 1)
     assert _forms(verified(model, tmp_path, "nvdla-full", allow=("winograd",))) == ["direct"]

@@ -75,7 +75,7 @@ def choose(
     transformed by Winograd although they are not yet.
     """
     convolutions = [each for each in nodes if each.op == "NvConv"]
-    forms = partial(_feature_forms, inexact=inexact)
+    forms = partial(_feature_forms, inexact=inexact, strided=asked == "winograd")
     found = {each.output: _alternatives(context, each, forms) for each in convolutions}
     chosen = {each.output: _best(_possible(each, found[each.output]), asked) for each in convolutions}
     images: dict[str, str] = {}
@@ -136,9 +136,13 @@ def _alternatives(context: Context, node: Node, forms: Forms) -> tuple[Alternati
     return tuple(found)
 
 
-def _feature_forms(context: Context, node: Node, *, inexact: bool) -> Iterator[WeightForm]:
-    """The forms for data that lies as a feature cube."""
-    allowed = inexact or WINOGRAD(node)
+def _feature_forms(context: Context, node: Node, *, inexact: bool, strided: bool) -> Iterator[WeightForm]:
+    """The forms for data that lies as a feature cube.
+
+    strided: Winograd may be taken for a convolution with strides, whose channel extension no RTL has run.
+    """
+    plain = strided or max(window_of(node, kernel_extents(node, context.graph.shape(node.inputs[1]))).strides) == 1
+    allowed = WINOGRAD(node) or (inexact and plain)
     kinds = ["direct", *(["winograd"] if allowed and _as_winograd(context, node) else [])]
     for compressed in (False, True) if context.machine.compression else (False,):
         yield from (WeightForm(kind, compressed=compressed) for kind in kinds)
