@@ -36,7 +36,7 @@ from tests.graphs.drawn import drawn
 from tests.graphs.minimising import Sample, minimised
 
 SECONDS = 20
-"""What a graph may take; a pass that never ends is a finding too."""
+"""CPU time that a graph may take; a pass that never ends is a finding too."""
 EVERY = 60.0
 """Seconds between lines of progress."""
 PASSES = "passes"
@@ -74,13 +74,13 @@ def compile_check(case: Case, folder: Path) -> Check:
 
 def checked(check: Check, sample: Sample) -> Finding | str:
     """What a check says; whatever it raises is a finding."""
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         return check(sample)
     except Exception as error:
         return Finding("check", type(error).__name__, str(error)[:200])
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def smallest(check: Check, sample: Sample, found: Finding) -> Sample:
@@ -119,7 +119,7 @@ def main(count: int, seed: int, targets: Sequence[str], out: Path, as_json: bool
     if unknown := [name for name in targets if name not in known]:
         raise click.UsageError(f"unknown target {unknown[0]}; known: {', '.join(known)}")
     names = list(targets) or [*known, *[PASSES] * 4]
-    signal.signal(signal.SIGALRM, out_of_time)
+    signal.signal(signal.SIGPROF, out_of_time)
     gc.disable()
     outcomes: Counter[tuple[str, str]] = Counter()
     findings: dict[str, int] = {}

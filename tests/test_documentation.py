@@ -22,11 +22,24 @@ def test_page_is_what_the_code_says(page: str) -> None:
     assert written == generate.PAGES[page]() + "\n", "run python docs/generate.py"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
-def test_links_lead_to_files(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
-    missing = [link for link in links if not (page.parent / link).exists()]
-    assert not missing
+PROSE = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/*.md"))]
+
+
+def _anchors(page: Path) -> set[str]:
+    """The fragments of a page: its headings as GitHub names them, and its ids."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return names | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^):]+)\)", page.read_text(encoding="utf-8"))
+    for name, _, anchor in (link.partition("#") for link in links):
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor in _anchors(target), f"{name}#{anchor}"
 
 
 TRACE = (ROOT / "docs" / "easynpu-trace.md").read_text(encoding="utf-8")

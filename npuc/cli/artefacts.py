@@ -39,15 +39,13 @@ FORMATS = ("bin", "readmemh", "c", "okkernel", "nvdla-trace", "loadable", *OF_MO
 @click.command()
 @click.argument("path", type=PATH, required=False)
 @format_options
-@click.option("--layout", is_flag=True, help="The fields of every instruction word instead of a program.")
-@click.option("--image", metavar="NAME", help="The bytes of an image and what they hold, instead of the words.")
-@click.option("--target", type=TargetChoice(), help="The machine's kind, for --layout and raw words.")
-@click.option(
-    "--layer", metavar="NAME", help="Only what is for this node, layer or tensor (or a part of its name)."
-)
-@click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Only segment K, counted from 0.")
-@click.option("--grep", metavar="TEXT", help="Only instructions with this text in fields, word, nodes or tensor.")
-@click.option("--full-names", is_flag=True, help="Names as the model has them, not shortened.")
+@click.option("--layout", is_flag=True, help="Show the fields of every instruction word instead of a program.")
+@click.option("--image", metavar="NAME", help="Show the bytes of an image and what they hold.")
+@click.option("--target", type=TargetChoice(), help="Target machine family, for --layout and raw words.")
+@click.option("--layer", metavar="NAME", help="Show one node, layer or tensor (a part of its name will do).")
+@click.option("--segment", type=click.IntRange(min=0), metavar="K", help="Show segment K only, counted from 0.")
+@click.option("--grep", metavar="TEXT", help="Show instructions with this text in fields, word, nodes or tensor.")
+@click.option("--full-names", is_flag=True, help="Do not shorten names.")
 @modified_option
 @limit_options
 def dump(
@@ -164,8 +162,8 @@ def _image(program: Program, target: Target, asked: str, form: str) -> str:
 
 @click.command()
 @click.argument("listing", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The new artefact.")
-@click.option("--images", type=PATH, required=True, help="The artefact whose images are copied.")
+@click.option("-o", "--output", type=PATH, required=True, help="The artefact to write.")
+@click.option("--images", type=PATH, required=True, help="The artefact to copy the memory images from.")
 @force_option
 @modified_option
 @json_option
@@ -262,22 +260,22 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
 @click.option(
     "--player",
     type=Choice(("sequential", "sequencers", "verilator")),
-    help="What plays an nvdla-trace: a player that takes the file in order (default), NVDLA's own environment,"
-    " where every block has a sequencer, or the Verilator test bench of NVDLA's tree.",
+    help="Who executes an nvdla-trace: sequential: a player that reads the file in order (default);"
+    " sequencers: NVDLA's own environment, one sequencer per block; verilator: the test bench of NVDLA's tree.",
 )
-@click.option("--model", type=PATH, help=f"What it was compiled from, for {' and '.join(OF_MODELS)}.")
+@click.option("--model", type=PATH, help=f"The model it was compiled from, for {' and '.join(OF_MODELS)}.")
 @click.option(
     "--self-test",
     is_flag=True,
-    help="Add samples, what npuc simulates for them, and a comparison (c, loadable, okkernel).",
+    help="Add samples, the outputs that npuc simulates, and a comparison (c, loadable, okkernel).",
 )
 @click.option(
     "--data",
     type=PATH,
     multiple=True,
-    help="Samples (.npz): for a self test, which takes two, or the errors of a model's layers.",
+    help="Samples (.npz) for the self test, which uses two, or for the errors of a model's layers.",
 )
-@click.option("-o", "--output", type=PATH, required=True, help="A new folder.")
+@click.option("-o", "--output", type=PATH, required=True, help="The folder to create.")
 @modified_option
 @json_option
 @limit_options

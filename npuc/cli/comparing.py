@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @data_option
-@click.option("--model", type=PATH, help="What both were compiled from: their accuracy on the data is compared.")
+@click.option(
+    "--model", type=PATH, help="The model that both were compiled from; compares their accuracy on --data."
+)
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with both networks side by side.")
 @modified_option
 @custom_ops_option
@@ -146,9 +148,11 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.option("--target", "named", type=TargetChoice(), multiple=True, help="A target; may be repeated.")
+@click.option("--target", "named", type=TargetChoice(), multiple=True, help="A target; repeat for more.")
 @click.option(
-    "--targets", metavar="T,T:MACHINE,..", help="Targets, each with the machine NAME or FILE that follows a colon."
+    "--targets",
+    metavar="T,T:MACHINE,..",
+    help="Targets, each with an optional machine NAME or FILE after a colon.",
 )
 @click.option("--machine", "machines", metavar="NAME|FILE", multiple=True, help="Machines of the one --target.")
 @shape_option

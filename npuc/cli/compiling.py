@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.command("compile")
 @click.argument("model", type=PATH)
 @target_option
-@click.option("-o", "--output", type=PATH, help="The artefact [default: ./STEM.npu].")
+@click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
 @calibration_option
 @machine_option
 @shapes_option
@@ -59,12 +59,10 @@ if TYPE_CHECKING:
     "--fallback",
     type=Choice(("host", "refuse")),
     default="host",
-    help="Where what the target refuses goes: to the host [default], or nowhere.",
+    help="host: run nodes that the target lacks on the host [default]; refuse: reject the model.",
 )
-@click.option("--deny", metavar="OP|NODE", multiple=True, help="Send an operator or a node to the host.")
-@click.option(
-    "--max-partitions", type=click.IntRange(min=0), help="Parts of the NPU, at most; the host has the rest."
-)
+@click.option("--deny", metavar="OP|NODE", multiple=True, help="Run an operator or a node on the host.")
+@click.option("--max-partitions", type=click.IntRange(min=0), help="Most NPU partitions; the host runs the rest.")
 @bind_option
 @cache_option
 @level_option
@@ -72,14 +70,14 @@ if TYPE_CHECKING:
 @scales_option
 @mixed_option
 @click.option(
-    "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that is off by more than 1 LSB."
+    "--allow", metavar="NAME", multiple=True, help="Allow one kind of rewrite that may be off by more than 1 LSB."
 )
 @click.option("--dump-after", metavar="PASS", multiple=True, help="Print the graph after a pass.")
 @click.option(
     "--proof",
     type=Choice(("off", "one", "all")),
     default="one",
-    help="Samples on which the program is compared with the model before it is written.",
+    help="Samples on which to prove the program against the model before writing it [default: one].",
 )
 @limit_options
 @force_option
@@ -87,10 +85,10 @@ if TYPE_CHECKING:
     "-v",
     "--verbose",
     count=True,
-    help="Passes that changed something, what they did at what cost, a line per layer;"
+    help="Show passes that changed the graph, their rewrites with costs, and a line per layer;"
     " -vv: every pass, and the graph after each change.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors (and --json).")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only (and --json).")
 @custom_ops_option
 @json_option
 def compile_command(
@@ -109,7 +107,7 @@ def compile_command(
 ) -> None:
     """Compile MODEL.onnx into a program.
 
-    The program is a directory: words, memory images and a manifest. npuc says what it takes; -v says why.
+    The program is a directory: words, memory images and a manifest. The summary shows its cost, -v the decisions.
 
     \b
     Examples:
@@ -233,16 +231,16 @@ def check(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """List what a target does not run, and whether the host does. Everything in MODEL is listed, grouped by cause.
+    """List every node that a target does not run, and whether the host can. Nodes are grouped by cause.
 
-    The exit code is 1 if something runs nowhere; with --strict, if something does not run on the target.
+    The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 
     \b
     Examples:
       npuc check resnet8.onnx --target easynpu
       npuc check resnet8.onnx --target nvdla-small --strict --json
       npuc check resnet8.onnx --target nvdla-full --precision fp16
-      npuc check resnet8.onnx --target bm1684 --format sarif > npuc.reports.sarif
+      npuc check resnet8.onnx --target bm1684 --format sarif > npuc.sarif
     """
     from npuc.regions.checking import HOST, NOWHERE, as_text, groups, survey_of
     from npuc.target import target as find

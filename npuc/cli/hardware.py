@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("artefact", type=PATH, required=False)
-@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="A new folder for the files.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="DIR", help="The folder to create.")
 @machine_option
-@click.option("--data", type=PATH, multiple=True, help="The sample that the program's steps are for (.npz).")
+@click.option("--data", type=PATH, multiple=True, help="The sample that the test bench runs (.npz).")
 @click.option(
     "--resources",
     type=Choice(("generic", "ice40", "ecp5")),
     multiple=True,
-    help="Estimate with Yosys the resources on this chip family; takes minutes.",
+    help="Estimate the resources on a chip family with Yosys; takes minutes.",
 )
 @modified_option
 @limit_options

@@ -96,15 +96,17 @@ def _binding(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
     return name, number
 
 
-target_option = click.option("--target", type=TargetChoice(), required=True, help="The machine's kind.")
-machine_option = click.option("--machine", metavar="NAME|FILE", help="A shipped machine, or a TOML file.")
+target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
+machine_option = click.option(
+    "--machine", metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
+)
 shape_option = click.option(
     "--input-shape",
     "shapes",
     metavar="NAME=1,3,224,224",
     multiple=True,
     callback=_shapes,
-    help="Binds dynamic dimensions.",
+    help="Bind dynamic dimensions.",
 )
 shapes_option = click.option(
     "--input-shape",
@@ -112,53 +114,53 @@ shapes_option = click.option(
     metavar="NAME=1,3,224,224",
     multiple=True,
     callback=_several,
-    help="Binds dynamic dimensions; several shapes of an input give a variant of the program for each.",
+    help="Bind dynamic dimensions; several shapes of an input compile a program variant for each.",
 )
 bind_option = click.option(
     "--bind",
     metavar="NAME=VALUE",
     multiple=True,
     callback=_bindings,
-    help="Makes a scalar input a constant.",
+    help="Replace a scalar input by a constant.",
 )
 level_option = click.option(
     "-O",
     "level",
     type=Choice(("0", "1", "2")),
     default="1",
-    help="Accuracy: 0 scales by min-max; 1 the best in about twice the time; 2 everything.",
+    help="Effort for accuracy: 0 min-max scales; 1 a search in about twice the time; 2 a full search.",
 )
 method_option = click.option(
     "--method",
     type=Choice(("mse", "output", "minmax", "percentile", "entropy")),
-    help="Calibration method [default: the level's].",
+    help="Calibration method [default: set by -O].",
 )
 scales_option = click.option(
     "--scales",
     type=Choice(("free", "power-of-two")),
-    help="What scales of activations may be [default: the machine's]; those that a model brings are kept.",
+    help="Activation scales to choose from [default: set by the machine]; a quantised model keeps its own.",
 )
 mixed_option = click.option(
     "--mixed",
     type=Choice(("off", "auto")),
     default="off",
-    help="auto: the host computes a few layers in float, where int8 costs the most accuracy.",
+    help="auto: run the few layers that lose the most accuracy in int8 on the host, in float.",
 )
-calibration_option = click.option(
-    "--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz)."
-)
+calibration_option = click.option("--calibration", type=PATH, multiple=True, help="Calibration samples (.npz).")
 cache_option = click.option(
     "--calibration-cache",
     "cache",
     type=PATH,
-    help="Keeps calibration results in a file, or a folder, and takes them from there.",
+    help="File or folder that keeps calibration results for later compilations.",
 )
 data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
 precision_option = click.option(
-    "--precision", type=Choice(("int8", "int16", "fp16", "fp32")), help="Number format [the target's first]."
+    "--precision",
+    type=Choice(("int8", "int16", "fp16", "fp32")),
+    help="Number format [default: the target's first].",
 )
 DECLARED = (*easynpu.FLAGS, *nvdla.FLAGS)
 
@@ -215,14 +217,14 @@ def chip_options(command: Callable[..., T]) -> Callable[..., T]:
         metavar="DIR",
         callback=_libraries,
         expose_value=False,
-        help=f"Where the vendor's libraries are [{OKK_LIBRARIES}].",
+        help=f"Folder of the vendor's libraries [default: ${OKK_LIBRARIES}].",
     )
     kind = click.option(
         "--chip-model",
         type=Choice(("own", "quick", "vendor", "rtl")),
         default="own",
-        help="npuc's model of the chip, the same without the last bit of fp16 (nvdla), "
-        "the vendor's (bm1684), or its hardware description (easynpu).",
+        help="own: npuc's chip model; quick: the same with float sums for fp16 (nvdla); "
+        "vendor: the vendor's chip model (bm1684); rtl: the hardware description (easynpu).",
     )
     return kind(folder(command))
 
@@ -240,13 +242,13 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
         "--memory-limit",
         type=click.IntRange(min=1),
         metavar="BYTES",
-        help=f"What a model and its data may ask for together [default: {budget.MEMORY_LIMIT}].",
+        help=f"Memory that a model and its data may use together [default: {budget.MEMORY_LIMIT}].",
     )
     @click.option(
         "--time-limit",
         type=click.IntRange(min=1),
         metavar="SECONDS",
-        help="Processor time of onnxruntime to open a model or a region of the host, and for a sample of it "
+        help="CPU time that onnxruntime may use to open a model or host region, and per sample "
         f"[default: {budget.TIME_LIMIT}].",
     )
     @wraps(command)
@@ -275,7 +277,7 @@ def custom_ops_option(command: Callable[..., T]) -> Callable[..., T]:
         type=PATH,
         metavar="FILE.so",
         multiple=True,
-        help="A library of operators for onnxruntime on the host. It is loaded: name one that you trust.",
+        help="Library of custom operators for onnxruntime on the host. npuc loads it: only name one you trust.",
     )
     @wraps(command)
     def equipped(*args: Any, custom: tuple[Path, ...], **options: Any) -> T:

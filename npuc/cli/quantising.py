@@ -33,9 +33,9 @@ from npuc.escaping import shown
 
 @click.command()
 @click.argument("model", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The quantised model (.onnx).")
+@click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option
-@click.option("--calibration", type=PATH, multiple=True, help="Samples to choose scales from (.npz).")
+@click.option("--calibration", type=PATH, multiple=True, help="Calibration samples (.npz).")
 @machine_option
 @shape_option
 @target_flags
@@ -99,7 +99,7 @@ def quantize(
 @click.argument("model", type=PATH)
 @click.argument("artefact", type=PATH)
 @data_option
-@click.option("--qdq", type=PATH, help="The network as `npuc quantize` wrote it: a row of its own.")
+@click.option("--qdq", type=PATH, help="A model from `npuc quantize`; adds a row for it.")
 @modified_option
 @custom_ops_option
 @limit_options

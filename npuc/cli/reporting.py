@@ -37,16 +37,16 @@ SYNTHETIC, MACS = 4, 4_000_000_000
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The file.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="F.html", help="The report to write.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["html", "csv", "json"]),
     default="html",
     show_default=True,
-    help="A page, a line for every layer, or all of the report.",
+    help="html: a page; csv: a line per layer; json: the whole report.",
 )
-@click.option("--model", type=PATH, help="What it was compiled from: errors per layer are measured and shown.")
+@click.option("--model", type=PATH, help="The model it was compiled from; adds the error of each layer.")
 @data_option
 @chip_options
 @modified_option
@@ -166,7 +166,7 @@ def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
 
 @click.command()
 @click.argument("artefact", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, metavar="F.pftrace", help="The trace.")
+@click.option("-o", "--output", type=PATH, required=True, metavar="F.pftrace", help="The trace to write.")
 @click.option(
     "--format",
     "form",
@@ -175,7 +175,7 @@ def _samples(program: Program, data: tuple[Path, ...]) -> Samples:
     show_default=True,
     help="Perfetto's own format, or Chrome's trace events. The Perfetto UI opens both.",
 )
-@click.option("--stepping", is_flag=True, help="Count the cycles with the simulator that steps through them.")
+@click.option("--stepping", is_flag=True, help="Count cycles with the stepping simulator.")
 @data_option
 @chip_options
 @modified_option
@@ -258,7 +258,7 @@ def _expect_counted(runner: Runner, inputs: Mapping[str, Array], cycles: int) ->
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.argument("node")
-@click.option("--model", type=PATH, help="What it was compiled from: errors are measured and told.")
+@click.option("--model", type=PATH, help="The model it was compiled from; adds measured errors.")
 @data_option
 @modified_option
 @custom_ops_option

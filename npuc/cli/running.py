@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("artefact", type=PATH)
 @click.option("--data", type=PATH, multiple=True, required=True, help="Samples (.npz).")
-@click.option("-o", "--output", type=PATH, required=True, help="Where the outputs go (.npz).")
+@click.option("-o", "--output", type=PATH, required=True, help="The file to write outputs to (.npz).")
 @click.option("--stepping", is_flag=True, help="Simulate scratch pads and cycles, one sample at a time.")
-@click.option("--trace", type=PATH, metavar="FILE.vcd", help="Signals of the first sample; implies --stepping.")
+@click.option(
+    "--trace", type=PATH, metavar="FILE.vcd", help="Write the signals of the first sample; implies --stepping."
+)
 @chip_options
 @modified_option
 @custom_ops_option
@@ -101,16 +103,24 @@ def _cycles(runner: Runner) -> dict[str, Any]:
 @data_option
 @click.option("--samples", "count", type=click.IntRange(min=1), help="Use at most this many samples.")
 @click.option(
-    "--min-sqnr", type=float, metavar="DB", help="Tolerance on outputs [fp32: 60; else near the format's best]."
+    "--min-sqnr",
+    type=float,
+    metavar="DB",
+    help="Least SQNR of outputs [fp32: 60; else relative to the format's best].",
 )
 @click.option(
-    "--min-cosine", type=float, metavar="C", help="Tolerance on outputs [fp32: 0.9999; else near the best]."
+    "--min-cosine",
+    type=float,
+    metavar="C",
+    help="Least cosine of outputs [fp32: 0.9999; else relative to the format's best].",
 )
 @chip_options
-@click.option("--sort", is_flag=True, help="The layers with the largest errors first.")
-@click.option("--bisect", is_flag=True, help="Find the first difference, and write what reproduces it.")
-@click.option("-o", "--output", type=PATH, metavar="DIR", help="For --bisect [default: ./STEM.bisect].")
-@click.option("--dump", type=PATH, metavar="FOLDER", help="Compare dumps from hardware, not the simulator.")
+@click.option("--sort", is_flag=True, help="Sort layers by error, largest first.")
+@click.option(
+    "--bisect", is_flag=True, help="Find the first difference, and write a small case that reproduces it."
+)
+@click.option("-o", "--output", type=PATH, metavar="DIR", help="Where --bisect writes [default: ./STEM.bisect].")
+@click.option("--dump", type=PATH, metavar="FOLDER", help="Compare dumps from hardware instead of the simulator.")
 @modified_option
 @custom_ops_option
 @limit_options

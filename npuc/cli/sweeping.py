@@ -44,7 +44,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     metavar="NAME=V,V,..",
     multiple=True,
     required=True,
-    help="A machine parameter and its values; may be repeated.",
+    help="A machine parameter and its values; repeat for more.",
 )
 @machine_option
 @click.option(
@@ -52,11 +52,11 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     "costs",
     metavar="NAME",
     multiple=True,
-    help="What cycles are weighed against: peak_bytes, traffic_bytes, instructions or a parameter of the grid "
+    help="The cost to trade against cycles: peak_bytes, traffic_bytes, instructions or a grid parameter "
     "[default: peak_bytes and traffic_bytes].",
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with the Pareto fronts drawn.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Processes side by side [default: one per CPU].")
+@click.option("--jobs", type=click.IntRange(min=1), help="Parallel processes [default: one per CPU].")
 @click.option(
     "--scheduler",
     metavar="ADDRESS",

@@ -3,10 +3,14 @@
 from npuc.flag import Flag
 
 EXTENDED, DOCUMENTED = "extended", "documented"
-ISA = Flag("isa", (EXTENDED, DOCUMENTED), "Allow extension words or not (EasyNPU).")
+ISA = Flag(
+    "isa",
+    (EXTENDED, DOCUMENTED),
+    "extended: may use extension words; documented: the document's words only (EasyNPU).",
+)
 OBJECTIVE = Flag(
     "objective",
     ("time", "traffic", "cycles"),
-    "What tiled plans minimise (EasyNPU): computation and transfer, or one of them.",
+    "What tiled plans minimise; time: computation and transfers together (EasyNPU).",
 )
 FLAGS = (ISA, OBJECTIVE)

@@ -5,7 +5,7 @@ from npuc.flag import Flag
 WEIGHTS = Flag(
     "weights",
     ("auto", "direct", "winograd", "sparse"),
-    "Form of weights (NVDLA); auto: the fewest cycles, then bytes.",
+    "Form of convolution weights; auto: the fewest cycles, then the fewest bytes (NVDLA).",
 )
 """A configuration has those values that its units compute."""
 FLAGS = (WEIGHTS,)
