@@ -11,6 +11,7 @@ from npuc.cli.options import (
     PATH,
     TARGET_NAMES,
     TargetChoice,
+    TargetCommand,
     calibration_option,
     custom_ops_option,
     data_option,
@@ -146,7 +147,7 @@ def _outputs(pair: tuple[tuple[Program, Target], tuple[Program, Target]], data: 
     return found
 
 
-@click.command()
+@click.command(cls=TargetCommand)
 @click.argument("model", type=PATH)
 @click.option("--target", "named", type=TargetChoice(), multiple=True, help="A target; repeat for more.")
 @click.option(

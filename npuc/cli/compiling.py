@@ -11,6 +11,7 @@ import click
 from npuc.cli.options import (
     PATH,
     Choice,
+    TargetCommand,
     asked,
     bind_option,
     cache_option,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from npuc.target import Options, Target
 
 
-@click.command("compile")
+@click.command("compile", cls=TargetCommand)
 @click.argument("model", type=PATH)
 @target_option
 @click.option("-o", "--output", type=PATH, help="The artefact to write [default: ./STEM.npu].")
@@ -210,7 +211,7 @@ def _expect_passes(target: Target, options: Options, dump_after: tuple[str, ...]
             raise click.UsageError(f"no pass is named '{name}'.{hint} Passes: {', '.join(known)}")
 
 
-@click.command()
+@click.command(cls=TargetCommand)
 @click.argument("model", type=PATH)
 @target_option
 @machine_option

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ from npuc.targets.nvdla import flags as nvdla
 from npuc.text import closest
 
 if TYPE_CHECKING:
+    from npuc.flag import Flag
     from npuc.target import Options, Target
 
 T = TypeVar("T")
@@ -168,9 +170,50 @@ DECLARED = (*easynpu.FLAGS, *nvdla.FLAGS)
 def target_flags(command: Callable[..., T]) -> Callable[..., T]:
     """Adds the options that only some targets have; the command gets those that were given."""
     for flag in reversed(DECLARED):
-        text = f"{flag.help} [default: {flag.values[0]}]"
-        command = click.option(f"--{flag.name}", type=Choice(flag.values), help=text)(command)
+        command = click.option(option_of(flag.name), type=Choice(flag.values), help=_help(flag))(command)
     return command
+
+
+def _help(flag: Flag) -> str:
+    return f"{flag.help} [default: {flag.values[0]}]"
+
+
+class TargetCommand(click.Command):
+    """A command with `target_flags`; of a target of an installed package it takes that target's flags too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments, the flags of the targets that they name included."""
+        ctx.meta[INSTALLED] = [
+            click.Option([option_of(flag.name)], type=Choice(flag.values), help=_help(flag))
+            for flag in dict.fromkeys(flag for name in _installed(args) for flag in _flags_of(name))
+        ]
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters; an installed target's flag takes the place of one of the same name."""
+        added: list[click.Option] = ctx.meta.get(INSTALLED, [])
+        names = {each.name for each in added}
+        return [*added, *(each for each in super().get_params(ctx) if each.name not in names)]
+
+
+INSTALLED = "npuc.cli.options.installed"
+"""Where a context keeps the flags of installed targets."""
+
+
+def _installed(args: Sequence[str]) -> Iterator[str]:
+    """Names of targets in the arguments that are not npuc's own."""
+    for option, value in pairwise((*args, "")):
+        name, equals, joined = option.partition("=")
+        if name in ("--target", "--targets"):
+            given = (joined if equals else value).split(",")
+            yield from (each.partition(":")[0] for each in given if each.partition(":")[0] not in TARGET_NAMES)
+
+
+def _flags_of(name: str) -> Sequence[Flag]:
+    """The flags of a target of an installed package; none if there is no such target."""
+    from npuc.target import names, target
+
+    return target(name).flags if name in names() else ()
 
 
 def asked(target: Target, **flags: Any) -> Options:

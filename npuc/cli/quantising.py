@@ -10,6 +10,7 @@ import click
 
 from npuc.cli.options import (
     PATH,
+    TargetCommand,
     asked,
     cache_option,
     custom_ops_option,
@@ -31,7 +32,7 @@ from npuc.cli.output import announce_synthetic, load_program, print_json, say
 from npuc.escaping import shown
 
 
-@click.command()
+@click.command(cls=TargetCommand)
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option

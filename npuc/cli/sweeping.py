@@ -11,6 +11,7 @@ import click
 
 from npuc.cli.options import (
     PATH,
+    TargetCommand,
     asked,
     calibration_option,
     format_options,
@@ -35,7 +36,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return value
 
 
-@click.command()
+@click.command(cls=TargetCommand)
 @click.argument("model", type=PATH)
 @target_option
 @click.option(

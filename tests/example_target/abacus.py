@@ -11,6 +11,7 @@ import numpy as np
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import Problem
 from npuc.evidence import evidence, signature
+from npuc.flag import Flag
 from npuc.host import HostStep
 from npuc.host_nodes import host_step
 from npuc.ir import Array, Graph, Node
@@ -26,6 +27,7 @@ from npuc.storage.records import read
 from npuc.target import Observer, Options, Target
 
 RECORDS = "records.json"
+HANDS = Flag("busy_hands", ("one", "two"), "Hands that move beads at once.")
 
 
 class Abacus(Target):
@@ -35,6 +37,7 @@ class Abacus(Target):
     summary = "an example: fully connected layers, one bead at a time"
     memories = ("beads",)
     precisions = ("int8",)
+    flags = (HANDS,)
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         return (GemmToConv(ImageLimits(lanes=1, channels=256, extent=256, pixels=64)),)
@@ -56,10 +59,11 @@ class Abacus(Target):
         records = [record for record, _ in steps if record]
         hosts = [vars(host) for _, host in steps if host]
         beads = sum(np.size(record["w"]) for record in records)
+        cycles = beads // (1 + HANDS.values.index(options.flag(HANDS)))
         layers = [_layer(record, found.floats[record["y"]]) for record in records]
         report = {
             "target": self.name, "machine": machine["name"], "instructions": len(records), "segments": 1,
-            "macs": beads, "cycles": beads, "ideal_cycles": beads, "utilization": 1.0, "host_steps": [],
+            "macs": beads, "cycles": cycles, "ideal_cycles": cycles, "utilization": 1.0, "host_steps": [],
             "layers": layers, "clock_mhz": None, "traffic_bytes": beads,
             "memory": {"beads": {"peak_bytes": beads, "lower_bound_bytes": beads, "capacity_bytes": None}},
         }  # fmt: skip

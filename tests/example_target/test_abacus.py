@@ -75,6 +75,23 @@ def test_the_command_line_compiles_verifies_runs_and_lists_for_an_installed_targ
 
 
 @pytest.mark.usefixtures("installed")
+def test_its_flags_are_options_of_the_commands(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "perceptron.npu"
+
+    def cycles(*arguments: str) -> int:
+        return npuc("compile", model, "-o", out, "--json", *arguments).json["cycles"]
+
+    assert cycles("--target", "abacus") == 2 * cycles("--busy-hands", "two", "--target=abacus") == 340
+    assert package.compile(model, target="abacus", busy_hands="two").report["cycles"] == 170
+    row = npuc("compare", model, "--targets", "abacus:default", "--busy-hands", "two", "--json").json["rows"][0]
+    assert row["cycles"] == 170
+    assert "Hands that move beads" in npuc("compile", "--target", "abacus", "--help").out
+    assert "Did you mean 'two'" in npuc("compile", model, "--target", "abacus", "--busy-hands", "tow").usage()
+    for other in ("easynpu", "nobody"):
+        npuc("compile", model, "--target", other, "--busy-hands", "two").usage()
+
+
+@pytest.mark.usefixtures("installed")
 def test_it_is_compared_with_npuc_s_own_targets(model: Path) -> None:
     abacus, easynpu = npuc("compare", model, "--targets", "abacus,easynpu", "--json").json["rows"]
     assert (abacus["target"], abacus["status"], easynpu["status"]) == ("abacus", "ok", "ok")
