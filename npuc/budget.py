@@ -20,13 +20,13 @@ TIME_LIMIT = 30
 """Seconds of processor time that onnxruntime may take to open a model that others made, or for one sample of it;
 --time-limit changes them."""
 NODE_BYTES = 1 << 12
-"""What a node takes, with its names and types."""
+"""Bytes of a node with its names and types."""
 REMEDY = "if you trust it, allow more with --memory-limit BYTES"
 
 
 @dataclass
 class Budget:
-    """Bytes that may be used, and those that are."""
+    """Bytes that may be used, and bytes in use."""
 
     limit: int
     used: int = 0
@@ -45,13 +45,13 @@ _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 def limits() -> Limits:
-    """What holds here."""
+    """The limits in force."""
     return _limits.get() or Limits()
 
 
 @contextmanager
 def limited(memory: int | None = None, seconds: int | None = None) -> Generator[None]:
-    """A block whose budgets have so many bytes, and in which onnxruntime has so many seconds; None: as before."""
+    """A block with other limits for budgets (bytes) and onnxruntime (seconds); None keeps a limit."""
     before = limits()
     token = _limits.set(Limits(memory or before.memory, seconds or before.seconds))
     try:
@@ -62,7 +62,7 @@ def limited(memory: int | None = None, seconds: int | None = None) -> Generator[
 
 @contextmanager
 def budget() -> Generator[None]:
-    """A block, or as a decorator a function, with a budget of its own, unless there is one around it."""
+    """A block, or a decorated function, with a budget of its own unless it runs within one."""
     if _current.get() is not None:
         yield
         return
@@ -74,7 +74,7 @@ def budget() -> Generator[None]:
 
 
 def expect_room(size: float, what: str, *, node: str | None = None, tensor: str | None = None) -> None:
-    """Raises ModelError (E110) unless so many bytes are left."""
+    """Raises ModelError (E110) unless `size` bytes are left."""
     given = _current.get() or Budget(limits().memory)
     if not given.used + size <= given.limit:
         reason = f"{what} of {size:,.0f} bytes, with {given.used:,} in use"
@@ -82,13 +82,13 @@ def expect_room(size: float, what: str, *, node: str | None = None, tensor: str 
 
 
 def too_much() -> ModelError:
-    """The error (E110) of what took more memory while it ran than it may."""
+    """The error (E110) for a model that exceeded the memory limit while it ran."""
     limit = f"{limits().memory:,} bytes"
     return ModelError("E110", "onnxruntime needs more memory for it", limit=limit, remedy=REMEDY)
 
 
 def too_long() -> ModelError:
-    """The error (E111) of what took longer than it may."""
+    """The error (E111) for a model that exceeded the time limit."""
     limit, remedy = f"{limits().seconds} seconds", "if you trust it, allow more with --time-limit SECONDS"
     return ModelError("E111", "onnxruntime takes longer for it", limit=limit, remedy=remedy)
 

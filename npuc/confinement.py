@@ -37,7 +37,7 @@ class _StoodStill(ModelError):
 
 
 def _refused(said: object, kind: type[ModelError] = ModelError) -> ModelError:
-    """What onnxruntime says of a model, or of what it was fed with."""
+    """The error for a model, or for data, that onnxruntime refuses."""
     return kind("E105", f"onnxruntime cannot run it: {said}")
 
 

@@ -27,12 +27,12 @@ from npuc.storage.structured import objects, row
 from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
 
 BATCH = 32
-"""Samples simulated side by side, at most."""
+"""The most samples of a batch."""
 BATCH_ELEMENTS = 1 << 19
-"""Elements of their inputs, at most: the maps of large images would fill the memory."""
+"""The most input elements of a batch: the maps of large images would fill the memory."""
 
 OF_FILES = ("files", "seal", "model")
-"""Entries of a manifest that are of the bytes of files, not of what they mean."""
+"""Entries of a manifest that depend on the bytes of files, not on their meaning."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 

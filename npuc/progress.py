@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Told of what begins and what is done; this one shows nothing."""
+    """Receives the progress of a command; this one shows nothing."""
 
     def begin(self, what: str, total: int | None = None) -> None:
-        """A part of the work begins; total: how many steps it has, where that is known."""
+        """Begins a part of the work; total: its number of steps, if known."""
 
     def advance(self, steps: int) -> None:
-        """So many steps of the part are done."""
+        """Reports that this many more steps are done."""
 
 
 SILENT = Progress()

@@ -114,7 +114,7 @@ def chosen(directory: Path, files: Sequence[Path], *, allow_modified: bool = Fal
 
 
 def undecided(directory: Path, found: Sequence[Variant]) -> ArtefactError:
-    """The error (E508) of what takes one program and is given several."""
+    """The error (E508) of a command that takes one program and was given several."""
     reason = f"'{directory}' holds {len(found)} variants, and this takes one program"
     remedy = f"name the folder of one: {directory / found[0].path}"
     return ArtefactError("E508", reason, limit="; ".join(map(str, found)), remedy=remedy)

@@ -14,11 +14,11 @@ REFUSALS = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
 )
-"""What the converter, or the check of what it made, raises."""
+"""What the converter raises, or the check of its result."""
 
 
 def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model of the oldest opset that npuc reads; as it is where it is newer, or cannot be converted.
+    """The model converted to the oldest opset that npuc reads; unchanged if it is newer or cannot be converted.
 
     Models with operators of other domains are left: the converter does not know what those mean.
     """

@@ -44,7 +44,7 @@ def _count(per: str, rank: int) -> int:
 
 
 class Required:
-    """The default of what has none."""
+    """The default of an attribute that must be given."""
 
 
 REQUIRED = Required()

@@ -27,7 +27,7 @@ Report = Mapping[str, Any]
 MOST_LISTED = 20_000
 """Instructions that a page shows: browsers take long for more."""
 MOSTLY_EMPTY = 20
-"""A memory with so many times the capacity of what is used."""
+"""A memory whose capacity is this many times the bytes in use, or more."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _name(program: Program) -> str:
 
 
 def _sections(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The headings of what is there."""
+    """The headings of the sections that the page has."""
     wanted = {
         "network": found["network"],
         "passes": found["passes"],

@@ -1,6 +1,6 @@
-"""From a model to a program, whatever the target refuses: that goes to the host, and is told.
+"""From a model to a program: what the target refuses goes to the host and is reported.
 
-A model that the target runs entire becomes the program that it always was. Otherwise its nodes are partitioned,
+A model that the target runs completely is compiled as one program. Otherwise its nodes are partitioned,
 parts are offered to the target until it refuses nothing more, and each is calibrated on what the regions before it
 make of the samples.
 """

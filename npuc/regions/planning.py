@@ -53,7 +53,7 @@ def surveyed(model: Path, options: Options, shapes: Mapping[str, tuple[int, ...]
 def refused(network: Network, target: Target, options: Options) -> dict[str, Problem]:
     """The units that cannot go to the target or shall not, and why.
 
-    A --deny of what is folded away is heeded already: nothing is left that could run. Raises ModelError (E109) for
+    A --deny of a node that was folded away needs no action: nothing is left to run. Raises ModelError (E109) for
     one that names nothing.
     """
     found = {unit.name: unit.problem.on(target.name) for unit in network.units if unit.problem is not None}

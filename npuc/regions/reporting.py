@@ -41,7 +41,7 @@ class Told:
 
 @dataclass(frozen=True)
 class OnHost:
-    """A node on the host: why, its MACs, and the bytes of what it reads or writes across the region's border."""
+    """A node on the host: why, its MACs, and the bytes it reads or writes across the region's border."""
 
     problem: Problem
     macs: int
@@ -114,7 +114,7 @@ def _together(key: str, values: Sequence[Any]) -> Any:
 
 
 def proven(found: Sequence[Report]) -> dict[str, Any]:
-    """What was proved of all parts: the least of what was proved of each."""
+    """The proof of the whole program: what holds for every part."""
     proofs = [each["proof"] for each in found]
     values = {key: [each[key] for each in proofs] for key in ("bit_exact", "model")}
     samples = min((each["samples"] for each in proofs), default=0)

@@ -170,7 +170,7 @@ class CompositeRunner:
         return self.watched(feeds, None if observe is None else shown)
 
     def watched(self, feeds: Mapping[str, Array], watch: PartObserver | None) -> dict[str, Array]:
-        """The same; every part is told with all that goes in and comes out."""
+        """Runs the program and reports the inputs and outputs of every part."""
         values = {name: _each(rows) for name, rows in feeds.items()}
         number = 0
         for step in self.steps:

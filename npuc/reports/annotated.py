@@ -13,7 +13,7 @@ PREFIX = "npuc."
 METADATA_IR = 10
 """The oldest IR version whose nodes have metadata."""
 OF_LAYER = ("op", "cycles", "macs", "bytes", "tile", "weight_form", "bound", "instruction", "sqnr_db")
-"""What is told of the layer that a node is part of."""
+"""The layer figures that a node is annotated with."""
 
 
 def annotated(model: onnx.ModelProto, report: Report) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from npuc.target import Target
 
 Report = Mapping[str, Any]
 WINDOWED = ("Conv", "MaxPool", "AveragePool", "ConvTranspose", "Gemm")
-"""Operators that need more than one pixel of what they read."""
+"""Operators that read more than one pixel per result."""
 
 
 def explanation(

@@ -129,7 +129,7 @@ def _utilised(timeline: Timeline, layers: Sequence[Report]) -> Iterator[Counter]
 
 
 def _summed(spans: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, float], ...]:
-    """The sum of what holds at every cycle; spans: from, until, how much."""
+    """The sum of all spans at every cycle; spans: from, until, amount."""
     changes: dict[int, int] = {0: 0}
     for start, end, size in spans:
         changes[start] = changes.get(start, 0) + size

@@ -256,7 +256,7 @@ def _structured(
 
 
 def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
-    """The classes of so many samples as int64, or why the array is none of them."""
+    """The classes of `count` samples as int64, or why the array does not hold them."""
     if values is None:
         return None, "the labels 'y' are damaged or hold Python objects"
     if values.shape not in ((count,), (count, 1)):

@@ -176,7 +176,7 @@ def _nodes(graph: Report, layer: Report, shown: Shown) -> tuple[str, ...]:
 
 
 def largest_jump(report: Report, graph: Report) -> dict[str, Any] | None:
-    """The layer that loses the most decibels against the worst of what it reads; None where no layer is compared.
+    """The layer that loses the most decibels against its worst input; None if no layer is compared.
 
     report: that of `npuc verify`.
     """

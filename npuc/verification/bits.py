@@ -118,12 +118,12 @@ class Bits:
 
     @cached_property
     def _known(self) -> list[str]:
-        """What is read of the integer network."""
+        """The tensors to read from the integer network."""
         return list(dict.fromkeys([*self.tensors, *self.outputs]))
 
     @cached_property
     def _brought(self) -> tuple[str, ...]:
-        """The integers that come of what the host computes, not of the network's inputs themselves."""
+        """Integer tensors that the host computes from intermediate floats, not from the network's inputs."""
         computed = {layer["tensor"] for layer in self.described["layers"]}
         return tuple(
             name

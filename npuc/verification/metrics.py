@@ -18,7 +18,7 @@ from npuc.storage.structured import comparable, leaves
 from npuc.target import FLOATING
 
 UNKNOWN: Mapping[str, Any] = dict.fromkeys(("sqnr_db", "exact", "argmax_agreement", "top1"))
-"""The scores of what was not run."""
+"""The scores of a program that was not run."""
 CLASSES_FOR_TOP5 = 6
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -1,4 +1,4 @@
-"""Operands whose scale a much larger one beside them sets: a copy takes that scale, the operand keeps its own."""
+"""Operands that would share the scale of a much larger one: a copy takes that scale, the operand keeps its own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from npuc.quantize.scales.assignment import ScaleConstraints, choose_scales, com
 from npuc.quantize.scales.constraints import MOVEMENT, SELECTION, data_inputs, selects, tensors_of
 
 FEWEST = 8
-"""Steps that the largest value of a tensor is worth at least, for what computes with it."""
+"""The least number of quantisation steps in the largest value of a tensor that other operators compute with."""
 TYING = (*MOVEMENT, *SELECTION, "Add", "Neg")
-"""Operators that may have no arithmetic of their own for another scale."""
+"""Operators that may lack arithmetic to change the scale."""
 Histograms = Mapping[str, Histogram]
 Select = Callable[[Graph], tuple[Node, ...]]
 Pair = tuple[str, str]
@@ -24,10 +24,10 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class RescaleCoarseOperands:
-    """Rescale before an operator whose operands must share a scale, where that would leave one too few steps.
+    """Rescale before an operator whose operands must share a scale, where that would leave one operand too coarse.
 
-    Only of an operand that something else computes with: in max(x, exp(x)) the exponential needs the steps of x,
-    the maximum does not. Where the result is as coarse nothing is gained. histograms: of the tensors with free
+    Only for an operand that another operator computes with: in max(x, exp(x)) the exponential needs a fine x,
+    the maximum does not. If the result is as coarse, nothing is gained. histograms: of the tensors with free
     scales. select: the nodes that become integer. constraints: what these demand of the free scales.
     limits: of the images that are rescaled.
     """
@@ -78,7 +78,7 @@ def joining(ties: Iterable[Node], free: Collection[str]) -> list[Node]:
 
 
 def _apart(joins: Sequence[Node], free: Histograms, demands: ScaleConstraints) -> bool:
-    """Whether an operand is so much smaller than a tensor of its scale that it may get too few steps."""
+    """Whether an operand is so much smaller than a tensor of its scale that it may become too coarse."""
     class_of = components(free, demands.equal)
     largest: dict[str, float] = {}
     for name, leader in class_of.items():

@@ -1,4 +1,4 @@
-"""Concatenations of tensors whose steps a model gives with others: what is given takes another scale."""
+"""Concatenations of tensors with given scales and others: the given ones are rescaled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from npuc.quantize.scales.model_scales import given_steps
 
 @dataclass(frozen=True)
 class RescaleMixedConcats:
-    """Rescale before a Concat of given steps and other values, which those steps need not reach.
+    """Rescale before a Concat of tensors with given scales and others, which may exceed these scales' ranges.
 
     On integers all operands of a Concat share scale and zero point. Where the model gives them for each of the
     operands, they are taken as they are. limits: of the images that are rescaled.
@@ -30,7 +30,7 @@ class RescaleMixedConcats:
 
 
 def _mixed(graph: Graph) -> Mapping[Node, frozenset[str]]:
-    """The operands with given steps of every Concat that has others as well."""
+    """The operands with given scales of every Concat that also has others."""
     concats = {node for node in graph.nodes if node.op == "Concat"}
     computed = [name for name in graph.tensors if name not in graph.constants]
     if not concats or not any(node.op in MARKS for node in graph.nodes):

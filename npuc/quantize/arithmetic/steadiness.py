@@ -14,9 +14,9 @@ import numpy as np
 from npuc.ir import Array
 
 ROOM = 1e-5
-"""Of a largest value, what another processor's may be beyond it at most."""
+"""How far, relative to it, another processor's largest value may lie beyond ours."""
 MARGIN = 1e-4
-"""By this share a candidate's error must be less than that of what it takes the place of."""
+"""A candidate replaces another only if its error is smaller by this share."""
 CORRECTION = 64
 """Corrections of a bias are whole multiples of this fraction of a step of the result: far finer than what some
 samples can tell, and far coarser than the last digits of floats."""
