@@ -22,7 +22,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 
 PACKAGE = rtl.__name__
 SELECTED = Signal(8, name="selected_mutant")
-REGISTER = 15
+REGISTER = 127
 """Of the host's port, for SELECTED."""
 
 

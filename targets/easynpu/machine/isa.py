@@ -25,6 +25,9 @@ WORD_BYTES = 16
 FUSED = 0x20  # 001_???_??: the next instruction continues on this one's result
 STORED = 0x40  # 01?_???_??: the result is kept in the skip DTCM as well
 FLAGS = FUSED | STORED
+VERSION = 1
+"""Of the instruction set, in a register of every core: another one where a word means something else than before.
+Words that are added have a bit each in a register of their own (machine/registers.py)."""
 
 
 @dataclass(frozen=True)

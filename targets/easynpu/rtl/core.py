@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.registers import identity
 from npuc.targets.easynpu.rtl.array import PeArray
 from npuc.targets.easynpu.rtl.controller import CYCLES as CYCLE_BITS
 from npuc.targets.easynpu.rtl.controller import Controller
@@ -332,6 +333,9 @@ class Core(wiring.Component):
                 m.d.sync += [register[bit].eq(value) for bit, value in status]
             with m.Case(CYCLES):
                 m.d.sync += register.eq(controller.cycles)
+            for number, value in identity(self.machine).items():
+                with m.Case(number):
+                    m.d.sync += register.eq(value)
 
 
 @lru_cache(maxsize=2)

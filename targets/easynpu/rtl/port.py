@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from npuc.targets.easynpu.machine import isa
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.registers import CONTROLS, REGISTERS
 from npuc.targets.easynpu.rtl.sizes import index_bits
 
 REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
 """What the upper three bits of a host address select."""
 REGION_BITS = 3
-CONTROL, RESUME, STATUS, CYCLES = range(4)
-"""The registers. Control: number of words to run in bits 30:0 and pause in bit 31; a write starts the run.
-Resume: a write goes on behind a pause. Status: a write takes the interrupt back. Cycles: of the run, read only."""
+CONTROL, RESUME, STATUS, CYCLES = range(len(CONTROLS))
+"""Registers; those that say what the core is follow them (machine/registers.py). Control: number of words to run in
+bits 30:0 and pause in bit 31; a write starts the run. Resume: a write goes on behind a pause. Status: a write takes
+the interrupt back. Cycles: of the run, read only."""
 PAUSE = 31
 BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
 """Bits of the status: failed = an undefined word; lost, starved = an error in the core, never set."""
@@ -19,4 +21,5 @@ BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
 
 def address_bits(machine: Machine) -> int:
     """Bits of a host address below the region."""
-    return max(index_bits(machine.capacity_words(name)) for name in (*isa.MEMORIES, "weight", "itcm"))
+    memories = (machine.capacity_words(name) for name in REGIONS[:-1])
+    return max(index_bits(entries) for entries in (*memories, len(REGISTERS)))

@@ -1,0 +1,159 @@
+"""The core behind AXI: AXI4-Lite for its registers, an AXI4 window onto its memories, each word where the port has it.
+
+Every channel ends in a queue, so no output depends on an input of the same cycle. Behind the queues registers,
+writes and reads take turns at the core's port, an access each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from amaranth.back.verilog import convert
+from amaranth.hdl import ClockDomain, Instance, Module, Signal, Value
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.rtl import axi_channels as axi
+from npuc.targets.easynpu.rtl import port
+from npuc.targets.easynpu.rtl.axi_memories import MemoryReads, MemoryWrites
+from npuc.targets.easynpu.rtl.axi_registers import RegisterReads, RegisterWrites
+from npuc.targets.easynpu.rtl.layouts import WORD
+
+
+def core_port(machine: Machine) -> wiring.Signature:
+    """The port of the core, as who attaches it sees it."""
+    return wiring.Signature(
+        {
+            "address": Out(port.address_bits(machine) + port.REGION_BITS),
+            "write": Out(1),
+            "write_data": Out(WORD),
+            "read": Out(1),
+            "read_data": In(WORD),
+            "interrupt_request": In(1),
+        }
+    )
+
+
+class Adapter(wiring.Component):
+    """Between `lite` and `full`, the channels of AXI4-Lite and AXI4, and the port of a core.
+
+    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. `interrupt`
+    comes when it knows: whoever has waited for it may use the memories.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        lite = wiring.Signature(axi.members(axi.LITE, *axi.LITE))
+        full = wiring.Signature(axi.members(axi.full(machine), *axi.full(machine)))
+        super().__init__(
+            {"lite": Out(lite), "full": Out(full), "core": Out(core_port(machine)), "interrupt": Out(1)}
+        )
+
+    def elaborate(self, _platform: object) -> Module:
+        """The circuit."""
+        m, machine, lite, full = Module(), self.machine, self.lite, self.full
+        m.submodules.register_writes = register_writes = RegisterWrites(machine)
+        m.submodules.register_reads = register_reads = RegisterReads(machine)
+        m.submodules.memory_writes = memory_writes = MemoryWrites(machine)
+        m.submodules.memory_reads = memory_reads = MemoryReads(machine)
+        sides = {register_writes: lite, register_reads: lite, memory_writes: full, memory_reads: full}
+        for side, bus in sides.items():
+            for name in axi.LITE:
+                if name in side.signature.members:
+                    wiring.connect(m, wiring.flipped(getattr(bus, name)), getattr(side, name))
+        busy = Signal()
+        paused = Signal()
+        m.d.comb += [each.busy.eq(busy) for each in (register_writes, memory_writes, memory_reads)]
+        m.d.comb += [register_writes.paused.eq(paused), self.interrupt.eq(self.core.interrupt_request & ~busy)]
+        status = axi.access(machine).create()
+        asks = axi.register(machine, port.STATUS)
+        m.d.comb += [status.wanted.eq(busy), status.read.eq(status.granted), status.address.eq(asks)]
+        _turns(m, [*(side.access for side in sides), status], self.core)
+        asked = Signal()
+        m.d.sync += asked.eq(self.core.read & (self.core.address == asks))
+        with m.If(register_writes.starts):
+            m.d.sync += [busy.eq(1), paused.eq(0)]
+        with m.Elif(asked):
+            found = self.core.read_data
+            m.d.sync += [busy.eq(found[port.BUSY]), paused.eq(found[port.PAUSED])]
+        return m
+
+
+def _turns(m: Module, sides: list[Any], core: Any) -> None:
+    """Of those that want the port, the next behind the one that last had it."""
+    count = len(sides)
+    last = Signal(range(count))
+    chosen = Signal(range(count))
+    with m.Switch(last):
+        for number in range(count):
+            with m.Case(number):
+                for behind in range(count, 0, -1):  # the last that is wanted, so the nearest, is taken
+                    side = (number + behind) % count
+                    with m.If(sides[side].wanted):
+                        m.d.comb += chosen.eq(side)
+    for number, side in enumerate(sides):
+        m.d.comb += [side.granted.eq(side.wanted & (chosen == number)), side.read_data.eq(core.read_data)]
+        with m.If(side.granted):
+            m.d.sync += last.eq(number)
+            m.d.comb += [
+                core.address.eq(side.address),
+                core.read.eq(side.read),
+                core.write.eq(side.write),
+                core.write_data.eq(side.write_data),
+            ]
+
+
+BUSES = {"lite": "s_axi_lite", "full": "s_axi"}
+"""The adapter's buses, and how the names of their signals begin in the top module."""
+
+
+class Attached(wiring.Component):
+    """The top module: the core (module `easynpu`, in a file of its own) behind the adapter, with the names of AXI.
+
+    `aresetn` is synchronous to `aclk`, the clock of all of it.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.adapter = Adapter(machine)
+        self.signals = dict(_signals(self.adapter))
+        ports = {name: flow(Value.cast(signal).shape()) for name, (flow, signal) in self.signals.items()}
+        unused = {f"{BUSES['full']}_wlast": In(1)}
+        super().__init__({"aclk": In(1), "aresetn": In(1), "interrupt": Out(1), **ports, **unused})
+
+    def elaborate(self, _platform: object) -> Module:
+        """The circuit."""
+        m, core = Module(), self.adapter.core
+        m.domains.sync = domain = ClockDomain()
+        m.d.comb += [domain.clk.eq(self.aclk), domain.rst.eq(~self.aresetn)]
+        m.submodules.adapter = self.adapter
+        m.d.comb += self.interrupt.eq(self.adapter.interrupt)
+        for name, (flow, signal) in self.signals.items():
+            outer, inner = getattr(self, name), Value.cast(signal)
+            m.d.comb += inner.eq(outer) if flow is In else outer.eq(inner)
+        sides = {In: "o", Out: "i"}
+        ports = [(sides[member.flow], name, getattr(core, name)) for name, member in core.signature.members.items()]
+        clock = [("i", "clk", domain.clk), ("i", "rst", domain.rst)]
+        m.submodules.core = Instance("easynpu", *clock, *ports)
+        return m
+
+
+def _signals(adapter: Adapter) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Name, direction and signal of the adapter, for the channels of both buses."""
+    for bus, prefix in BUSES.items():
+        for name, member in getattr(adapter, bus).signature.members.items():
+            channel, back = getattr(getattr(adapter, bus), name), In if member.flow is Out else Out
+            yield f"{prefix}_{name}valid", (member.flow, channel.valid)
+            yield f"{prefix}_{name}ready", (back, channel.ready)
+            for field, _ in channel.payload.shape():
+                yield f"{prefix}_{name}{field}", (member.flow, channel.payload[field])
+
+
+@lru_cache(maxsize=2)
+def verilog(machine: Machine) -> str:
+    """The top module `easynpu_axi` as SystemVerilog, without the module `easynpu`."""
+    text: str = convert(Attached(machine), name="easynpu_axi", strip_internal_attrs=True, emit_src=False)
+    return text.replace("always @*", "always_comb")
