@@ -113,3 +113,79 @@ def test_the_test_ends_with_a_reason(size: int, reason: str, broken: Path, tmp_p
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, reason)
     assert (tmp_path / "out.bin").read_bytes() == b""
+
+
+CHECK = r"""
+#include <stdio.h>
+#include "npuc_program.h"
+
+static const long *numbers;
+
+/* Registers 4 and on as the command line gives them; the bus fails where a value is negative. */
+static int given(uint32_t number, uint32_t *value)
+{
+    if (number < 4 || number > 14 || numbers[number - 4] < 0) {
+        return 77;
+    }
+    *value = (uint32_t)numbers[number - 4];
+    return 0;
+}
+
+int main(void)
+{
+    long values[11];
+    unsigned i;
+
+    for (i = 0; i < 11; i++) {
+        if (scanf("%ld", &values[i]) != 1) {
+            return 1;
+        }
+    }
+    numbers = values;
+    printf("%d\n", npuc_check(&npuc_program, given));
+    return 0;
+}
+"""
+DEFAULT = [1, 0xFF, 1, 64, 64, 16, 64, 1280, 1280, 1536, 256]
+"""What docs/easynpu-rtl.md says of the default machine's registers 4 to 14."""
+
+
+@pytest.fixture(scope="module")
+def check(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """npuc_check of the digits program, on registers from stdin."""
+    folder = tmp_path_factory.mktemp("check") / "c"
+    program.save_files(EASYNPU.exported(program.load(digits), "c"), folder)
+    (folder / "check.c").write_text(CHECK, encoding="ascii")
+    model = ["test/npuc_model.c", "test/npuc_array.c", "test/npuc_reshape.c"]
+    sources = ["check.c", "npuc_program.c", "npuc_driver.c", "npuc_host.c", *model]
+    return compiling.build(folder, sources, compiling.careful_flags())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 0),
+        ({6: 4, 7: 128, 8: 128, 9: 32, 10: 80, 12: 4096, 13: 4096, 14: 512}, 0),  # more of all that may be more
+        ({5: 0}, 0),  # the program has no words beyond the document's
+        ({4: 2}, -4100),
+        ({4: 0}, -4100),  # no core at all
+        *(({number: DEFAULT[number - 4] - 1}, -4096 - number) for number in range(6, 15)),
+        ({11: 1281}, -4107),  # the other end of the Fmap DTCM lies elsewhere
+        ({8: -1}, 77),  # the bus fails
+    ],
+)
+def test_the_driver_refuses_a_machine_that_the_program_is_not_for(
+    changes: dict[int, int], expected: int, check: Path
+) -> None:
+    values = [changes.get(number, value) for number, value in enumerate(DEFAULT, start=4)]
+    given = " ".join(map(str, values))
+    done = subprocess.run([check], input=given, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == expected
+
+
+def test_a_program_demands_the_words_it_has_beyond_the_document(digits: Path) -> None:
+    loaded = program.load(digits)
+    words = bytes([0xC0]) + bytes(15) + bytes([0xC4]) + bytes(15) + bytes([0x45]) + bytes(15)
+    more = Program(loaded.manifest, {**loaded.files, "itcm.bin": words + bytes([0xFF]) + bytes(15)})
+    text = EASYNPU.exported(more, "c")["npuc_program.c"].decode()
+    assert "{5, NPUC_ALL_BITS, 113} /* words */" in text  # src 1, ctl 16, halt 32, dwconv_relu 64 (stored here)

@@ -52,6 +52,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "SKIP_WORDS": MACHINE.skip_words,
         "IFMAP_PAD_ENTRIES": MACHINE.ifmap_pad_entries,
         "PSUM_ENTRIES": MACHINE.psum_entries,
+        "WEIGHT_PAD_ENTRIES": MACHINE.weight_pad_entries,
+        "PARAMETER_PAD_ENTRIES": MACHINE.parameter_pad_entries,
         "PE_ROWS": MACHINE.pe_rows,
     }
     header = "".join(f"#define NPUC_{name} {value}\n" for name, value in numbers.items())

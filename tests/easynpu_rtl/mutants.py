@@ -6,7 +6,7 @@ A register that the core does not have otherwise selects the mistake that is in 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -171,10 +171,9 @@ def mutated(module: str) -> str:
 
 
 @contextmanager
-def imported() -> Generator[None]:
-    """Imports of the hardware's modules give the mutated ones."""
-    modules = {mutant.module for mutant in MUTANTS} | {"core"}
-    finder = Finder({f"{PACKAGE}.{module}": mutated(module) for module in modules})
+def imported(sources: Mapping[str, str]) -> Generator[None]:
+    """Imports of the hardware's modules give these sources."""
+    finder = Finder({f"{PACKAGE}.{module}": text for module, text in sources.items()})
     kept = _forgotten()
     sys.meta_path.insert(0, finder)
     try:
@@ -198,5 +197,6 @@ def _forgotten() -> dict[str, ModuleType]:
 
 def verilog(machine: Machine, *, observed: bool) -> str:
     """The core with all mutants."""
-    with imported():
+    modules = {mutant.module for mutant in MUTANTS} | {"core"}
+    with imported({module: mutated(module) for module in modules}):
         return str(import_module(f"{PACKAGE}.core").verilog(machine, observed=observed))

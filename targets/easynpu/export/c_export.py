@@ -20,6 +20,7 @@ from npuc.ir import Array
 from npuc.program import Port, Program
 from npuc.targets.easynpu.export.c_host import HostCall, bytes_of
 from npuc.targets.easynpu.export.c_plan import Plan, plan
+from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES
 from npuc.targets.easynpu.program.artefact import Contents, ImageLoad, Segment, TensorMove
@@ -28,8 +29,9 @@ SOURCES = Path(__file__).parent / "c"
 IMAGES = {"itcm.bin": "npuc_itcm", "weight.bin": "npuc_weight"}
 """Image files and the arrays that hold their words."""
 C_TYPES = {"int8": "int8_t", "int64": "int64_t", "float32": "float"}
-LIMITS = ("fmap_words", "skip_words", "weight_words", "itcm_words", "ifmap_pad_entries", "psum_entries", "pe_rows")
-"""The machine's numbers that firmware or the machine model may need."""
+DEMANDS = {
+    demand: f"NPUC_{demand.upper()}" for demand in (registers.EQUAL, registers.AT_LEAST, registers.ALL_BITS)
+}
 
 
 def exported(program: Program) -> dict[str, bytes]:
@@ -65,7 +67,7 @@ def header(program: Program, found: Plan) -> str:
         *(f"#define NPUC_{name} {value}" for name, value in _sizes(program, found).items()),
         "",
         "/* The machine that the program is for. */",
-        *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in LIMITS),
+        *(f"#define NPUC_{name.upper()} {getattr(machine, name)}" for name in registers.SIZES),
     ]
     declarations = [
         "/* Instruction words and weight streams of all segments. */",
@@ -95,6 +97,8 @@ def source(program: Program, found: Plan) -> str:
     members: dict[str, Any] = {"inputs": "inputs", "input_count": len(program.inputs)}
     members |= {"outputs": "outputs", "output_count": len(program.outputs)}
     members |= {"buffers": "buffers", "steps": "steps", "step_count": len(steps)}
+    demands = _requirements(program)
+    members |= {"requirements": "requirements", "requirement_count": len(demands)}
     return "".join(
         [
             f'{_title(program)}\n#include "npuc_program.h"\n\n#include <math.h>\n\n',
@@ -105,6 +109,7 @@ def source(program: Program, found: Plan) -> str:
             array("struct npuc_buffer", "buffers", _buffers(program, found)),
             *actions,
             array("struct npuc_step", "steps", steps),
+            array("struct npuc_requirement", "requirements", demands),
             f"const struct npuc_program npuc_program = {named(**members)};\n",
         ]
     )
@@ -132,6 +137,17 @@ def _sizes(program: Program, found: Plan) -> dict[str, int]:
         "INPUT_BYTES": inputs,
         "OUTPUT_BYTES": outputs,
     }
+
+
+def _requirements(program: Program) -> list[str]:
+    """What the program demands of the machine's registers."""
+    machine = Contents.of(program.manifest).machine
+    words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
+    found = registers.requirements(machine, words)
+    return [
+        f"{listed([each.register, DEMANDS[each.demand], each.value])} {c_comment(registers.REGISTERS[each.register])}"
+        for each in found
+    ]
 
 
 def _words(data: bytes) -> list[str]:

@@ -1,4 +1,4 @@
-"""The core behind AXI: AXI4-Lite for its registers, an AXI4 window onto its memories, each word where the port has it.
+"""The core behind AXI: AXI4-Lite for its registers, an AXI4 window onto its memories.
 
 Every channel ends in a queue, so no output depends on an input of the same cycle. Behind the queues registers,
 writes and reads take turns at the core's port, an access each.
@@ -135,7 +135,9 @@ class Attached(wiring.Component):
             outer, inner = getattr(self, name), Value.cast(signal)
             m.d.comb += inner.eq(outer) if flow is In else outer.eq(inner)
         sides = {In: "o", Out: "i"}
-        ports = [(sides[member.flow], name, getattr(core, name)) for name, member in core.signature.members.items()]
+        ports = [
+            (sides[member.flow], name, getattr(core, name)) for name, member in core.signature.members.items()
+        ]
         clock = [("i", "clk", domain.clk), ("i", "rst", domain.rst)]
         m.submodules.core = Instance("easynpu", *clock, *ports)
         return m

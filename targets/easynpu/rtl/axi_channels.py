@@ -87,7 +87,7 @@ def members(channels: Mapping[str, data.StructLayout], *names: str) -> dict[str,
 
 
 def access(machine: Machine) -> Signature:
-    """A side of the core's port that takes turns with others: in a cycle in which it is granted it has the port."""
+    """What takes turns with others at the core's port: in a cycle in which it is granted it has the port."""
     return Signature(
         {
             "wanted": Out(1),

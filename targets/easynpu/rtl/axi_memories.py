@@ -72,11 +72,11 @@ def legal(burst: Any) -> Value:
 
 
 def following(burst: Any) -> Value:
-    """The byte address of the beat behind this one."""
+    """The byte address of the beat behind this one; an unaligned one stays so, within the same word."""
     bits = len(burst.addr)
     step = (Const(1, bits) << burst.size)[:bits]
     window = ((burst.len + 1) << burst.size)[:bits]
-    ahead = ((burst.addr & ~(step - 1)) + step)[:bits]
+    ahead = (burst.addr + step)[:bits]
     wrapped = (burst.addr & ~(window - 1)) | (ahead & (window - 1))
     return Mux(burst.burst == Burst.FIXED, burst.addr, Mux(burst.burst == Burst.WRAP, wrapped, ahead))
 
@@ -126,7 +126,9 @@ class MemoryWrites(wiring.Component):
         with m.If(self.reading):
             m.d.sync += ready.eq(1)
             for byte in range(WORD_BYTES):
-                source = Mux(value.strb[byte], value.data.word_select(byte, BYTE), access.read_data.word_select(byte, BYTE))
+                source = Mux(
+                    value.strb[byte], value.data.word_select(byte, BYTE), access.read_data.word_select(byte, BYTE)
+                )
                 m.d.sync += merged.word_select(byte, BYTE).eq(source)
         with m.Elif(done):
             m.d.sync += ready.eq(0)

@@ -179,6 +179,37 @@ static int run_segment(const struct npuc_segment *segment, const struct tensors 
     return failed;
 }
 
+static int meets(const struct npuc_requirement *wanted, uint32_t value)
+{
+    switch (wanted->demand) {
+    case NPUC_EQUAL:
+        return value == wanted->value;
+    case NPUC_AT_LEAST:
+        return value >= wanted->value;
+    default:
+        return (value & wanted->value) == wanted->value;
+    }
+}
+
+int npuc_check(const struct npuc_program *program, npuc_register *read)
+{
+    uint32_t i;
+
+    for (i = 0; i < program->requirement_count; i++) {
+        const struct npuc_requirement *wanted = &program->requirements[i];
+        uint32_t value = 0;
+        const int failed = read(wanted->number, &value);
+
+        if (failed) {
+            return failed;
+        }
+        if (!meets(wanted, value)) {
+            return NPUC_UNFIT - (int)wanted->number;
+        }
+    }
+    return 0;
+}
+
 int npuc_infer(const struct npuc_program *program, const void *const *inputs, void *const *outputs, void *arena)
 {
     struct tensors all;

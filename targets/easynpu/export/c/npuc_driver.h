@@ -2,7 +2,8 @@
  * Runs an EasyNPU program: plain C99, no heap, nothing of the C library but math.h, string.h and stdint.h.
  *
  * You supply three functions that reach the machine (npuc_write, npuc_read, npuc_run) and the buffers of one
- * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c.
+ * inference; npuc_infer does the rest. The program itself is the table in npuc_program.c. Where the machine has
+ * registers that say what it is, a fourth function lets npuc_check tell whether the program is for it.
  */
 #ifndef NPUC_DRIVER_H
 #define NPUC_DRIVER_H
@@ -27,6 +28,23 @@ enum npuc_memory { NPUC_ITCM, NPUC_WEIGHT, NPUC_FMAP, NPUC_SKIP };
 int npuc_write(enum npuc_memory memory, uint32_t address, const struct npuc_word *words, uint32_t count);
 int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words, uint32_t count);
 int npuc_run(uint32_t count);
+
+/*
+ * A register of the machine, as you connect it: 0 means done. Register n is word n of the port's region 4, or the
+ * 32 bits at byte 4 n of the AXI4-Lite bus. 4 is the version of the instruction set, 5 the words beyond the document's
+ * (a bit each), 6 to 10 rows of PEs and entries of the pads (ifmap, psum, weight, bias and scale), 11 to 14 the words of
+ * the memories (Fmap, skip, weight, instructions).
+ */
+typedef int npuc_register(uint32_t number, uint32_t *value);
+
+/* What the program demands of a register: this value, no less, or all its bits. */
+enum npuc_demand { NPUC_EQUAL, NPUC_AT_LEAST, NPUC_ALL_BITS };
+
+struct npuc_requirement {
+    uint32_t number;
+    enum npuc_demand demand;
+    uint32_t value;
+};
 
 /* A tensor of the host: a buffer of the caller (its number is `at`), in the arena (at byte `at`), or constant. */
 enum npuc_where { NPUC_INPUT, NPUC_OUTPUT, NPUC_ARENA, NPUC_CONSTANT };
@@ -137,7 +155,17 @@ struct npuc_program {
     const struct npuc_buffer *buffers;
     const struct npuc_step *steps;
     uint32_t step_count;
+    const struct npuc_requirement *requirements;
+    uint32_t requirement_count;
 };
+
+/*
+ * Whether the machine is one that the program is for; call it before the first inference. Gives 0, what `read` gave,
+ * or NPUC_UNFIT - n where register n is not what the program demands.
+ */
+#define NPUC_UNFIT (-4096)
+
+int npuc_check(const struct npuc_program *program, npuc_register *read);
 
 /*
  * One inference. inputs, outputs: a buffer each, in the program's order, `bytes` long; arena: NPUC_ARENA_BYTES

@@ -58,6 +58,11 @@ int main(int count, char **arguments)
         fprintf(stderr, "usage: %s IN OUT\n", arguments[0]);
         return 2;
     }
+    failed = npuc_check(&npuc_program, npuc_model_register);
+    if (failed) {
+        fprintf(stderr, "the program is not for the machine model: npuc_check gives %d\n", failed);
+        return 1;
+    }
     in = fopen(arguments[1], "rb");
     if (in == NULL) {
         perror(arguments[1]);

@@ -87,6 +87,32 @@ int npuc_read(enum npuc_memory memory, uint32_t address, struct npuc_word *words
     return 0;
 }
 
+/* The version of the instruction set; src, dst, opb, sto, ctl, halt, dwconv_relu and prelu; the sizes. */
+static const uint32_t registers[] = {
+    1,
+    0xFF,
+    NPUC_PE_ROWS,
+    NPUC_IFMAP_PAD_ENTRIES,
+    NPUC_PSUM_ENTRIES,
+    NPUC_WEIGHT_PAD_ENTRIES,
+    NPUC_PARAMETER_PAD_ENTRIES,
+    NPUC_FMAP_WORDS,
+    NPUC_SKIP_WORDS,
+    NPUC_WEIGHT_WORDS,
+    NPUC_ITCM_WORDS,
+};
+
+int npuc_model_register(uint32_t number, uint32_t *value)
+{
+    const uint32_t first = 4;
+
+    if (number < first || number - first >= sizeof registers / sizeof *registers) {
+        return 1;
+    }
+    *value = registers[number - first];
+    return 0;
+}
+
 /* Fused chains of instruction words. */
 
 /* Bits low .. low + width - 1 of a word. */

@@ -2,10 +2,15 @@
 #ifndef NPUC_MODEL_H
 #define NPUC_MODEL_H
 
+#include <stdint.h>
+
 /* Why a function of the machine failed, or NULL. */
 const char *npuc_model_fault(void);
 
 /* Fills the memories with values that no program may depend on. */
 void npuc_model_power_up(void);
+
+/* A register that says what the machine is, for npuc_check; 1 where there is no such register. */
+int npuc_model_register(uint32_t number, uint32_t *value);
 
 #endif

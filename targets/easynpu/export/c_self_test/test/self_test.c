@@ -11,6 +11,10 @@ int main(void)
     struct npuc_difference first;
     long wrong;
 
+    if (npuc_check(&npuc_program, npuc_model_register)) {
+        fprintf(stderr, "the program is not for the machine model\n");
+        return 1;
+    }
     npuc_model_power_up();
     wrong = npuc_self_test(arena, &first);
     if (wrong < 0) {

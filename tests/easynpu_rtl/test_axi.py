@@ -1,0 +1,36 @@
+"""The AXI adapter alone: bursts, strobes, back-pressure, answers to what is not allowed; and mistakes in it."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl]")
+
+from npuc.targets.easynpu.rtl.axi import Adapter
+from tests.easynpu_rtl import axi_mutants
+from tests.easynpu_rtl.axi_trials import TRIALS, Trial
+from tests.easynpu_rtl.mutants import Mutant, source
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.__name__)
+def test_the_adapter(trial: Trial, seed: int) -> None:
+    trial(Adapter, seed)
+
+
+def test_every_mistake_replaces_an_expression_that_stands_there_once() -> None:
+    for mutant in axi_mutants.MUTANTS:
+        assert source(mutant.module).count(mutant.right) == 1, mutant.name
+
+
+@pytest.mark.parametrize("mutant", axi_mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_is_found(mutant: Mutant) -> None:
+    adapter = axi_mutants.adapter(mutant)
+    for trial in TRIALS:
+        try:
+            trial(adapter, 0)
+        except AssertionError:
+            return
+    pytest.fail("no trial found it")
