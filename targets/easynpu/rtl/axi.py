@@ -40,8 +40,8 @@ def core_port(machine: Machine) -> wiring.Signature:
 class Adapter(wiring.Component):
     """Between `lite` and `full`, the channels of AXI4-Lite and AXI4, and the port of a core.
 
-    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. `interrupt`
-    comes when it knows: whoever has waited for it may use the memories.
+    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. It hands on the
+    interrupt when it knows: whoever has waited for it may use the memories.
     """
 
     def __init__(self, machine: Machine) -> None:
@@ -49,7 +49,7 @@ class Adapter(wiring.Component):
         lite = wiring.Signature(axi.members(axi.LITE, *axi.LITE))
         full = wiring.Signature(axi.members(axi.full(machine), *axi.full(machine)))
         super().__init__(
-            {"lite": Out(lite), "full": Out(full), "core": Out(core_port(machine)), "interrupt": Out(1)}
+            {"lite": Out(lite), "full": Out(full), "core": Out(core_port(machine)), "interrupt_request": Out(1)}
         )
 
     def elaborate(self, _platform: object) -> Module:
@@ -67,7 +67,10 @@ class Adapter(wiring.Component):
         busy = Signal()
         paused = Signal()
         m.d.comb += [each.busy.eq(busy) for each in (register_writes, memory_writes, memory_reads)]
-        m.d.comb += [register_writes.paused.eq(paused), self.interrupt.eq(self.core.interrupt_request & ~busy)]
+        m.d.comb += [
+            register_writes.paused.eq(paused),
+            self.interrupt_request.eq(self.core.interrupt_request & ~busy),
+        ]
         status = axi.access(machine).create()
         asks = axi.register(machine, port.STATUS)
         m.d.comb += [status.wanted.eq(busy), status.read.eq(status.granted), status.address.eq(asks)]
@@ -122,7 +125,7 @@ class Attached(wiring.Component):
         self.signals = dict(_signals(self.adapter))
         ports = {name: flow(Value.cast(signal).shape()) for name, (flow, signal) in self.signals.items()}
         unused = {f"{BUSES['full']}_wlast": In(1)}
-        super().__init__({"aclk": In(1), "aresetn": In(1), "interrupt": Out(1), **ports, **unused})
+        super().__init__({"aclk": In(1), "aresetn": In(1), "interrupt_request": Out(1), **ports, **unused})
 
     def elaborate(self, _platform: object) -> Module:
         """The circuit."""
@@ -130,7 +133,7 @@ class Attached(wiring.Component):
         m.domains.sync = domain = ClockDomain()
         m.d.comb += [domain.clk.eq(self.aclk), domain.rst.eq(~self.aresetn)]
         m.submodules.adapter = self.adapter
-        m.d.comb += self.interrupt.eq(self.adapter.interrupt)
+        m.d.comb += self.interrupt_request.eq(self.adapter.interrupt_request)
         for name, (flow, signal) in self.signals.items():
             outer, inner = getattr(self, name), Value.cast(signal)
             m.d.comb += inner.eq(outer) if flow is In else outer.eq(inner)

@@ -79,5 +79,5 @@ class RegisterReads(wiring.Component):
             found.data.eq(Mux(response == Response.OKAY, access.read_data[:REGISTER_BITS], 0)),
             found.resp.eq(response),
         ]
-        m.d.sync += [asked.eq(access.granted), response.eq(axi.answer(exists, 1))]
+        m.d.sync += [asked.eq(access.granted), response.eq(axi.answer(exists, exists))]
         return m

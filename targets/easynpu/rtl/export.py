@@ -12,7 +12,7 @@ from npuc.escaping import verilog_comment
 from npuc.ir import Array
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
-from npuc.targets.easynpu.machine import isa
+from npuc.targets.easynpu.machine import isa, registers
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.memory import LANES, Map, pack_feature
 from npuc.targets.easynpu.machine.parameters import Machine
@@ -24,24 +24,33 @@ from npuc.targets.easynpu.simulate.simulator import Observer as WordObserver
 from npuc.targets.easynpu.simulate.simulator import Simulator, State
 
 FOLDER = Path(__file__).parent
-SOURCES = ("board.h", "testbench.cpp")
+SOURCES = ("board.h", "axi_board.h", "testbench.cpp")
 CYCLES_MOST = 100_000_000
 MAKEFILE = """\
-# Builds the test bench with Verilator and runs the steps, if there are any.
+# Builds the test bench with Verilator and runs the steps, if there are any: make, or behind AXI: make axi
 VERILATOR ?= verilator
 CXX ?= g++
+CXXFLAGS ?= -O2
 RUNTIME = $(shell $(VERILATOR) --getenv VERILATOR_ROOT)/include
+VERILATE = $(VERILATOR) --cc -O3 --noassert -Wno-lint -Wno-fatal -f easynpu.f
+COMPILE = $(CXX) $(CXXFLAGS) -std=c++17 -I. -I$(RUNTIME) -I$(RUNTIME)/vltstd -pthread
+SOURCES = $(RUNTIME)/verilated.cpp $(RUNTIME)/verilated_threads.cpp
 
 test: testbench
 	if [ -f steps.txt ]; then ./testbench steps.txt; fi
 
-testbench: easynpu.sv board.h testbench.cpp
-	$(VERILATOR) --cc -O3 --noassert -Wno-lint -Wno-fatal -Mdir obj --top-module easynpu --prefix Veasynpu \\
-		-f easynpu.f
-	$(CXX) -O2 -std=c++17 -I. -Iobj -I$(RUNTIME) -I$(RUNTIME)/vltstd -pthread -o $@ testbench.cpp \\
-		obj/*.cpp $(RUNTIME)/verilated.cpp $(RUNTIME)/verilated_threads.cpp
+axi: axi_testbench
+	if [ -f steps.txt ]; then ./axi_testbench steps.txt; fi
 
-.PHONY: test
+testbench: easynpu.sv board.h testbench.cpp
+	$(VERILATE) -Mdir obj --top-module easynpu --prefix Veasynpu
+	$(COMPILE) -Iobj -o $@ testbench.cpp obj/*.cpp $(SOURCES)
+
+axi_testbench: easynpu.sv easynpu_axi.sv axi_board.h testbench.cpp
+	$(VERILATE) -Mdir axi_obj --top-module easynpu_axi --prefix Veasynpu_axi
+	$(COMPILE) -DAXI -DADDRESS_BITS=@BITS@ -Iaxi_obj -o $@ testbench.cpp axi_obj/*.cpp $(SOURCES)
+
+.PHONY: test axi
 """
 
 
@@ -53,9 +62,10 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
     written_for = verilog_comment(f"EasyNPU for the machine '{machine.name}'. Written by npuc.")
     found = {
         "easynpu.sv": f"{written_for}\n{build.verilog(machine, observed=False)}".encode(),
-        "easynpu.f": b"easynpu.sv\n",
+        "easynpu_axi.sv": f"{written_for}\n{build.axi_verilog(machine)}".encode(),
+        "easynpu.f": b"easynpu.sv\neasynpu_axi.sv\n",
         "machine.json": canonical_json({**machine.as_dict(), "regions": list(port.REGIONS)}),
-        "Makefile": MAKEFILE.encode(),
+        "Makefile": MAKEFILE.replace("@BITS@", str(port.address_bits(machine))).encode(),
         **{name: (FOLDER / name).read_bytes() for name in SOURCES},
     }
     if program is not None and samples is not None:
@@ -64,7 +74,7 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
 
 
 def steps(program: Program, samples: Samples) -> list[str]:
-    """The lines of testbench.cpp for the first sample: every segment's words, maps and results."""
+    """The lines of testbench.cpp for the first sample: what the core is, and each segment's words, maps, results."""
     runner = Runner(program)
     runner.simulator = recorder = Recorder(runner.contents.machine, program.files)
     runner({name: values[:1] for name, values in samples.inputs.items()})
@@ -77,6 +87,9 @@ class Recorder(Simulator):
     def __init__(self, machine: Machine, files: Any) -> None:
         super().__init__(machine, files)
         self.lines: list[str] = []
+        identity = registers.identity(machine)
+        values = np.array([[value, 0, 0, 0] for value in identity.values()], "<u4").view(np.int8)
+        self._note("expect", "registers", identity, values)
 
     def run(
         self, segment: Segment, state: State, tensors: dict[str, Array], observe: WordObserver | None = None

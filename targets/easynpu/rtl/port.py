@@ -11,9 +11,9 @@ REGIONS = (*isa.MEMORIES, "weight", "itcm", "registers")
 """What the upper three bits of a host address select."""
 REGION_BITS = 3
 CONTROL, RESUME, STATUS, CYCLES = range(len(CONTROLS))
-"""Registers; those that say what the core is follow (machine/registers.py). Control: number of words to run in bits
-30:0 and pause in bit 31; a write starts the run. Resume: a write goes on behind a pause. Status: a write takes the
-interrupt back. Cycles: of the run, read only."""
+"""Registers; those that say what the core is follow (machine/registers.py). Control: number of words to run in
+bits 30:0 and pause in bit 31; a write starts the run. Resume: a write goes on behind a pause. Status: a write
+takes the interrupt back. Cycles: of the run, read only."""
 PAUSE = 31
 BUSY, PAUSED, FAILED, LOST, STARVED = range(5)
 """Bits of the status: failed = an undefined word; lost, starved = an error in the core, never set."""

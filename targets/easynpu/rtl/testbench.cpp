@@ -4,6 +4,7 @@
 //   write ADDRESS WORD     a word, or a register
 //   run CYCLES             clock cycles until the interrupt, at most so many (decimal)
 //   expect ADDRESS WORD    what must stand there
+// Neighbouring words go in one piece. With AXI defined the core is behind its AXI wrapper.
 // Exit code 0: everything was as expected; 1: not; 2: the file cannot be used.
 #include <cstdio>
 #include <cstdlib>
@@ -11,13 +12,24 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
+#ifdef AXI
+#include "axi_board.h"
+#else
 #include "board.h"
+#endif
 
 namespace {
 
 struct Word {
   uint32_t parts[Board::kParts] = {};
+};
+
+struct Step {
+  std::string kind;
+  uint64_t value = 0;  // address, or cycles
+  Word word;
 };
 
 bool parse(const std::string& text, Word& word) {
@@ -30,13 +42,50 @@ bool parse(const std::string& text, Word& word) {
   return true;
 }
 
+bool parse(const std::string& line, Step& step) {
+  std::istringstream words(line);
+  std::string text;
+  words >> step.kind;
+  if (step.kind == "run") return static_cast<bool>(words >> step.value);
+  const bool known = step.kind == "write" || step.kind == "expect";
+  return known && words >> std::hex >> step.value >> text && parse(text, step.word);
+}
+
 bool run(Board& board, uint64_t most, uint64_t& cycles) {
   for (uint64_t cycle = 0; cycle < most; ++cycle) {
     board.tick();
     ++cycles;
-    if (board.top.interrupt_request) return true;
+    if (board.interrupted()) return true;
   }
   return false;
+}
+
+struct Result {
+  uint64_t cycles = 0;
+  long compared = 0, differing = 0;
+};
+
+// Takes the steps from `at` on that are of one kind, at neighbouring addresses; gives the first behind them.
+size_t take(Board& board, const std::vector<Step>& steps, size_t at, Result& result) {
+  const Step& first = steps[at];
+  std::vector<Word> words;
+  size_t end = at;
+  for (; end < steps.size() && steps[end].kind == first.kind && steps[end].value == first.value + (end - at); ++end) {
+    words.push_back(steps[end].word);
+  }
+  const auto address = static_cast<uint32_t>(first.value), count = static_cast<uint32_t>(words.size());
+  if (first.kind == "write") {
+    board.write(address, words[0].parts, count);
+    return end;
+  }
+  std::vector<Word> found(count);
+  board.read(address, found[0].parts, count);
+  result.compared += count;
+  for (uint32_t word = 0; word < count; ++word) {
+    if (std::memcmp(found[word].parts, words[word].parts, sizeof words[word].parts) == 0) continue;
+    if (++result.differing <= 10) std::printf("line %zu: address %x differs\n", at + word + 1, address + word);
+  }
+  return end;
 }
 
 }  // namespace
@@ -47,39 +96,26 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "usage: testbench STEPS.txt\n");
     return 2;
   }
-  Board board;
-  uint64_t cycles = 0;
-  long compared = 0, differing = 0, number = 0;
+  std::vector<Step> steps;
   for (std::string line; std::getline(file, line);) {
-    ++number;
-    std::istringstream words(line);
-    std::string step, text;
-    uint64_t value = 0;
-    Word word;
-    words >> step;
-    if (step == "run" && words >> value) {
-      if (run(board, value, cycles)) continue;
-      std::printf("line %ld: the core does not interrupt\n", number);
-      return 1;
-    }
-    const bool known = step == "write" || step == "expect";
-    if (!known || !(words >> std::hex >> value >> text) || !parse(text, word)) {
-      std::fprintf(stderr, "line %ld is no step\n", number);
+    Step step;
+    if (!parse(line, step)) {
+      std::fprintf(stderr, "line %zu is no step\n", steps.size() + 1);
       return 2;
     }
-    const auto address = static_cast<uint32_t>(value);
-    if (step == "write") {
-      board.write(address, word.parts, 1);
-      continue;
-    }
-    Word found;
-    board.read(address, found.parts, 1);
-    ++compared;
-    if (std::memcmp(found.parts, word.parts, sizeof word.parts) != 0 && ++differing <= 10) {
-      std::printf("line %ld: address %x differs\n", number, address);
+    steps.push_back(step);
+  }
+  Board board;
+  Result result;
+  for (size_t at = 0; at < steps.size();) {
+    if (steps[at].kind != "run") {
+      at = take(board, steps, at, result);
+    } else if (!run(board, steps[at++].value, result.cycles)) {
+      std::printf("line %zu: the core does not interrupt\n", at);
+      return 1;
     }
   }
-  std::printf("%ld words compared, %ld differ; %llu clock cycles of runs\n", compared, differing,
-              static_cast<unsigned long long>(cycles));
-  return differing != 0;
+  std::printf("%ld words compared, %ld differ; %llu clock cycles of runs\n", result.compared, result.differing,
+              static_cast<unsigned long long>(result.cycles));
+  return result.differing != 0;
 }
