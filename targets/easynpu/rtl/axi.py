@@ -40,8 +40,8 @@ def core_port(machine: Machine) -> wiring.Signature:
 class Adapter(wiring.Component):
     """Between `lite` and `full`, the channels of AXI4-Lite and AXI4, and the port of a core.
 
-    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. It hands on the
-    interrupt when it knows: whoever has waited for it may use the memories.
+    Whether the core is busy it knows from the core's status, which it asks for as long as it may be. It hands on
+    the interrupt when it knows: whoever has waited for it may use the memories.
     """
 
     def __init__(self, machine: Machine) -> None:

@@ -74,7 +74,7 @@ def files(machine: Machine, program: Program | None = None, samples: Samples | N
 
 
 def steps(program: Program, samples: Samples) -> list[str]:
-    """The lines of testbench.cpp for the first sample: what the core is, and each segment's words, maps, results."""
+    """The lines of testbench.cpp for the first sample: what the core is; words, maps and results of segments."""
     runner = Runner(program)
     runner.simulator = recorder = Recorder(runner.contents.machine, program.files)
     runner({name: values[:1] for name, values in samples.inputs.items()})
