@@ -1,5 +1,6 @@
 // A core in Verilator behind AXI: words in and out as bursts of random length, with waits at random.
-// What breaks a rule of AXI, or is not answered with OKAY, ends the program with a message.
+// What breaks a rule of AXI, or is not answered with OKAY, ends the program with a message. The environment's SEED
+// chooses the waits.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +13,6 @@
 #include "Veasynpu_axi.h"
 #include "verilated.h"
 
-#ifndef SEED
-#define SEED 1
-#endif
-
 struct Board {
   static constexpr uint32_t kParts = 4;  // 32-bit parts of a word
   static constexpr uint32_t kRegisters = 4u << ADDRESS_BITS;
@@ -24,7 +21,7 @@ struct Board {
 
   VerilatedContext context;
   Veasynpu_axi top{&context};
-  std::mt19937 random{SEED};
+  std::mt19937 random{std::getenv("SEED") ? static_cast<uint32_t>(std::atoi(std::getenv("SEED"))) : 1u};
 
   Board() {
     top.aresetn = 0;
