@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.easynpu_rtl.mutants import PACKAGE, Mutant, imported, source
 
-CHANNELS, REGISTERS, MEMORIES = "axi_channels", "axi_registers", "axi_memories"
+CHANNELS, REGISTERS, MEMORIES, WRAPPER = "axi.channels", "axi.registers", "axi.memories", "axi.wrapper"
 MUTANTS = (
     Mutant("ready stays though nothing fits", CHANNELS, "channel.ready.eq(queue.w_rdy)", "channel.ready.eq(1)"),
     Mutant(
@@ -78,15 +78,15 @@ MUTANTS = (
     Mutant("the error of a beat is forgotten", MEMORIES, "error.eq(Mux(beats.last", "error.eq(Mux(1"),
     Mutant(
         "memories are written during a run",
-        "axi",
+        WRAPPER,
         "(register_writes, memory_writes, memory_reads)]",
         "(register_writes, memory_reads)]",
     ),
-    Mutant("a run is not noticed", "axi", "[busy.eq(1), paused.eq(0)]", "paused.eq(0)"),
+    Mutant("a run is not noticed", WRAPPER, "[busy.eq(1), paused.eq(0)]", "paused.eq(0)"),
 )
 
 
 def adapter(mutant: Mutant) -> Any:
     """The adapter's class with this mistake."""
     with imported({mutant.module: source(mutant.module).replace(mutant.right, mutant.wrong)}):
-        return import_module(f"{PACKAGE}.axi").Adapter
+        return import_module(f"{PACKAGE}.{WRAPPER}").Adapter

@@ -150,7 +150,7 @@ class Finder(MetaPathFinder):
 
 def source(module: str) -> str:
     """A module of the hardware as it is."""
-    return (Path(next(iter(rtl.__path__))) / f"{module}.py").read_text(encoding="utf-8")
+    return (Path(next(iter(rtl.__path__))) / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
 
 
 def mutated(module: str) -> str:
@@ -183,7 +183,8 @@ def imported(sources: Mapping[str, str]) -> Generator[None]:
         _forgotten()
         for name, module in kept.items():
             sys.modules[name] = module
-            setattr(rtl, name.rpartition(".")[2], module)
+            package, _, last = name.rpartition(".")
+            setattr(kept.get(package, rtl), last, module)
 
 
 def _forgotten() -> dict[str, ModuleType]:
@@ -191,7 +192,8 @@ def _forgotten() -> dict[str, ModuleType]:
     found = {name: module for name, module in sys.modules.items() if name.startswith(f"{PACKAGE}.")}
     for name in found:
         del sys.modules[name]
-        delattr(rtl, name.rpartition(".")[2])
+        package, _, last = name.rpartition(".")
+        delattr(found.get(package, rtl), last)
     return found
 
 

@@ -16,8 +16,9 @@ pytest.importorskip("amaranth", reason="the RTL is written in Amaranth: npuc[rtl
 from amaranth.back.rtlil import convert
 
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import axi, resources
-from npuc.targets.easynpu.rtl.axi import Adapter
+from npuc.targets.easynpu.rtl import resources
+from npuc.targets.easynpu.rtl.axi import wrapper
+from npuc.targets.easynpu.rtl.axi.wrapper import Adapter
 from npuc.targets.easynpu.rtl.core import Core, verilog
 
 
@@ -48,7 +49,7 @@ def test_yosys_reads_the_verilog_without_a_warning(tmp_path: Path) -> None:
     if yosys is None:
         pytest.skip("Yosys is not on the path")
     (tmp_path / "easynpu.v").write_text(verilog(Machine()), encoding="utf-8")
-    (tmp_path / "axi.v").write_text(axi.verilog(Machine()), encoding="utf-8")
+    (tmp_path / "axi.v").write_text(wrapper.verilog(Machine()), encoding="utf-8")
     script = "read_verilog -sv easynpu.v axi.v; hierarchy -check -top easynpu_axi; proc; check -assert"
     assert "warning" not in said([yosys], script, tmp_path).lower()
 

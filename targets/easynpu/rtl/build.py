@@ -71,10 +71,10 @@ def verilog(machine: Machine, *, observed: bool) -> str:
 def axi_verilog(machine: Machine) -> str:
     """The AXI wrapper's Verilog. Raises ArtefactError (E507) without Amaranth."""
     try:
-        from npuc.targets.easynpu.rtl import axi
+        from npuc.targets.easynpu.rtl.axi import wrapper
     except ImportError as error:
         raise ArtefactError("E507", f"Amaranth cannot be imported: {error}", remedy=REMEDY) from None
-    return axi.verilog(machine)
+    return wrapper.verilog(machine)
 
 
 def _verilator() -> str:

@@ -8,8 +8,8 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.registers import REGISTERS
-from npuc.targets.easynpu.rtl import axi_channels as axi
-from npuc.targets.easynpu.rtl.axi_channels import DEPTH, LITE, REGISTER_BITS, REGISTER_BYTES, Response
+from npuc.targets.easynpu.rtl.axi import channels as axi
+from npuc.targets.easynpu.rtl.axi.channels import DEPTH, LITE, REGISTER_BITS, REGISTER_BYTES, Response
 from npuc.targets.easynpu.rtl.port import CONTROL, PAUSE, RESUME, STATUS
 from npuc.targets.easynpu.rtl.sizes import index_bits
 

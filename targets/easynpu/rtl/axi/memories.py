@@ -10,9 +10,9 @@ from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.isa import WORD_BYTES
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import axi_channels as axi
 from npuc.targets.easynpu.rtl import port
-from npuc.targets.easynpu.rtl.axi_channels import DEPTH, ID_BITS, MEMORY_BITS, WORD_SIZE, Burst, Response
+from npuc.targets.easynpu.rtl.axi import channels as axi
+from npuc.targets.easynpu.rtl.axi.channels import DEPTH, ID_BITS, MEMORY_BITS, WORD_SIZE, Burst, Response
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.quantiser import BYTE
 

@@ -16,10 +16,10 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.rtl import axi_channels as axi
 from npuc.targets.easynpu.rtl import port
-from npuc.targets.easynpu.rtl.axi_memories import MemoryReads, MemoryWrites
-from npuc.targets.easynpu.rtl.axi_registers import RegisterReads, RegisterWrites
+from npuc.targets.easynpu.rtl.axi import channels as axi
+from npuc.targets.easynpu.rtl.axi.memories import MemoryReads, MemoryWrites
+from npuc.targets.easynpu.rtl.axi.registers import RegisterReads, RegisterWrites
 from npuc.targets.easynpu.rtl.layouts import WORD
 
 
