@@ -14,6 +14,7 @@ from npuc.targets.easynpu.simulate import datapath
 from npuc.targets.easynpu.simulate.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
 
 WORD = np.zeros((1, 16), np.int8)
+NOW = np.zeros(1, np.int64)
 
 
 def fifo(entries: int, start: int, uses: list[tuple[int, int]]) -> tuple[list[int], int]:
@@ -75,8 +76,8 @@ TRAPS: dict[str, tuple[Callable[[], object], str]] = {
     "read below": (lambda: Dtcm("skip", 4).read(np.array([-1])), "word -1 of the skip DTCM"),
     "write outside": (lambda: Dtcm("fmap", 4).write(np.array([7]), WORD), "word 7 of the fmap DTCM"),
     "read before write": (lambda: Dtcm("fmap", 4).read(np.array([2])), "word 2 of the fmap DTCM is read before"),
-    "pad too small": (lambda: IfmapPads(4).load(0, np.array([4]), WORD), "entry 4 of an ifmap pad"),
-    "pad not loaded": (lambda: IfmapPads(4).read(0, np.array([[1]])), "ifmap pad entry is read before"),
+    "pad too small": (lambda: IfmapPads(4).load(0, np.array([4]), WORD, NOW), "entry 4 of an ifmap pad"),
+    "pad not loaded": (lambda: IfmapPads(4).read(0, np.array([[1]]), NOW), "ifmap pad entry is read before"),
     "psums too few": (lambda: PsumFile(4).write(np.zeros((1, 5, 16), np.int64)), "psum 4 is written"),
     "psums too few in a row": (lambda: PsumFile(4, 2).write(np.zeros((2, 5, 16), np.int64)), "psum 5 is written"),
     "psum not written": (lambda: PsumFile(4).read(1, 1), "psum is read before it is written"),
@@ -106,14 +107,25 @@ def test_a_word_that_the_running_layer_replaced_cannot_be_read_until_it_ends() -
 
 def test_loading_a_set_of_pads_forgets_what_it_held_and_leaves_the_other_set_alone() -> None:
     pads = IfmapPads(8)
-    pads.load(0, np.arange(8), np.full((8, 16), 1, np.int8))
-    pads.load(1, np.arange(8), np.full((8, 16), 2, np.int8))
-    pads.load(0, np.array([3]), np.full((1, 16), 5, np.int8))
-    assert pads.read(0, np.array([3])).tolist() == [[5] * 16]
-    assert pads.read(1, np.array([4])).tolist() == [[2] * 16]
+    pads.load(0, np.arange(8), np.full((8, 16), 1, np.int8), np.arange(8))
+    pads.load(1, np.arange(8), np.full((8, 16), 2, np.int8), np.arange(8, 16))
+    pads.load(0, np.array([3]), np.full((1, 16), 5, np.int8), np.array([16]))
+    assert pads.read(0, np.array([3]), NOW).tolist() == [[5] * 16]
+    assert pads.read(1, np.array([4]), NOW).tolist() == [[2] * 16]
     with pytest.raises(ArtefactError, match="before it is written"):
-        pads.read(0, np.array([4]))
+        pads.read(0, np.array([4]), NOW)
     assert pads.most == 8
+
+
+def test_an_entry_is_overwritten_behind_its_last_read_and_not_in_its_cycle() -> None:
+    pads = IfmapPads(4, 1)
+    pads.load(0, np.arange(4), np.zeros((4, 16), np.int8), np.arange(4))
+    pads.read(0, np.arange(4), np.array([10, 20, 30, 5]))
+    for cycles in ([10, 21], [11, 20]):
+        with pytest.raises(ArtefactError, match=r"entry [01] of an ifmap pad is overwritten before its last read"):
+            pads.load(0, np.arange(2), np.zeros((2, 16), np.int8), np.array(cycles))
+    pads.load(0, np.arange(2), np.ones((2, 16), np.int8), np.array([11, 21]))
+    assert pads.read(0, np.array([1]), NOW).tolist() == [[1] * 16]
 
 
 def test_psums_of_the_last_tile_are_not_valid_in_the_next() -> None:

@@ -16,8 +16,9 @@ from npuc.bits import encode
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Reshape
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.ports import port_use
 from npuc.targets.easynpu.machine.rearrangement import most_written, run_length
-from npuc.targets.easynpu.machine.timing import Followers, chain_cost, port_use
+from npuc.targets.easynpu.machine.timing import Followers, chain_cost
 from npuc.targets.easynpu.program.artefact import Segment
 from npuc.targets.easynpu.simulate.chains import Stage, chains
 from npuc.targets.easynpu.simulate.events import LayerCount
@@ -121,8 +122,9 @@ def scattered(word: Reshape) -> list[int]:
     return [int(each) for each in pieces.ravel()]
 
 
-@pytest.fixture(autouse=True)
-def _stepping(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[1, 2], ids=["one set of pads", "two sets of pads"])
+def _stepping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MACHINE", replace(programs.MACHINE, ifmap_pad_sets=request.param))
     monkeypatch.setattr(programs, "Simulator", Stepping)
 
 

@@ -28,6 +28,8 @@ class Machine:
     pe_rows: int = 1
     """Rows of 16 PEs that share weights and ifmap pads (a read port each) and divide the positions of a tile."""
     ifmap_pad_entries: int = 64
+    ifmap_pad_sets: int = 2
+    """1: the document's 16 pads, refilled in place while they are read; 2: one set is read, the other filled."""
     psum_entries: int = 64
     """Of every row."""
     weight_pad_entries: int = 16
@@ -60,8 +62,8 @@ class Machine:
         return int(getattr(self, f"{memory}_words"))
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them."""
-        return asdict(self)
+        """The values as the manifest records them; two sets of pads unsaid, as before there was a choice."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("ifmap_pad_sets", 2)}
 
     @classmethod
     def of(cls, values: dict[str, Any], origin: str) -> Machine:
@@ -75,6 +77,8 @@ class Machine:
             raise _bad(origin, f"scales = {machine.scales!r}", ", ".join(DEMANDS))
         if machine.pe_rows > ROWS_MOST:
             raise _bad(origin, f"pe_rows = {machine.pe_rows}", f"1..{ROWS_MOST}")
+        if machine.ifmap_pad_sets > 2:
+            raise _bad(origin, f"ifmap_pad_sets = {machine.ifmap_pad_sets}", "1 or 2")
         if machine.weight_pad_entries > 256:
             raise _bad(origin, f"weight_pad_entries = {machine.weight_pad_entries}", "1..256 (Zs has 8 bits)")
         return machine

@@ -1,11 +1,11 @@
 """The cycle model: what a chain of layer words costs for every candidate tile, in closed form.
 
-Source: easynpu reference, section 6, with a second set of ifmap pads (docs/decisions.md, EasyNPU stepping
-simulator). A layer loads its bias-scale blocks (5 words per 16 channels) and first weights (Zs words), then its
-first sub-ifmap. From then on it goes from step to step: a step computes with the 16 channels of one set of pads
-while the other set is loaded for the next step. Ofmap and ifmap words share one bus of one word a cycle, and the
-ofmap wins; so a step takes its compute cycles, and longer where the words to load exceed the cycles left for them.
-The stepping simulator counts the same cycles one after the other.
+Source: easynpu reference, section 6, with a second set of ifmap pads unless the machine has one only
+(docs/decisions.md, EasyNPU stepping simulator). A layer loads its bias-scale blocks (5 words per 16 channels)
+and first weights (Zs words), then its first sub-ifmap. From then on it goes from step to step: a step computes
+with the 16 channels in the pads while the sub-ifmap of the next step is loaded (refilling). Ofmap and ifmap words
+share one bus of one word a cycle, and the ofmap wins; so a step takes its compute cycles, and longer where words
+find too few cycles or no free entry. The stepping simulator counts the same cycles one after the other.
 """
 
 from __future__ import annotations
@@ -20,41 +20,12 @@ from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import CONV, Layer
 from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, SLOPE_WORDS, TABLE_WORDS, groups
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.ports import RESULT, PortUse
+from npuc.targets.easynpu.machine.refilling import Load, Refilled, Step, Sweep
 
 Extent = TypeVar("Extent", int, Array)
 DRAIN = 3
 """Cycles from the last MAC to its result in the DTCM: the registers of the PE."""
-
-
-@dataclass(frozen=True)
-class PortUse:
-    """What each position of a pass, one word per 16 channels, asks of the DTCMs beside the loads."""
-
-    cycles: int = 0
-    """Cycles that its accesses take; one more where an operand is read from a memory that the result goes to."""
-    blocked: int = 0
-    """Cycles in which no sub-ifmap word can be loaded."""
-    ofmap: int = 0
-    """Cycles that it writes over the shared bus: one, or more where a reshape scatters its lanes."""
-    apart: bool = False
-    """The operand is read before the position enters the PEs: the bubble of a single psum begins a cycle later."""
-
-
-def port_use(reads: str | None, writes: Sequence[str], source: str, times: int = 1) -> PortUse:
-    """The ports that a pass uses. A DTCM serves one access a cycle; a result goes to several memories at once.
-
-    reads: the memory of its operand, which has a path of its own beside the shared bus; writes: the memories of
-    its result; source: the memory that sub-ifmaps are loaded from; times: the words that a result is scattered to.
-    """
-    apart = reads in writes
-    written = times if writes else 0
-    cycles = written + 1 if apart else max(written, int(reads is not None))
-    blocked = written + int(reads == source and (apart or not writes))
-    return PortUse(cycles, blocked, written, apart)
-
-
-RESULT = PortUse(1, 1, 1)
-"""A pass that writes a result and reads no operand."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +101,12 @@ def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, fol
     parts: the layer's word, or the words that keep psums for each other and the one that takes them.
     """
     Ho, Wo = parts[0].Ho, parts[0].Wo
+    pitches = [np.asarray(tile_input(part, y, x)[1]) for part in parts]
     y, x = np.minimum(y, Ho), np.minimum(x, Wo)
+    zs = parts[0].Zs if is_dense(parts[0]) else 1
     (rows, last_row), (columns, last_column) = _split(Ho, y), _split(Wo, x)
     full, right, lower, corner = (
-        _Tile.of(parts, tile_y, tile_x, machine, followers)
+        _Tile.of(parts, pitches, _Passes(tile_y, tile_x, zs, machine), followers)
         for tile_y in (y, last_row.size)
         for tile_x in (x, last_column.size)
     )
@@ -143,22 +116,24 @@ def chain_cost(parts: Sequence[Layer], y: Array, x: Array, machine: Machine, fol
         lower_row = each(lower) * columns.count + each(corner) * last_column.count
         return upper_row * rows.count + lower_row * last_row.count
 
-    within_row = full.then(full.load) * (columns.count - 1) + full.then(right.load) * last_column.count
-    within_last = lower.then(lower.load) * (columns.count - 1) + lower.then(corner.load) * last_column.count
+    within_row = full.then(full) * (columns.count - 1) + full.then(right) * last_column.count
+    within_last = lower.then(lower) * (columns.count - 1) + lower.then(corner) * last_column.count
     at_end = [
-        np.where(last_column.count, edge.then(load), inner.then(load))
-        for inner, edge, load in (
-            (full, right, full.load),
-            (full, right, lower.load),
-            (full, right, 0),
-            (lower, corner, 0),
+        np.where(last_column.count, edge.then(following), inner.then(following))
+        for inner, edge, following in (
+            (full, right, full),
+            (full, right, lower),
+            (full, right, None),
+            (lower, corner, None),
         )
     ]
     run = total(lambda tile: tile.inner) + within_row * rows.count + within_last * last_row.count
     run = run + at_end[0] * (rows.count - 1) + np.where(last_row.count, at_end[1] + at_end[3], at_end[2])
     start = len(parts) + followers.words + sum(map(parameter_words, parts)) + followers.bs_words
-    start += parts[0].Zs if is_dense(parts[0]) else 0
-    return Cost(start + full.load + run + DRAIN, total(lambda tile: tile.compute), total(lambda tile: tile.bus))
+    start += zs if is_dense(parts[0]) else 0
+    return Cost(
+        start + full.load.words + run + DRAIN, total(lambda tile: tile.compute), total(lambda tile: tile.bus)
+    )
 
 
 @dataclass(frozen=True)
@@ -180,42 +155,74 @@ class _Tile:
     """Tiles of one size: cycles of all steps but the last, and what the last one leaves for the next tile."""
 
     inner: Array
-    last: Array
-    """Cycles of the last step, if nothing is loaded under it."""
-    free: Array
-    """Of these, the cycles in which a word can be loaded."""
-    load: Array
-    """Words of the first sub-ifmap."""
+    last: Step
+    load: Load
+    """The first sub-ifmap."""
     compute: Array
     bus: Array
 
-    def then(self, load: Array | int) -> Array:
-        """Cycles of the last step when the next tile's first sub-ifmap has this many words."""
-        return self.last + np.maximum(load - self.free, 0)
+    def then(self, following: _Tile | None) -> Array:
+        """Cycles of the last step before this tile, or before none."""
+        return self.last.cycles if following is None else self.last.then(following.load)
 
     @classmethod
-    def of(cls, parts: Sequence[Layer], y: Array, x: Array, machine: Machine, followers: Followers) -> _Tile:
-        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn."""
-        dense = is_dense(parts[0])
-        rounds = 1 if dense else groups(parts[0].Co)
-        zs = parts[0].Zs if dense else 1
-        positions, cycles = y * x * zs, of_a_row(y * x, machine) * zs
-        bubble = np.logical_and(cycles == 1, not machine.psum_write_first)
-        sweep = cycles * (1 + bubble)
-        inner = step = words = np.zeros_like(y)
-        passes = followers.stages
-        loads = [np.multiply(*tile_input(part, y, x)) for part in parts]
-        for position, (part, load) in enumerate(zip(parts, loads, strict=True)):
-            whole, rest = (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if dense else (0, 1)
-            taps = part.Hk * part.Wk
-            passes += (whole * LANES + rest) * taps
-            words = words + (whole + 1) * load
-            inner = inner + (np.maximum(step, load) if position else 0)
-            inner = inner + whole * np.maximum(LANES * taps * sweep, load)
-            step = rest * taps * sweep
-        uses = followers.port_uses
-        last = step - sweep + sum(np.maximum(sweep + use.apart, positions * use.cycles) for use in uses)
-        free = last - positions * sum(use.blocked for use in uses)
-        inner = rounds * inner + (rounds - 1) * (last + np.maximum(loads[0] - free, 0))
-        words = words + positions * sum(use.ofmap for use in uses)
-        return cls(inner, last, free, loads[0], rounds * passes * sweep, rounds * words)
+    def of(cls, parts: Sequence[Layer], pitches: Sequence[Array], passes: _Passes, followers: Followers) -> _Tile:
+        """A tile's steps of 16 channels: those of one part after the other, or channel-wise all parts in turn.
+
+        pitches: entries from row to row of each part's sub-ifmap, which an edge tile does not change.
+        """
+        rounds = 1 if is_dense(parts[0]) else groups(parts[0].Co)
+        loads = [passes.load(part, pitch) for part, pitch in zip(parts, pitches, strict=True)]
+        inner, words, count = np.zeros_like(passes.y), passes.ofmap(followers), followers.stages
+        for at, (part, pitch, load) in enumerate(zip(parts, pitches, loads, strict=True)):
+            whole, rest = _channels(part)
+            count += (whole * LANES + rest) * part.Hk * part.Wk
+            words = words + (whole + 1) * load.words
+            if whole:
+                inner = inner + whole * passes.step(part, pitch, LANES).then(load)
+            if at + 1 < len(parts):
+                inner = inner + passes.step(part, pitch, rest).then(loads[at + 1])
+        last = passes.step(parts[-1], pitches[-1], _channels(parts[-1])[1], followers.port_uses)
+        inner = rounds * inner + (rounds - 1) * last.then(loads[0])
+        return cls(inner, last, loads[0], rounds * count * passes.sweep, rounds * words)
+
+
+def _channels(part: Layer) -> tuple[int, int]:
+    """Steps of 16 input channels, and the channels of the last one; of a channel-wise word each step has one."""
+    return (groups(part.Ci) - 1, (part.Ci - 1) % LANES + 1) if is_dense(part) else (0, 1)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes over the positions of tiles of one size, once for each ozi."""
+
+    y: Array
+    x: Array
+    zs: int
+    machine: Machine
+
+    @property
+    def sweep(self) -> Array:
+        """Cycles of a pass that uses no port, bubbles included."""
+        cycles = of_a_row(self.y * self.x, self.machine) * self.zs
+        return cycles * (1 + np.logical_and(cycles == 1, not self.machine.psum_write_first))
+
+    def ofmap(self, followers: Followers) -> Array:
+        """Words that results take on the bus."""
+        return self.y * self.x * self.zs * sum(use.ofmap for use in followers.port_uses)
+
+    def load(self, part: Layer, pitch: Array) -> Load:
+        """The sub-ifmap of a part."""
+        rows, columns = tile_input(part, self.y, self.x)
+        return Load(np.asarray(rows), np.asarray(columns), pitch)
+
+    def step(self, part: Layer, pitch: Array, channels: int, uses: Sequence[PortUse] = (PortUse(),)) -> Step:
+        """So many channels of a part; uses: the ports of its last pass, and of those behind it."""
+        positions, sweep = self.y * self.x * self.zs, self.sweep
+        before = (channels * part.Hk * part.Wk - 1) * sweep
+        cycles = before + sum(use.taken(sweep, positions) for use in uses)
+        free = [use.free(sweep, positions) for use in uses]
+        if self.machine.ifmap_pad_sets > 1:
+            return Step(cycles, before + sum(free))
+        shape = Sweep(part, self.x, self.y * self.x, self.zs, self.machine.pe_rows, pitch, sweep)
+        return Refilled(cycles, before + sum(free), shape, uses[0], sum(free[1:], np.zeros_like(sweep)))

@@ -30,8 +30,9 @@ from npuc.targets.easynpu.machine.isa import (
 )
 from npuc.targets.easynpu.machine.memory import Place, feature_words
 from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.ports import PortUse, port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
-from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
+from npuc.targets.easynpu.machine.timing import Followers, parameter_words
 from npuc.targets.easynpu.plan.placement import PlacedJob
 
 

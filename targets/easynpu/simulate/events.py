@@ -57,8 +57,12 @@ class Executed:
     start: int
     cycles: int
     """From the layer's first; the last of them wait for the next sub-ifmap."""
+    side: int
+    """The set of ifmap pads that is read."""
     load: Array
     """Addresses of the next sub-ifmap's words; NONE for padding."""
+    loaded: Array
+    """The cycles, from the step's first, in which they are on the bus."""
     source: str
     """The memory they lie in."""
     weights: tuple[Array, Array]

@@ -9,7 +9,7 @@ import numpy as np
 from npuc.ir import Array
 from npuc.targets.easynpu.machine.isa import Instruction, Layer
 from npuc.targets.easynpu.machine.parameters import Machine
-from npuc.targets.easynpu.simulate.pads import Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
+from npuc.targets.easynpu.simulate.pads import NEVER, Dtcm, IfmapPads, ParameterPads, PsumFile, WeightPads
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Hardware:
             Dtcm("fmap", machine.fmap_words),
             Dtcm("skip", machine.skip_words),
             Dtcm("weight", machine.weight_words),
-            IfmapPads(machine.ifmap_pad_entries),
+            IfmapPads(machine.ifmap_pad_entries, machine.ifmap_pad_sets),
             WeightPads(machine.weight_pad_entries),
             PsumFile(machine.psum_entries, machine.pe_rows),
             ParameterPads(machine.parameter_pad_entries),
@@ -55,9 +55,10 @@ class Hardware:
         self.weight.load(address + np.arange(len(words)), words)
 
     def begin_layer(self) -> None:
-        """Occupancy is counted anew."""
+        """Occupancy is counted anew, and cycles."""
         for pads in (self.ifmap_pads, self.weight_pads, self.psums, self.parameter_pads):
             pads.most = 0
+        self.ifmap_pads.needed[...] = NEVER
 
     def end_layer(self) -> None:
         """What the layer wrote may be read."""

@@ -15,12 +15,14 @@ from npuc.targets.easynpu.simulate import datapath, streams
 from npuc.targets.easynpu.simulate.chains import POINTWISE, Stage
 from npuc.targets.easynpu.simulate.events import Executed, LayerCount, Touched, Transfers
 from npuc.targets.easynpu.simulate.hardware import Hardware
+from npuc.targets.easynpu.simulate.refilling import Reads, arrivals
 from npuc.targets.easynpu.simulate.scattering import Scatter
 from npuc.targets.easynpu.simulate.schedule import (
     NONE,
     Access,
     PadStep,
     Plan,
+    SubIfmap,
     Sweep,
     Tile,
     accumulating,
@@ -31,6 +33,12 @@ from npuc.targets.easynpu.simulate.schedule import (
 from npuc.targets.easynpu.simulate.streams import Block
 
 COMBINING = ("add", "mul")
+Key = tuple[int, int, int, int, bool]
+"""Steps of the same key take the same cycles."""
+
+
+def _key(step: PadStep) -> Key:
+    return step.tile.y, step.tile.x, step.part, step.channels, step.last
 
 
 class Watcher(Protocol):
@@ -86,7 +94,9 @@ class LayerRun:
         self.blocks: list[Block] = []
         self.weights: list[Array] = []
         """Of each word: (Ci, taps, zs, 16), or channel-wise (groups, taps, 16)."""
-        self._plans: dict[tuple[int, int, int, int, bool], Plan] = {}
+        self._plans: dict[Key, Plan] = {}
+        self._last_reads: dict[Key, Array] = {}
+        self._arrivals: dict[tuple[Key, int, int, int], Array] = {}
         self._touched: dict[int, Touched] = {}
         self._at = (0, Tile(0, 0, 0, 0))
 
@@ -105,17 +115,18 @@ class LayerRun:
             raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
 
     def _run(self, words: int) -> None:
-        """Every step, with the next one's sub-ifmap loaded under it into the other set of pads."""
+        """Every step, with the next one's sub-ifmap loaded under it into the other set of pads, if there is one."""
         sequence = steps(self.parts, takes=self.chain[0].takes, leaves=self.chain[-1].leaves)
         step, side = next(sequence), 0
-        self.first_load = self._load(step, side)
+        wanted = self._wanted(step)
+        self.first_load = self._load(step, side, wanted, self.cycle + np.arange(len(wanted.entries)))
         self.cycle += len(self.first_load)
         if self.watcher is not None:
             self.watcher.started(self, words)
         while step is not None:
-            following = next(sequence, None)
-            self._execute(step, side, following)
-            step, side = following, 1 - side
+            following, other = next(sequence, None), (side + 1) % self.hardware.machine.ifmap_pad_sets
+            self._execute(step, side, following, other)
+            step, side = following, other
         self.cycle += DRAIN
         self._finish()
         if self.watcher is not None:
@@ -141,7 +152,8 @@ class LayerRun:
             return weights.reshape(layer.Ci, -1, layer.Zs, LANES) * self.lanes[:, 0]
         return weights.reshape(len(self.lanes), -1, LANES) * self.lanes
 
-    def _execute(self, step: PadStep, side: int, following: PadStep | None) -> None:
+    def _execute(self, step: PadStep, side: int, following: PadStep | None, other: int) -> None:
+        """side: the set of pads that is read; other: the one that the following step reads."""
         plan = self._plan(step)
         first, last = plan.weight_uses
         weights = first, last
@@ -151,20 +163,35 @@ class LayerRun:
         self._accumulate(step, side)
         if step.last:
             self._continue(step)
-        load, source = np.zeros(0, np.int64), self.sources[0].place.memory
+        load = loaded = np.zeros(0, np.int64)
+        cycles, source = plan.cycles, self.sources[0].place.memory
         if following is not None:
-            load, source = self._load(following, 1 - side), self.sources[following.part].place.memory
-        cycles = plan.cycles + max(0, len(load) - plan.free)
+            wanted = self._wanted(following)
+            loaded, source = self._arriving(step, following, wanted), self.sources[following.part].place.memory
+            load = self._load(following, other, wanted, self.cycle + loaded)
+            cycles = max(cycles, int(loaded[-1]) + 1)
         if self.watcher is not None:
-            done = Executed(step, plan, self.cycle, cycles, load, source, weights, self._touched)
+            done = Executed(step, plan, self.cycle, cycles, side, load, loaded, source, weights, self._touched)
             self.watcher.executed(self, done)
         self.cycle += cycles
         self.count.compute_cycles += plan.compute
         self.count.weight_words += len(first)
 
+    def _arriving(self, step: PadStep, following: PadStep, wanted: SubIfmap) -> Array:
+        """The cycles, from the step's first, in which the words of the next sub-ifmap are loaded."""
+        key = (_key(step), following.part, following.tile.y, following.tile.x)
+        if key not in self._arrivals:
+            single = self.hardware.machine.ifmap_pad_sets == 1
+            lowest = self._reads(step).lowest() if single else None
+            self._arrivals[key] = arrivals(self._plan(step), wanted.entries, lowest)
+        return self._arrivals[key]
+
+    def _reads(self, step: PadStep) -> Reads:
+        return Reads(step, self.parts[step.part], self._plan(step), self.hardware.machine)
+
     def _plan(self, step: PadStep) -> Plan:
         """The sweeps of a step; equal for equal tiles."""
-        key = (step.tile.y, step.tile.x, step.part, step.channels, step.last)
+        key = _key(step)
         if key not in self._plans:
             layer = self.parts[step.part]
             passes = step.channels * layer.Hk * layer.Wk
@@ -186,16 +213,19 @@ class LayerRun:
         writes = self.scatter.writes if self.scatter is not None and stage == len(self.chain) - 1 else 1
         return Access(None if operand is None else operand.place.memory, results, writes)
 
-    def _load(self, step: PadStep, side: int) -> Array:
-        """Fills a set of ifmap pads; the addresses that were read, NONE for padding."""
-        stage, source = self.chain[step.part], self.sources[step.part].place
+    def _wanted(self, step: PadStep) -> SubIfmap:
+        """What a step reads of its map."""
         self._at = step.part, step.tile
-        wanted = window(stage.layer, step.tile)
+        return window(self.parts[step.part], step.tile)
+
+    def _load(self, step: PadStep, side: int, wanted: SubIfmap, cycles: Array) -> Array:
+        """Fills a set of ifmap pads, a word in each of these cycles; the addresses read, NONE for padding."""
+        stage, source = self.chain[step.part], self.sources[step.part].place
         values = np.full((len(wanted.entries), LANES), -128 if stage.name == "maxpool" else 0, np.int8)
         at = source.base + wanted.iy * source.row + wanted.ix * source.pixel + step.group * source.group
         if len(at):
             values[wanted.inside] = self.hardware.dtcm(source.memory).read(at)
-        self.hardware.ifmap_pads.load(side, wanted.entries, values)
+        self.hardware.ifmap_pads.load(side, wanted.entries, values, cycles)
         self.count.ifmap_words += len(at)
         self.count.padding_words += len(values) - len(at)
         addresses = np.full(len(values), NONE)
@@ -206,7 +236,11 @@ class LayerRun:
         """The passes over kzi, hki, wki: psums (zs, positions, 16) in the psum file."""
         stage, layer = self.chain[step.part], self.parts[step.part]
         self._at = step.part, step.tile
-        ifmap = self.hardware.ifmap_pads.read(side, pad_addresses(layer, step.tile.y, step.tile.x))
+        key = _key(step)
+        if key not in self._last_reads:
+            self._last_reads[key] = self._reads(step).last()
+        entries, last = pad_addresses(layer, step.tile.y, step.tile.x), self.cycle + self._last_reads[key]
+        ifmap = self.hardware.ifmap_pads.read(side, entries, last)
         if stage.name in POINTWISE:
             self._write_psums(self._applied(step.part, ifmap.astype(np.int64), step))
             return

@@ -76,26 +76,36 @@ def _first(at: Array, wrong: Array) -> int:
 
 
 class IfmapPads:
-    """Two sets of 16 pads: one is read while the other is loaded. A word on the bus is an entry of all 16 pads."""
+    """Sets of 16 pads, of which one is read. A word on the bus is an entry of all 16 pads of a set.
 
-    def __init__(self, entries: int) -> None:
-        self.values = np.zeros((2, entries, LANES), np.int8)
-        self.written = np.zeros((2, entries), np.bool_)
+    Two sets: the other one is loaded meanwhile. One: its entries are overwritten behind their last read. Cycles
+    count from the layer's beginning.
+    """
+
+    def __init__(self, entries: int, sets: int = 2) -> None:
+        self.values = np.zeros((sets, entries, LANES), np.int8)
+        self.written = np.zeros((sets, entries), np.bool_)
+        self.needed = np.full((sets, entries), NEVER)
+        """The last cycle in which what an entry holds is read."""
         self.most = 0
 
-    def load(self, side: int, entries: Array, words: Array) -> None:
-        """Replaces all of a set: words (n, 16) at n entries; the others are not written."""
+    def load(self, side: int, entries: Array, words: Array, cycles: Array) -> None:
+        """Replaces all of a set: words (n, 16) at n entries in these cycles; the others are not written."""
         if entries.max() >= self.values.shape[1]:
             raise trap(f"entry {entries.max()} of an ifmap pad is loaded", f"0..{self.values.shape[1] - 1}")
+        early = cycles <= self.needed[side, entries]
+        if early.any():
+            raise trap(f"entry {_first(entries, early)} of an ifmap pad is overwritten before its last read")
         self.written[side] = False
         self.written[side, entries] = True
         self.values[side, entries] = words
         self.most = max(self.most, len(entries))
 
-    def read(self, side: int, entries: Array) -> Array:
-        """The entries, of any shape, in all 16 pads: (..., 16)."""
+    def read(self, side: int, entries: Array, last: Array) -> Array:
+        """The entries, of any shape, in all 16 pads: (..., 16); last: of each entry the last cycle of a read."""
         if entries.max() >= self.values.shape[1] or not self.written[side, entries].all():
             raise trap("an ifmap pad entry is read before it is written")
+        self.needed[side] = last
         return self.values[side, entries]
 
 

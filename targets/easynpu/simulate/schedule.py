@@ -42,7 +42,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class PadStep:
-    """What is computed with one set of ifmap pads: 16 input channels of one accumulating word, for a tile."""
+    """What is computed with one filling of the pads: 16 input channels of one accumulating word, for a tile."""
 
     tile: Tile
     part: int
@@ -221,9 +221,10 @@ class Plan:
         return sum(sweep.passes * sweep.ozis * sweep.compute for sweep in self.sweeps)
 
     @cached_property
-    def free(self) -> int:
-        """Cycles in which a sub-ifmap word can be loaded."""
-        return self.cycles - sum(sweep.passes * sweep.ozis * int(sweep.blocked.sum()) for sweep in self.sweeps)
+    def free(self) -> Array:
+        """The cycles in which a sub-ifmap word can be loaded."""
+        blocked = [np.tile(sweep.blocked, sweep.passes * sweep.ozis) for sweep in self.sweeps]
+        return np.flatnonzero(~np.concatenate(blocked))
 
     @cached_property
     def weight_uses(self) -> tuple[Array, Array]:

@@ -88,7 +88,6 @@ class Tracer:
     def __init__(self, stream: TextIO, machine: Machine) -> None:
         self.writer = VcdWriter(stream, "easynpu", signals(machine))
         self._waiting: list[Chunk] = []
-        self._side = 0
 
     def close(self) -> None:
         """Ends the dump."""
@@ -96,7 +95,6 @@ class Tracer:
 
     def started(self, run: LayerRun, words: int) -> None:
         """Decoding, parameters, first weights, first sub-ifmap."""
-        self._side = 0
         chunk = Chunk(0, run.cycle)
         number = run.end
         chunk.put(0, words, state=DECODE, instruction=number + 1 - words + np.arange(words))
@@ -117,10 +115,8 @@ class Tracer:
         chunk = Chunk(step.start, step.cycles)
         tile = step.step.tile
         chunk.put(0, step.cycles, state=WAIT, oy=tile.oy, ox=tile.ox, instruction=run.chain[step.step.part].number)
-        blocked = self._sweeps(chunk, run, step)
-        free = np.concatenate([np.nonzero(~blocked)[0], np.arange(len(blocked), step.cycles)])
-        _put_loads(chunk, free[: len(step.load)], step.load, step.source)
-        self._side = 1 - self._side
+        self._sweeps(chunk, run, step)
+        _put_loads(chunk, step.loaded, step.load, step.source)
         self._waiting.append(chunk)
         self._put_fetches(run, step)
 
@@ -144,10 +140,9 @@ class Tracer:
         chunk.put(begin, cycles, bus_memory=memory, bus_addr=transfers.addresses)
         self.writer.write(chunk.columns, chunk.cycles)
 
-    def _sweeps(self, chunk: Chunk, run: LayerRun, step: Executed) -> Array:
-        """The signals of every pass; whether a cycle is blocked for loads."""
+    def _sweeps(self, chunk: Chunk, run: LayerRun, step: Executed) -> None:
+        """The signals of every pass."""
         at = passes = words = 0
-        blocked: list[Array] = []
         for sweep in step.plan.sweeps:
             own = sweep.stage == step.step.part
             columns = _pass_columns(run, step.step, sweep, passes if own else 0)
@@ -156,11 +151,9 @@ class Tracer:
                 columns["w_och_gcnt"] = step.weights[0][words + block]
                 words += sweep.passes * sweep.words
             columns |= _touching(run, step, sweep)
-            chunk.put(at, sweep.cycles, state=RUN, if_set=self._side, **columns)
-            blocked.append(np.tile(sweep.blocked, sweep.passes * sweep.ozis))
+            chunk.put(at, sweep.cycles, state=RUN, if_set=step.side, **columns)
             at += sweep.cycles
             passes += sweep.passes
-        return np.concatenate(blocked)
 
     def _put_fetches(self, run: LayerRun, step: Executed) -> None:
         """The weight bus, in this step and in those before it; then everything that is complete is written."""
