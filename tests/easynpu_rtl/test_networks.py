@@ -18,20 +18,25 @@ from npuc.ir import Array
 from npuc.models import MODELS
 from npuc.storage import data
 from npuc.target import Counting, Options, target
-from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.parameters import load
 from npuc.targets.easynpu.simulate.running import SteppingRunner
 from tests.easynpu_rtl.rig import needed
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rtl of the default machine")]
+pytestmark = pytest.mark.slow
+MACHINES = [
+    pytest.param("default", marks=pytest.mark.xdist_group("rtl of the default machine")),
+    pytest.param("document", marks=pytest.mark.xdist_group("rtl of the document's machine")),
+]
+"""Two sets of ifmap pads, and one."""
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = GIVEN / "models"
 
 
-def expect_the_simulators_bits_and_cycles(model: Path, folder: Path) -> None:
-    needed(Machine())
+def expect_the_simulators_bits_and_cycles(model: Path, folder: Path, machine: str) -> None:
+    needed(load(machine))
     easynpu = target("easynpu")
-    compiled, _ = driver.compile_model(model, easynpu, Options(), {})
+    compiled, _ = driver.compile_model(model, easynpu, Options(machine=machine), {})
     programs.save(compiled, folder / "m.npu")
     program = programs.load(folder / "m.npu")
     samples = data.synthetic(driver.program_inputs(program), 1)
@@ -43,7 +48,7 @@ def expect_the_simulators_bits_and_cycles(model: Path, folder: Path) -> None:
     stepper = SteppingRunner(program)
     stepper(samples.inputs)
     assert isinstance(runner, Counting)
-    assert runner.cycles == stepper.report()["cycles"]
+    assert runner.cycles == stepper.report()["cycles"] == program.report["cycles"]
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
     runner(samples.inputs, rtl.__setitem__)
@@ -52,16 +57,18 @@ def expect_the_simulators_bits_and_cycles(model: Path, folder: Path) -> None:
         np.testing.assert_array_equal(rtl[name], values, err_msg=name)
 
 
-def test_digits(tmp_path: Path) -> None:
-    expect_the_simulators_bits_and_cycles(ROOT / "models" / "digits.onnx", tmp_path)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_digits(machine: str, tmp_path: Path) -> None:
+    expect_the_simulators_bits_and_cycles(ROOT / "models" / "digits.onnx", tmp_path, machine)
 
 
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", ["ds_cnn", "resnet8", "mobilenet_v1_025"])
-def test_a_network_of_several_segments(name: str, tmp_path: Path) -> None:
+def test_a_network_of_several_segments(name: str, machine: str, tmp_path: Path) -> None:
     onnx.save(MODELS[name](), tmp_path / "m.onnx")
-    expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path)
+    expect_the_simulators_bits_and_cycles(tmp_path / "m.onnx", tmp_path, machine)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/models")
 def test_a_trained_network_with_squeeze_and_excitation(tmp_path: Path) -> None:
-    expect_the_simulators_bits_and_cycles(SHARED / "ppocr_cls.onnx", tmp_path)
+    expect_the_simulators_bits_and_cycles(SHARED / "ppocr_cls.onnx", tmp_path, "default")

@@ -168,7 +168,7 @@ class Core(wiring.Component):
         m.d.comb += [
             self.stream.start.eq(controller.begin),
             loader.start.eq(controller.begin),
-            loader.enable.eq(controller.load_enable),
+            loader.enable.eq(self._load_enable()),
             loader.advance.eq(controller.advance),
             controller.load_finished.eq(loader.finished),
             controller.load_exists.eq(loader.exists),
@@ -179,6 +179,13 @@ class Core(wiring.Component):
             controller.blocked.eq(sequencer.blocked),
             controller.quiet.eq(quiet),
         ]
+
+    def _load_enable(self) -> Value:
+        """Whether the next sub-ifmap word is loaded: a single set of pads must not need what its entry holds."""
+        loader, sequencer, enable = self.loader, self.sequencer, self.controller.load_enable
+        if self.machine.ifmap_pad_sets > 1:
+            return enable
+        return enable & (~sequencer.guards | (loader.entry < sequencer.lowest))
 
     def _load(self, m: Module) -> None:
         """The words that were read, to the ifmap pads and to the PEs."""

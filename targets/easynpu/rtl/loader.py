@@ -1,4 +1,7 @@
-"""The loader: sub-ifmap after sub-ifmap into the other set of ifmap pads, one step ahead of the PEs.
+"""The loader: sub-ifmap after sub-ifmap into the ifmap pads, one step ahead of the PEs.
+
+A second set of pads takes what the PEs do not read yet; a single one is refilled behind what they read, where the
+sequencer lets it.
 
 Source: easynpu, Scheduler; docs/decisions.md, EasyNPU stepping simulator (ifmap prefetch, edge tiles, padding).
 """
@@ -12,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, TILE
-from npuc.targets.easynpu.rtl.sizes import index_bits
+from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth
 from npuc.targets.easynpu.rtl.words import wrapped
 
 
@@ -46,7 +49,7 @@ class Loader(wiring.Component):
                 "request": Out(layouts.request(machine)),
                 "padding": Out(1),
                 "lowest": Out(1),
-                "entry": Out(index_bits(2 * machine.ifmap_pad_entries)),
+                "entry": Out(index_bits(pad_depth(machine))),
             }
         )
 
@@ -114,7 +117,9 @@ class Loader(wiring.Component):
             m.d.sync += [self.running.eq(1), self.side.eq(0), self.complete.eq(0)]
             m.d.sync += [self.group.eq(0), self.oy.eq(0), self.ox.eq(0)]
         with m.Elif(self.advance):
-            m.d.sync += [self.side.eq(~self.side), self.complete.eq(0)]
+            m.d.sync += self.complete.eq(0)
+            if self.machine.ifmap_pad_sets > 1:
+                m.d.sync += self.side.eq(~self.side)
             more_parts = self.part < chain.last_part
             with m.If(chain.dense & more_groups):
                 m.d.sync += self.group.eq(self.group + 1)

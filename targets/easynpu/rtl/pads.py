@@ -14,17 +14,17 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl.layouts import WORD
 from npuc.targets.easynpu.rtl.pe import LINE, PARAMETERS
 from npuc.targets.easynpu.rtl.quantiser import BYTE
-from npuc.targets.easynpu.rtl.sizes import index_bits, tables
+from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
 
 
 class IfmapPads(wiring.Component):
-    """Two sets of 16 pads, a word of the bus being an entry of all 16; a read port for each row of PEs.
+    """One or two sets of 16 pads, a word of the bus being an entry of all 16; a read port for each row of PEs.
 
-    `address` of an entry in either set is side * entries + entry; the data come a cycle later.
+    `address` of an entry is side * entries + entry; the data come a cycle later.
     """
 
     def __init__(self, machine: Machine) -> None:
-        self.depth = 2 * machine.ifmap_pad_entries
+        self.depth = pad_depth(machine)
         bits = index_bits(self.depth)
         super().__init__(
             {

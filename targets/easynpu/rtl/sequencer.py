@@ -17,7 +17,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.rtl import layouts
 from npuc.targets.easynpu.rtl.layouts import GROUP, INDEX, held, stored
 from npuc.targets.easynpu.rtl.pe import CONTROL, Addend
-from npuc.targets.easynpu.rtl.sizes import index_bits, tables
+from npuc.targets.easynpu.rtl.sizes import index_bits, pad_depth, tables
 from npuc.targets.easynpu.rtl.words import wrapped
 
 
@@ -29,7 +29,7 @@ def issue(machine: Machine) -> data.StructLayout:
             "valid": 1,
             "control": CONTROL,
             "psum": index_bits(machine.psum_entries),
-            "pad": data.ArrayLayout(index_bits(2 * machine.ifmap_pad_entries), rows),
+            "pad": data.ArrayLayout(index_bits(pad_depth(machine)), rows),
             "channel": GROUP,
             "broadcast": 1,
             "weight": 1,  # they use the next weight word
@@ -53,14 +53,17 @@ class Sequencer(wiring.Component):
 
     `issue` enters the pipeline, `operand` is a read of a second operand for row `operand_row`, `piece` is where
     the next result goes. `blocked`: no sub-ifmap word may be read in this cycle.
+    With one set of ifmap pads, `guards`: the loader may only fill entries below `lowest`.
     Where results are scattered, `row`, `column`, `group` and `lane` ask for the piece that begins there.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.stages = index_bits(machine.itcm_words)
+        guard = {"guards": Out(1), "lowest": Out(index_bits(pad_depth(machine)))}
         super().__init__(
             {
+                **(guard if machine.ifmap_pad_sets == 1 else {}),
                 "chain": In(layouts.chain(machine)),
                 "write": In(1),
                 "write_stage": In(self.stages),
@@ -108,6 +111,8 @@ class Sequencer(wiring.Component):
         self._passes(m)
         self._positions(m)
         self._issue(m)
+        if self.machine.ifmap_pad_sets == 1:
+            self._guard(m)
         self._operand(m)
         self._piece(m)
         return m
@@ -245,15 +250,24 @@ class Sequencer(wiring.Component):
         for row in range(self.machine.pe_rows):
             m.d.comb += out.row[row].eq(running.oy + self.oyi[row])
             m.d.comb += out.column[row].eq(running.ox + self.oxi[row])
-            m.d.comb += out.pad[row].eq(self._pad_entry(row))
+            m.d.comb += out.pad[row].eq(self._pad_entry(self.oyi[row], self.oxi[row]))
         self._control(m, out.control)
         self.of_group = group
 
-    def _pad_entry(self, row: int) -> Value:
+    def _guard(self, m: Module) -> None:
+        """The lowest entry that may be read from now on; docs/decisions.md, one set of ifmap pads."""
+        follows, first = self.last_tap & (self.ozi == self.last_ozi), self._pad_entry(Const(0), Const(0))
+        read = Mux(follows, self.issue.pad[0], first)
+        m.d.comb += [
+            self.guards.eq(self.busy & self.own),
+            self.lowest.eq(Mux(self.kzi == self.running.last_channel, read, 0)),
+        ]
+
+    def _pad_entry(self, oyi: Value, oxi: Value) -> Value:
         """IF_PAD[sh*oyi + hki*(dh+1)][sw*oxi + wki*(dw+1)], in the set of the step."""
         now, bits = self.now, len(self.issue.pad[0])
-        y = (now.Sh * self.oyi[row] + self.hki * now.dilation_h)[:bits]
-        x = (now.Sw * self.oxi[row] + self.wki * now.dilation_w)[:bits]
+        y = (now.Sh * oyi + self.hki * now.dilation_h)[:bits]
+        x = (now.Sw * oxi + self.wki * now.dilation_w)[:bits]
         return (y * now.xi + x + Mux(self.running.side, self.machine.ifmap_pad_entries, 0))[:bits]
 
     def _control(self, m: Module, control: Any) -> None:

@@ -11,6 +11,11 @@ def index_bits(entries: int) -> int:
     return max(1, (entries - 1).bit_length())
 
 
+def pad_depth(machine: Machine) -> int:
+    """Entries of an ifmap pad of all sets."""
+    return machine.ifmap_pad_sets * machine.ifmap_pad_entries
+
+
 def address_bits(machine: Machine) -> int:
     """Bits of an address in the Fmap and the skip DTCM; addresses are computed modulo their power of two."""
     return index_bits(max(machine.fmap_words, machine.skip_words))

@@ -115,7 +115,7 @@ class LayerRun:
             raise ArtefactError("E503", f"{where}: {problem.reason}", limit=problem.limit, remedy=remedy) from None
 
     def _run(self, words: int) -> None:
-        """Every step, with the next one's sub-ifmap loaded under it into the other set of pads, if there is one."""
+        """Every step, the next one's sub-ifmap loaded under it: into the other set of pads, if there is one."""
         sequence = steps(self.parts, takes=self.chain[0].takes, leaves=self.chain[-1].leaves)
         step, side = next(sequence), 0
         wanted = self._wanted(step)
