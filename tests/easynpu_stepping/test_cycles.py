@@ -248,6 +248,68 @@ def test_a_tile_whose_psums_lie_in_different_rows_has_bubbles() -> None:
     assert found.cycles == 1 + 6 + 4 + 15 * 2 + 4 + 3
 
 
+ONE_SET = Machine(fmap_words=600, skip_words=600, ifmap_pad_sets=1)
+
+
+def test_with_one_set_the_loader_follows_the_reader_through_the_last_pass() -> None:
+    """1x1, 32 channels, 16 positions: word n comes when position n + 1 is read, the last one behind the step."""
+    (found,) = run([layer(CONV, (4, 4), 1, 0, 32, 16, (4, 4))], machine=ONE_SET).layers
+    assert found.cycles == 1 + 6 + 16 + 256 + 1 + 256 + 3
+    assert found.compute_cycles == 512
+
+
+def test_with_one_set_entries_are_read_again_for_every_ozi_but_the_last() -> None:
+    (found,) = run([layer(CONV, (4, 4), 1, 0, 32, 32, (4, 4))], machine=ONE_SET).layers
+    assert found.cycles == 1 + 12 + 16 + 512 + 1 + 512 + 3
+
+
+def test_with_one_set_every_kernel_position_frees_the_entries_before_its_first() -> None:
+    """The document's 5x5 map with 32 channels. The taps begin at entries 0 1 2, 5 6 7, 10 11 12, for 9 cycles each.
+
+    Before the last tap words 0..10 are loaded, in its first cycle word 11, then one for each position that is read
+    before the last one: entries 12 13 14, 17 18 19, 22 23 free words 12..19 in turn. Five come behind the step.
+    """
+    (found,) = run([layer(CONV, (5, 5), 3, 0, 32, 16, (3, 3))], machine=ONE_SET).layers
+    assert found.cycles == 1 + 6 + 25 + 16 * 81 + 5 + 16 * 81 + 3
+
+
+def test_with_one_set_results_keep_the_last_tile_s_words_off_the_bus() -> None:
+    """Depthwise: in the last pass every cycle writes, so 14 of 25 words come behind the step."""
+    (found,) = run([layer(DWCONV, (5, 5), 3, 0, 32, 32, (3, 3))], machine=ONE_SET).layers
+    assert found.cycles == 1 + 10 + 25 + 81 + 14 + 81 + 3
+
+
+def test_with_one_set_a_fused_word_leaves_the_last_kernel_position_to_the_loader() -> None:
+    """Two tiles of 3 x 2 (20 words of 4 a row): 9 words before the last tap, 6 under it, none under the ReLU."""
+    head = layer(CONV | FUSED, (5, 6), 3, 0, 1, 16, (3, 2))
+    (found,) = run([head, pointwise(RELU, head)], machine=ONE_SET).layers
+    assert found.cycles == 2 + 6 + 20 + 60 + 5 + 60 + 3
+
+
+def test_with_one_set_an_edge_tile_s_words_skip_the_entries_that_it_does_not_need() -> None:
+    """Tiles of 3 x 2 and 3 x 1: of 5 rows of 3 words, 4 entries apart, 7 lie below entry 9."""
+    (found,) = run([layer(CONV, (5, 5), 3, 0, 1, 16, (3, 2))], machine=ONE_SET).layers
+    # the last tap but one begins at entry 9: 0 1 2, 4 5 6 and 8 are free under it; the last one writes
+    assert found.cycles == 1 + 6 + 20 + 54 + (15 - 7) + 27 + 3
+
+
+def test_with_one_set_a_strided_1x1_word_frees_what_it_skips() -> None:
+    """Stride 2, 32 channels, 2x2 positions in a pad of 3x3: entries 0 2, 6 8 are read, one after the other.
+
+    Under the reads of 2, 6 and 8 a word each is loaded; six come behind the step.
+    """
+    word = replace(layer(CONV, (3, 3), 1, 0, 32, 16, (2, 2)), Sh=2, Sw=2, Ho=2, Wo=2, yi=3, xi=3)
+    (found,) = run([word], machine=ONE_SET).layers
+    assert found.cycles == 1 + 6 + 9 + 16 * 4 + 6 + 16 * 4 + 3
+
+
+def test_with_one_set_the_entries_of_a_batch_are_free_behind_it() -> None:
+    """Four rows of PEs, 1x1, 32 channels: batches of 4 positions free 0, 4, 8 and 12 entries; one word a cycle."""
+    machine = replace(ONE_SET, pe_rows=4)
+    (found,) = run([layer(CONV, (4, 4), 1, 0, 32, 16, (4, 4))], machine=machine).layers
+    assert found.cycles == 1 + 6 + 16 + 16 * 4 + (16 - 3) + 15 * 4 + 16 + 3
+
+
 def test_every_layer_of_a_program_is_counted() -> None:
     first = layer(CONV, (4, 4), 3, 1, 16, 16, (4, 4))
     second = layer(MAXPOOL, (4, 4), 2, 0, 16, 16, (3, 3))

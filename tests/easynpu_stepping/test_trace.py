@@ -53,6 +53,7 @@ HEAD = layer(CONV | FUSED, (7, 6), 3, 1, 20, 20, (3, 4))
 POOL = layer(MAXPOOL, (7, 7), 2, 0, 20, 20, (2, 2))
 KEEP = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=1)
 SOURCE = Operand(opcode=EXTENSIONS["src"].opcode, memory=1, base=100, row=12, pixel=2, group=1)
+MACHINE = Machine(fmap_words=600, skip_words=600)
 PROGRAMS: dict[str, Sequence[Instruction]] = {
     "the document's example": [CONV_5X5],
     "edge tiles": [layer(CONV, (7, 6), 3, 1, 20, 20, (3, 4))],
@@ -73,9 +74,10 @@ PROGRAMS: dict[str, Sequence[Instruction]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_cycles_of_a_trace_are_the_counted_ones(name: str) -> None:
-    bench = run(PROGRAMS[name])
+def test_the_cycles_of_a_trace_are_the_counted_ones(name: str, sets: int) -> None:
+    bench = run(PROGRAMS[name], machine=replace(MACHINE, ifmap_pad_sets=sets))
     waves = vcd.read(bench.vcd)
     layers = bench.layers
     assert len(waves["state"]) == sum(each.cycles for each in layers)
@@ -205,13 +207,13 @@ def test_the_shift_scale_is_that_of_pe_0_in_the_pass_that_gives_results() -> Non
 
 def replayed(word: Layer, bench: Bench, stream: np.ndarray, fmap: np.ndarray) -> np.ndarray:
     """The memory after the ofmap words that PEs give when every signal is obeyed, cycle by cycle."""
-    waves = vcd.read(bench.vcd)
+    waves, sets = vcd.read(bench.vcd), bench.hardware.machine.ifmap_pad_sets
     memory = fmap.astype(np.int64).copy()
     weights = stream.astype(np.int64)
     parameters = 5 * word.Zs
     planes = weights[:parameters].reshape(-1, 5, 16)
     bias = sum((planes[:, j] & 0xFF) << (8 * j) for j in range(4)).astype(np.int32).astype(np.int64)
-    pads = np.full((2, 64, 16), 99, np.int64)
+    pads = np.full((sets, 64, 16), 99, np.int64)
     fifo = np.full((16, 16), 99, np.int64)
     psums = np.full((64, 16), 99, np.int64)
     written = entry = 0
@@ -220,7 +222,7 @@ def replayed(word: Layer, bench: Bench, stream: np.ndarray, fmap: np.ndarray) ->
     for cycle in range(len(waves["state"])):
         now = {name: int(values[cycle]) for name, values in waves.values.items()}
         if now["pe_en"]:
-            assert now["if_set"] != side or not entry, "a set is read while it is loaded"
+            assert sets == 1 or now["if_set"] != side or not entry, "a set is read while it is loaded"
             at, group = now["Pe_ps_addr"], now["Pe_ps_addr"] // tile_positions(word, now)
             pad = pads[now["if_set"], now["if_hw_addr"]]
             ifmap = pad[now["if_ch_addr"]] if now["cast_mode"] else pad
@@ -235,7 +237,7 @@ def replayed(word: Layer, bench: Bench, stream: np.ndarray, fmap: np.ndarray) ->
             pads[side, loading[entry]] = memory[now["bus_addr"]] if now["bus_kind"] == IFMAP else 0
             entry += 1
             if entry == len(loading):
-                loading, side, entry = next(tiles, []), 1 - side, 0
+                loading, side, entry = next(tiles, []), (side + 1) % sets, 0
         if now["weight_valid"] and now["weight_addr"] >= parameters:
             fifo[written % 16] = weights[now["weight_addr"]]
             written += 1
@@ -256,6 +258,7 @@ def tile_positions(word: Layer, now: dict[str, int]) -> int:
     return min(word.y, word.Ho - now["oy"]) * min(word.x, word.Wo - now["ox"])
 
 
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize(
     "word",
     [
@@ -265,14 +268,16 @@ def tile_positions(word: Layer, now: dict[str, int]) -> int:
         layer(CONV, (1, 1), 1, 0, 40, 40, (1, 1)),
         layer(CONV, (1, 1), 1, 0, 40, 10, (1, 1)),
         layer(CONV, (4, 3), 3, 1, 17, 70, (2, 2)),
+        layer(CONV, (5, 4), 1, 0, 40, 20, (3, 4)),
+        layer(CONV, (6, 6), 3, 1, 40, 20, (3, 4)),
     ],
 )
-def test_pes_that_obey_the_signals_compute_the_layer(word: Layer) -> None:
+def test_pes_that_obey_the_signals_compute_the_layer(word: Layer, sets: int) -> None:
     random = np.random.default_rng(word.Ci)
     stream = random.integers(-128, 128, (1536, 16)).astype(np.int8)
     planes = stream[: 5 * word.Zs].reshape(-1, 5, 16)
     planes[:, 2:4], planes[:, 4] = 0, -11
-    bench = run([word], stream)
+    bench = run([word], stream, replace(MACHINE, ifmap_pad_sets=sets))
     np.testing.assert_array_equal(replayed(word, bench, stream, bench.before), bench.hardware.fmap.values)
     results = bench.hardware.fmap.values[600 - word.Ho * word.Wo * word.Zs :]
     assert len(np.unique(results)) > 5

@@ -14,6 +14,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.simulate.chains import chains
 from npuc.targets.easynpu.simulate.hardware import Hardware
 from npuc.targets.easynpu.simulate.layer_run import LayerRun
+from npuc.targets.easynpu.simulate.refilling import Reads
 from tests.easynpu_stepping.bench import ADD, CONV, FUSED, layer, run
 
 WORD = layer(CONV, (4, 4), 3, 1, 16, 16, (2, 4))
@@ -25,6 +26,20 @@ def refusal(words: Sequence[Instruction], stream: np.ndarray | None = None, *, f
         run(words, stream, filled=filled)
     assert caught.value.problems[0].code == "E503"
     return caught.value.problems[0].reason
+
+
+@pytest.mark.parametrize("early", [1, 1000])
+def test_a_loader_that_does_not_wait_for_the_reader_is_caught(early: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One set of ifmap pads: word n may follow the read of entry n, neither take its cycle nor come before it."""
+    word, machine = layer(CONV, (4, 4), 1, 0, 32, 16, (4, 4)), replace(MACHINE, ifmap_pad_sets=1)
+    run([word], machine=machine)
+    lowest = Reads.lowest
+    monkeypatch.setattr(Reads, "lowest", lambda self: lowest(self) + early)
+    with pytest.raises(
+        ArtefactError, match=r"tile \(0, 0\): entry 0 of an ifmap pad is overwritten before its last"
+    ):
+        run([word], machine=machine)
+    run([word])
 
 
 def test_a_map_that_nobody_loaded_cannot_be_read() -> None:
