@@ -100,7 +100,7 @@ OPERATORS = (
     ),
     Op(
         "QuantizeLinear",
-        "x / scale + zero point, rounded and saturated.",
+        "x / scale, rounded half to even, plus zero point, saturated.",
         (Parameter("x", ("float32", "int32")), STEP, Parameter("zero_point", INTEGERS[:4], optional=True)),
         (Parameter("y", INTEGERS[:4]),),
         _quantize,

@@ -29,7 +29,7 @@ def test_an_unknown_name_comes_with_the_one_that_was_meant(arguments: tuple[str,
 
 def test_an_unknown_machine_comes_with_the_one_that_was_meant(digits: Digits, tmp_path: Path) -> None:
     message = compiled(digits.model, tmp_path / "o", "--machine", "defualt").refused("E305")
-    assert "Did you mean 'default'?" in message and "default, large" in message
+    assert "Did you mean 'default'?" in message and "default, author, document, large" in message
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def verifies(digits: Digits, tmp_path: Path) -> bool:
         (b"weight_pad_entries = 257", ["1..256"]),
         (b"name = 5", ["type str"]),
         (b"psum_write_first = 1", ["type bool"]),
+        (b"ifmap_pad_sets = 3", ["ifmap_pad_sets = 3", "1 or 2"]),
+        (b"ifmap_pad_sets = 0", ["ifmap_pad_sets = 0", "1.."]),
     ],
 )
 def test_a_bad_description_gives_one_clear_block(
@@ -63,7 +65,7 @@ def test_a_bad_description_gives_one_clear_block(
 
 @pytest.mark.parametrize("name", ["", ".", "nowhere.toml", "nowhere/m.toml"])
 def test_a_machine_that_is_neither_shipped_nor_a_file_is_refused(on: On, name: str) -> None:
-    assert "default, large, or a .toml file" in on(name).refused("E305")
+    assert "default, author, document, large, or a .toml file" in on(name).refused("E305")
 
 
 MEMORIES = ("fmap_words", "skip_words", "weight_words", "itcm_words")
@@ -88,7 +90,8 @@ def test_shipped_machines_and_files_work_and_are_named_in_the_report(
     digits: Digits, on: On, tmp_path: Path
 ) -> None:
     text = 'fmap_words = 4096\nname = "mine"\n'
-    for name, called in (("default", "default"), ("large", "large"), (None, "mine")):
+    shipped = [(name, name) for name in ("default", "author", "document", "large")]
+    for name, called in (*shipped, (None, "mine")):
         assert on(name, "--json", text=text).json["machine"] == called
         assert verifies(digits, tmp_path)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from ctypes import CDLL
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 
@@ -36,43 +37,39 @@ def trials() -> Iterator[Callable[[], None]]:
         yield from (partial(each, 4 * seed + number) for each in several for number in range(4))
 
 
-@pytest.fixture(scope="module")
-def patched() -> Iterator[pytest.MonkeyPatch]:
-    """One core with all mutants in place of the core."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(build, "verilog", mutants.verilog)
-    try:
-        library = build.library.__wrapped__(programs.MACHINE)
-    except ArtefactError as error:
-        patch.undo()
-        pytest.skip(error.problems[0].reason)
+@cache
+def core(sets: int) -> CDLL:
+    """A core with all mutants."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "verilog", mutants.verilog)
+        try:
+            return build.library.__wrapped__(replace(programs.MACHINE, ifmap_pad_sets=sets))
+        except ArtefactError as error:
+            pytest.skip(error.problems[0].reason)
+
+
+def killed(patch: pytest.MonkeyPatch, number: int, sets: int) -> bool:
+    """Whether any program behaves differently with this mutant, in place of the core with so many sets of pads."""
+    state, library = simulation.Simulation.state, core(sets)
 
     def with_mutants(_machine: Machine) -> CDLL:
         return library
-
-    patch.setattr(build, "library", with_mutants)
-    patch.setattr(programs, "Simulator", Rtl)
-    patch.setattr(simulation, "CYCLES_MOST", MOST_CYCLES)
-    yield patch
-    patch.undo()
-
-
-def killed(patch: pytest.MonkeyPatch, number: int) -> bool:
-    """Whether any program behaves differently with this mutant."""
-    state = simulation.Simulation.state
 
     def selected(self: simulation.Simulation, samples: int) -> simulation.State:
         found = state(self, samples)
         found.board.set_register(mutants.REGISTER, number)
         return found
 
-    with patch.context() as inner:
-        inner.setattr(simulation.Simulation, "state", selected)
-        for trial in trials():
-            try:
-                trial()
-            except (AssertionError, ArtefactError):
-                return True
+    patch.setattr(build, "library", with_mutants)
+    patch.setattr(programs, "Simulator", Rtl)
+    patch.setattr(programs, "MACHINE", replace(programs.MACHINE, ifmap_pad_sets=sets))
+    patch.setattr(simulation, "CYCLES_MOST", MOST_CYCLES)
+    patch.setattr(simulation.Simulation, "state", selected)
+    for trial in trials():
+        try:
+            trial()
+        except (AssertionError, ArtefactError):
+            return True
     return False
 
 
@@ -81,12 +78,13 @@ def test_every_mutant_is_an_expression_that_stands_in_the_hardware_once() -> Non
         assert mutants.source(mutant.module).count(mutant.right) == 1, mutant.name
 
 
-def test_the_core_without_a_mistake_passes(patched: pytest.MonkeyPatch) -> None:
-    assert not killed(patched, 0)
+@pytest.mark.parametrize("sets", [1, 2])
+def test_the_core_without_a_mistake_passes(monkeypatch: pytest.MonkeyPatch, sets: int) -> None:
+    assert not killed(monkeypatch, 0, sets)
 
 
 @pytest.mark.parametrize(
     "number", range(1, len(mutants.MUTANTS) + 1), ids=[mutant.name for mutant in mutants.MUTANTS]
 )
-def test_a_mistake_in_the_hardware_is_found(patched: pytest.MonkeyPatch, number: int) -> None:
-    assert killed(patched, number)
+def test_a_mistake_in_the_hardware_is_found(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    assert killed(monkeypatch, number, mutants.MUTANTS[number - 1].sets)

@@ -264,7 +264,7 @@ def test_with_one_set_entries_are_read_again_for_every_ozi_but_the_last() -> Non
 
 
 def test_with_one_set_every_kernel_position_frees_the_entries_before_its_first() -> None:
-    """The document's 5x5 map with 32 channels. The taps begin at entries 0 1 2, 5 6 7, 10 11 12, for 9 cycles each.
+    """The document's 5x5 map, 32 channels. Taps begin at entries 0 1 2, 5 6 7, 10 11 12, and take 9 cycles each.
 
     Before the last tap words 0..10 are loaded, in its first cycle word 11, then one for each position that is read
     before the last one: entries 12 13 14, 17 18 19, 22 23 free words 12..19 in turn. Five come behind the step.

@@ -81,6 +81,19 @@ def _by_layer(rows: list[dict[str, Any]], counts: list[LayerCount]) -> list[list
     return found
 
 
+@pytest.mark.parametrize("machine", ["document", "author"])
+@pytest.mark.parametrize("name", ["digits", "ds_cnn", "resnet8"])
+def test_with_one_set_of_pads_results_stay_and_cycles_are_the_reported_ones(
+    name: str, machine: str, folder: Path
+) -> None:
+    program = _compiled(name, folder, machine, "extended")
+    samples = data.synthetic(driver.program_inputs(program), 1, seed=5)
+    runner, outputs, _ = _stepped(program, 1)
+    for output, values in EASYNPU.runner(program)(samples.inputs).items():
+        np.testing.assert_array_equal(outputs[output], values)
+    assert runner.report()["cycles"] == program.manifest["report"]["cycles"]
+
+
 def test_documented_words_step_as_well_and_need_no_addresses(folder: Path) -> None:
     program = _compiled("digits", folder, "default", "documented")
     runner, outputs, _ = _stepped(program, 1)

@@ -34,7 +34,11 @@ def test_a_loader_that_does_not_wait_for_the_reader_is_caught(early: int, monkey
     word, machine = layer(CONV, (4, 4), 1, 0, 32, 16, (4, 4)), replace(MACHINE, ifmap_pad_sets=1)
     run([word], machine=machine)
     lowest = Reads.lowest
-    monkeypatch.setattr(Reads, "lowest", lambda self: lowest(self) + early)
+
+    def raised(self: Reads) -> np.ndarray:
+        return lowest(self) + early
+
+    monkeypatch.setattr(Reads, "lowest", raised)
     with pytest.raises(
         ArtefactError, match=r"tile \(0, 0\): entry 0 of an ifmap pad is overwritten before its last"
     ):
