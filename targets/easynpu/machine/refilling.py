@@ -88,8 +88,10 @@ class Refilled(Step):
 
     def wait(self, load: Load) -> Array:
         """Of any moment: the words that could not be loaded before, less the cycles left for them."""
-        late = [load.words - load.below(entry) - free for entry, free in self._moments()]
-        return np.maximum(np.concatenate(late).max(axis=0), 0)
+        wait = np.zeros_like(load.words)
+        for entry, free in self._moments():
+            wait = np.maximum(wait, (load.words - load.below(entry) - free).max(axis=0))
+        return wait
 
     def _moments(self) -> Iterator[tuple[Array, Array]]:
         """Ends of kernel positions, and of positions in the last one, and before them of its last but one ozi.
