@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,7 @@ class EasyNpu(Target):
 
     def machine_values(self, name: str | None) -> dict[str, Any]:
         """The parameters of a machine."""
-        return machines.load(name).as_dict()
+        return asdict(machines.load(name))
 
     def machines(self) -> list[str]:
         """Machine descriptions that ship with npuc."""

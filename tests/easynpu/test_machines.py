@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from npuc.target import target
 from npuc.targets.easynpu.machine.parameters import Machine, load, names
 
 
@@ -36,3 +37,11 @@ def test_a_machine_is_read_back_from_its_manifest(name: str) -> None:
 def test_manifests_of_before_have_two_sets_of_pads_and_those_of_two_sets_do_not_change() -> None:
     assert "ifmap_pad_sets" not in Machine().as_dict()
     assert replace(Machine(), ifmap_pad_sets=1).as_dict()["ifmap_pad_sets"] == 1
+
+
+def test_a_sweep_can_vary_every_parameter() -> None:
+    """Also one that the default machine's manifest does not say."""
+    for name in ("default", "document"):
+        values = target("easynpu").machine_values(name)
+        assert Machine(**values) == load(name)
+        assert "ifmap_pad_sets" in values
