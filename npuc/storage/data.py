@@ -19,9 +19,10 @@ from npuc.budget import budget, expect_room, limits, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
-from npuc.storage import structured
+from npuc.storage import streams, structured
 from npuc.storage.files import replacing
-from npuc.storage.streams import DAMAGED, LARGE, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
+from npuc.storage.sources import files_of
+from npuc.storage.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
@@ -42,6 +43,8 @@ class Samples:
     synthetic: bool = False
     left_out: str = ""
     """Why labels that the files have are none; empty where they have none, or they are taken."""
+    truth: Array | None = None
+    """`y` as the files have it, (samples, ...) of any type: what outputs other than classes are judged by."""
 
     def __len__(self) -> int:
         """How many samples; one of a network without inputs."""
@@ -63,35 +66,50 @@ class Samples:
     def batches(self, size: int) -> Iterator[Samples]:
         """The samples in order, this many at a time."""
         for position, inputs in enumerate(self._blocks(size)):
-            part = slice(position * size, (position + 1) * size)
-            labels = None if self.labels is None else self.labels[part]
-            yield Samples(inputs, labels, self.synthetic, self.left_out)
+            yield self._with(inputs, slice(position * size, (position + 1) * size))
 
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
-        labels = None if self.labels is None else self.labels[:count]
-        inputs: Mapping[str, Array] = self.inputs
-        if count is not None and isinstance(inputs, Streamed):
-            inputs = Streamed({name: Head(rows, count) for name, rows in inputs.rows.items()})
-        elif count is not None:
-            inputs = {name: values[:count] for name, values in inputs.items()}
-        return Samples(inputs, labels, self.synthetic, self.left_out)
+        return self if count is None else self.part(0, count)
+
+    def part(self, first: int, stop: int) -> Samples:
+        """The samples from `first` on, and before `stop`."""
+        if isinstance(self.inputs, Streamed):
+            rows = {name: Part(each, first, stop) for name, each in self.inputs.rows.items()}
+            return self._with(Streamed(rows), slice(first, stop))
+        return self._with({name: each[first:stop] for name, each in self.inputs.items()}, slice(first, stop))
+
+    def _with(self, inputs: Mapping[str, Array], part: slice) -> Samples:
+        """These inputs, and what belongs to them."""
+        labels, truth = (None if each is None else each[part] for each in (self.labels, self.truth))
+        return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
 def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
-    """The samples of one or more .npz files, one after the other.
+    """The samples of .npz files, folders of them and patterns (`files_of`), one after the other.
 
-    inputs: name and type of every input of the model. Raises DataError: E401 for a file that cannot be read or
-    lacks an input, E402 for a wrong shape, type or number of samples.
+    inputs: name and type of every input of the model. Many files are held no more than one: each may keep its
+    share of LARGE in memory, and what is larger is read block by block, one file at a time.
+    Raises DataError: E401 for a file that cannot be read or lacks an input, a folder without .npz files and a
+    pattern without a match; E402 for a wrong shape, type or number of samples.
     """
+    files = files_of(paths)
     with budget():
-        parts = [_load_one(path, inputs) for path in paths]
+        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1)) for path in files]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
+    truth = _joined([part.truth for part in parts])
     if len(labels) == len(parts):
-        return Samples(merged, np.concatenate(labels))
-    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""))
+        return Samples(merged, np.concatenate(labels), truth=truth)
+    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""), truth=truth)
+
+
+def _joined(parts: Sequence[Array | None]) -> Array | None:
+    """The labels of all files; None where they do not go together."""
+    found = [part for part in parts if part is not None]
+    alike = len({(part.shape[1:], part.dtype.kind) for part in found}) == 1
+    return np.concatenate(found) if alike and len(found) == len(parts) else None
 
 
 def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
@@ -216,10 +234,11 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
                 np.lib.format.write_array(member, values)
 
 
-def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
-    large = {name: each for name in (*inputs, "x") if (each := member(path, name)) is not None}
+def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int) -> Samples:
+    """The samples of a file, whose arrays of more bytes than `most` are not held."""
+    large = {name: each for name in (*inputs, "x") if (each := member(path, name, most)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
-    held = _arrays(path, {*inputs, "x", "y"} - large.keys(), several)
+    held = _arrays(path, {*inputs, "x", "y"} - large.keys(), most, several)
     arrays = {**held, **large, **_structured(path, held, inputs)}
     rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
     small = {name: each.values for name, each in rows.items() if isinstance(each, InMemory)}
@@ -231,8 +250,10 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
         raise DataError("E402", f"'{path}' has no samples")
     if "y" not in held or "y" in inputs:
         return Samples(found)
-    labels, reason = _labels(held["y"], *counts)
-    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
+    values = held["y"]
+    labels, reason = _labels(values, *counts)
+    truth = values if values is not None and values.shape[:1] == tuple(counts) else None
+    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "", truth=truth)
 
 
 def _is_structured(each: TensorType) -> bool:
@@ -266,17 +287,20 @@ def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
     return values.ravel().astype(np.int64), ""
 
 
-def _arrays(path: Path, wanted: Collection[str], several: tuple[str, ...] = ()) -> dict[str, Array | None]:
+def _arrays(
+    path: Path, wanted: Collection[str], most: int, several: tuple[str, ...] = ()
+) -> dict[str, Array | None]:
     """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
 
-    several: beginnings of other names that are wanted. Raises DataError (E401) if the file cannot be read at all.
+    most: bytes of those that `member` has counted. several: beginnings of other names that are wanted.
+    Raises DataError (E401) if the file cannot be read at all.
     """
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
                 return {
-                    name: _array(path, archive, name) if name in wanted or name.startswith(several) else None
+                    name: _array(path, archive, name, most) if name in wanted or name.startswith(several) else None
                     for name in archive.files
                 }
         reason = "it is a single array, not an .npz file"
@@ -291,9 +315,9 @@ def _members(archive: np.lib.npyio.NpzFile) -> list[zipfile.ZipInfo]:
     return [] if archive.zip is None else archive.zip.infolist()
 
 
-def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str, most: int) -> Array | None:
     member = next((each for each in _members(archive) if each.filename in (name, f"{name}.npy")), None)
-    if member is not None and (name == "y" or member.file_size > LARGE):  # else `member` has counted it
+    if member is not None and (name == "y" or member.file_size > most):  # else `member` has counted it
         take_data(member.file_size, path.name, name)
     try:
         found: Any = archive[name]  # bytes, where the member is no array

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from os import SEEK_CUR
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Protocol
@@ -44,8 +45,8 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def blocks(self, size: int) -> Iterator[Array]:
-        """All rows in order, at most so many at a time."""
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
+        """The rows from `start` on in order, at most so many at a time."""
         ...
 
 
@@ -58,14 +59,14 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.values)
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """Slices of the array."""
-        return (self.values[start : start + size] for start in range(0, len(self), size))
+        return (self.values[at : at + size] for at in range(start, len(self), size))
 
 
 @dataclass(frozen=True)
 class Member:
-    """An array in an .npz file, in C order."""
+    """An array in an .npz file: in C order, or small enough to be read whole."""
 
     path: Path
     name: str
@@ -73,24 +74,43 @@ class Member:
     dtype: np.dtype[np.generic]
     convert: Callable[[Array], Array] = np.asarray
     """What becomes of a block."""
+    fortran: bool = False
+    """Whether the last axis is the slowest to change: its rows do not lie one after the other."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def blocks(self, size: int) -> Iterator[Array]:
-        """Read anew each time. Raises DataError (E401) where the file turns out to be damaged."""
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
+        """Read anew each time, in C order a block at a time.
+
+        Raises DataError (E401) where the file turns out to be damaged.
+        """
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
             npy_header(file)
-            for start in range(0, len(self), size):
-                yield self.convert(self._read(file, (min(size, len(self) - start), *self.shape[1:])))
+            whole = self._read(file, self.shape[::-1]).T if self.fortran else None
+            if whole is None and start:
+                self._pass_over(file, start)
+            for at in range(start, len(self), size):
+                count = min(size, len(self) - at)
+                rows = self._read(file, (count, *self.shape[1:])) if whole is None else whole[at : at + size]
+                yield self.convert(rows)
+
+    def _pass_over(self, file: IO[bytes], rows: int) -> None:
+        try:
+            file.seek(rows * prod(self.shape[1:]) * self.dtype.itemsize, SEEK_CUR)
+        except (OSError, *DAMAGED) as error:
+            raise self._damaged(error) from None
 
     def _read(self, file: IO[bytes], shape: tuple[int, ...]) -> Array:
         try:
             content = file.read(prod(shape) * self.dtype.itemsize)
             return np.frombuffer(content, self.dtype).reshape(shape)
         except (OSError, *DAMAGED) as error:
-            reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
-            raise DataError("E401", reason, remedy="save plain numbers with numpy.savez") from None
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> DataError:
+        reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
+        return DataError("E401", reason, remedy="save plain numbers with numpy.savez")
 
 
 @dataclass(frozen=True)
@@ -102,35 +122,44 @@ class Joined:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """Blocks of exactly this size, but for the last, so that inputs of other files stay beside each other."""
         left: list[Array] = []
-        for block in chain.from_iterable(part.blocks(size) for part in self.parts):
+        for block in chain.from_iterable(part.blocks(size, first) for part, first in self._from(start)):
             left.append(block)
             if sum(map(len, left)) >= size:
                 whole = np.concatenate(left)
                 yield whole[:size]
                 left = [whole[size:]]
-        rest = np.concatenate(left)
-        if len(rest):
-            yield rest
+        rest = sum(map(len, left))
+        if rest:
+            yield np.concatenate(left)
+
+    def _from(self, start: int) -> Iterator[tuple[Rows, int]]:
+        """The parts that have rows from `start` on, each with the first of its own."""
+        for part in self.parts:
+            if start < len(part):
+                yield part, start
+            start = max(start - len(part), 0)
 
 
 @dataclass(frozen=True)
-class Head:
-    """At most the first so many rows."""
+class Part:
+    """The rows from `first` on, and before `stop`."""
 
     rows: Rows
-    count: int
+    first: int
+    stop: int
 
     def __len__(self) -> int:
-        return min(self.count, len(self.rows))
+        return max(min(self.stop, len(self.rows)) - self.first, 0)
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """No more is read than that."""
-        found = self.rows.blocks(size)
-        for start in range(0, len(self), size):
-            yield next(found)[: len(self) - start]
+        count = len(self)
+        found = self.rows.blocks(size, self.first + start)
+        for at in range(start, count, size):
+            yield next(found)[: count - at]
 
 
 @dataclass(frozen=True)
@@ -154,19 +183,21 @@ def rows_of(arrays: Mapping[str, Array]) -> Mapping[str, Rows]:
     return arrays.rows if isinstance(arrays, Streamed) else {name: InMemory(each) for name, each in arrays.items()}
 
 
-def member(path: Path, name: str) -> Member | None:
-    """An array of an .npz file if it is too large to be held; None also for what cannot be read in order."""
+def member(path: Path, name: str, most: int) -> Member | None:
+    """An array of an .npz file if it has more bytes than may be held; None also for what cannot be streamed."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = next((each for each in archive.infolist() if each.filename in (name, f"{name}.npy")), None)
-            if found is None or (found.file_size <= LARGE and fits(found.file_size)):
+            if found is None or (found.file_size <= most and fits(found.file_size)):
                 return None
             with archive.open(found) as file:
                 shape, fortran, dtype = npy_header(file)
     except (OSError, *DAMAGED):
         return None
-    readable = shape and not fortran and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
-    return Member(path, found.filename, shape, dtype) if readable else None
+    readable = shape and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
+    if not readable or (fortran and found.file_size > LARGE):
+        return None
+    return Member(path, found.filename, shape, dtype, fortran=fortran)
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
