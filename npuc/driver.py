@@ -23,6 +23,7 @@ from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
+from npuc.storage.pieces import Files, contents_of
 from npuc.storage.structured import objects, row
 from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
 
@@ -245,7 +246,8 @@ def with_rewrites(program: Program, steps: Steps) -> Program:
     done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     graph = json.loads(program.evidence["graph.json"])
     graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
-    return replace(program, evidence={**program.evidence, "graph.json": canonical_json(graph)})
+    changed = {"graph.json": canonical_json(graph)}
+    return replace(program, evidence=Files(contents_of(program.evidence, changed)))
 
 
 def _expect_report(program: Program, target: Target) -> None:

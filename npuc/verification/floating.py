@@ -18,6 +18,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs
 from npuc.storage.data import Samples
+from npuc.storage.pieces import contents_of
 from npuc.storage.records import read
 from npuc.target import Counting, Target
 from npuc.verification.described import described
@@ -49,7 +50,7 @@ class Layers:
     ) -> None:
         found = described(evidence["graph.json"], precision)
         self.layers = read(tuple[ReportedLayer, ...], found["layers"], "graph.layers", "graph.json")
-        self.reference, self.precision = evidence["reference.onnx"], precision
+        self.reference, self.precision = contents_of(evidence)["reference.onnx"], precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
