@@ -18,7 +18,7 @@ from npuc.confinement import foreign_session
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
-from npuc.storage.mapped import folder, kept, place_of
+from npuc.storage.mapped import folder, kept, place_of, release
 
 if TYPE_CHECKING:
     import onnx
@@ -87,6 +87,7 @@ def session(
     """
     mapped = {name: kept(value) for name, value in weights.items()}
     given = _given(model, mapped)
+    release()  # a session maps its weights itself
     opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise)
     return foreign_session(opened) if confined else opened()
 

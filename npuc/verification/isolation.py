@@ -47,15 +47,6 @@ class Alone:
         return ~(near | (found == self.exact) | (np.isnan(found) & np.isnan(self.exact)))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Sessions of some layers: their results, and sums of the magnitudes of what they add."""
-
-    names: Sequence[str]
-    layers: Any
-    magnitudes: Any
-
-
 class Isolated:
     """The float network (reference.onnx) with every edge cut that the machine shows."""
 
@@ -81,46 +72,48 @@ class Isolated:
         cut, inner = without_weights(_cut(model, shapes, set(self.names)))
         self.cut, self.weights = cut, {**outer, **inner}
         self.options = {"confined": confined, "few_runs": few_runs}
-        self.opened = None if few_runs and self._is_large else [self._open(self.names)]
-
-    @property
-    def _is_large(self) -> bool:
-        """Whether the weights are better not in memory all at once."""
-        return sum(each.nbytes for each in self.weights.values()) > LARGE
+        self.large = few_runs and sum(each.nbytes for each in self.weights.values()) > LARGE
+        """Its weights are better not in memory together: some layers after others, a session after the other."""
+        self.opened: dict[bool, Any] = {}
+        if not self.large:
+            self.opened = {magnitudes: self._open(self.names, magnitudes) for magnitudes in (False, True)}
 
     def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:
         """Every layer alone. known: the network's inputs and what the machine shows, for one sample."""
-        parts = map(self._open, self._groups()) if self.opened is None else self.opened
-        return {name: each for part in parts for name, each in self._run(part, known).items()}
+        found: dict[str, Alone] = {}
+        for names in self._groups():
+            exact, sizes = (self._values(names, known, magnitudes) for magnitudes in (False, True))
+            found |= {name: Alone(exact[name], self._room(exact[name], sizes[name])) for name in names}
+        return found
 
     def _groups(self) -> Iterator[list[str]]:
-        """The layers, few at a time: beyond so many bytes of weights the next begin."""
+        """The layers; of a large network those with so many bytes of weights at a time, or one."""
         group, size = list[str](), 0
         for name in self.names:
-            read = {each for node in _nodes_of(self.cut, [name]) for each in node.input}
-            size += sum(self.weights[each].nbytes for each in read & self.weights.keys())
-            if group and size > LARGE:
+            read = {each for node in _nodes_of(self.cut, [name]) for each in node.input} if self.large else set()
+            own = sum(self.weights[each].nbytes for each in read & self.weights.keys())
+            if group and size + own > LARGE:
                 yield group
                 group, size = [], 0
             group.append(name)
+            size += own
         yield group
 
-    def _open(self, names: Sequence[str]) -> _Part:
-        """Some of the layers, ready to run."""
+    def _open(self, names: Sequence[str], magnitudes: bool) -> Any:
+        """A session of some of the layers, or of the sums of the magnitudes of what they add."""
         model = _pruned(self.cut, names)
         weights = {each.name: self.weights[each.name] for each in model.graph.initializer if _outside(each)}
-        layers = session(model, weights, **self.options)
-        return _Part(names, layers, session(_absolute(model, self.smallest), weights, **self.options))
+        return session(_absolute(model, self.smallest) if magnitudes else model, weights, **self.options)
 
-    def _run(self, part: _Part, known: Mapping[str, Array]) -> dict[str, Alone]:
-        names = list(part.names)
+    def _values(self, names: Sequence[str], known: Mapping[str, Array], magnitudes: bool) -> dict[str, Array]:
+        """What such a session gives."""
         if not names:
             return {}
-        feeds = {each.name: known[each.name.removesuffix(CUT)] for each in part.layers.get_inputs()}
-        exact = part.layers.run(names, feeds)
-        sizes = part.magnitudes.run(names, {name: np.asarray(np.abs(values)) for name, values in feeds.items()})
-        found = zip(names, exact, sizes, strict=True)
-        return {name: Alone(values, self._room(values, size)) for name, values, size in found}
+        run = self.opened.get(magnitudes) or self._open(names, magnitudes)
+        feeds = {each.name: known[each.name.removesuffix(CUT)] for each in run.get_inputs()}
+        if magnitudes:
+            feeds = {name: np.asarray(np.abs(values)) for name, values in feeds.items()}
+        return dict(zip(names, run.run(list(names), feeds), strict=True))
 
     def _room(self, exact: Array, magnitudes: Array) -> Array:
         """What is not a sum has no larger magnitudes: there the largest value counts."""
@@ -195,11 +188,13 @@ def _absolute(model: Any, least: float) -> Any:
             each.CopyFrom(numpy_helper.from_array(_sizes(array_of(each, None), least), each.name))
     read = list(model.graph.node)
     del model.graph.node[:]
-    if outer:
+    if outer and least:
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(least, np.float32), LEAST))
     for name in outer:
-        model.graph.node.append(helper.make_node("Abs", [name], [f"{name}{SIZE}/any"]))
-        model.graph.node.append(helper.make_node("Max", [f"{name}{SIZE}/any", LEAST], [f"{name}{SIZE}"]))
+        size = f"{name}{SIZE}/any" if least else f"{name}{SIZE}"
+        model.graph.node.append(helper.make_node("Abs", [name], [size]))
+        if least:
+            model.graph.node.append(helper.make_node("Max", [size, LEAST], [f"{name}{SIZE}"]))
     for node in read:
         inputs = [f"{name}{SIZE}" if name in outer else name for name in node.input]
         del node.input[:]

@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.ir import Array
 from npuc.storage.mapped import kept, release
-from npuc.storage.pieces import Content, Pieces
+from npuc.storage.pieces import Content, Pieces, view_of
 
 ALIGNMENT = 128
 """Bytes: tensors in local memory, and regions of system memory."""
@@ -34,17 +34,19 @@ class Weights:
 
     def image(self, values: Array) -> int:
         """Offset in bytes of fp32 values; equal values lie there once."""
-        data = np.ascontiguousarray(values, np.float32).tobytes()
-        data += bytes(-len(data) % ALIGNMENT)
-        digest = hashlib.sha256(data).digest()
-        if digest not in self._offsets:
-            self._offsets[digest] = self._bytes
-            self._bytes += len(data)
-            self._append(data)
-        return self._offsets[digest]
+        data = view_of(np.ascontiguousarray(values, np.float32)) if values.size else memoryview(b"")
+        behind = bytes(-len(data) % ALIGNMENT)
+        digest = hashlib.sha256(data)
+        digest.update(behind)
+        found = self._offsets.setdefault(digest.digest(), self._bytes)
+        if found == self._bytes:
+            self._append(data, behind)
+        return found
 
-    def _append(self, data: bytes) -> None:
-        self._last += data
+    def _append(self, *parts: bytes | memoryview) -> None:
+        for each in parts:
+            self._last += each
+            self._bytes += len(each)
         if len(self._last) >= PART:
             self._parts.append(kept(np.frombuffer(self._last, np.uint8)))
             self._last = bytearray()
