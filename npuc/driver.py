@@ -23,6 +23,7 @@ from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
+from npuc.storage.mapped import trim
 from npuc.storage.pieces import Files, contents_of
 from npuc.storage.structured import objects, row
 from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
@@ -144,6 +145,7 @@ def compilation(
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None
+    trim()
     _expect_report(program, target)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     named = replace(program, manifest={**program.manifest, "model": origin})

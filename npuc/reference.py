@@ -18,7 +18,7 @@ from npuc.confinement import foreign_session
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
-from npuc.storage.mapped import folder, kept, place_of, release
+from npuc.storage.mapped import folder, kept, place_of, trim
 
 if TYPE_CHECKING:
     import onnx
@@ -87,9 +87,13 @@ def session(
     """
     mapped = {name: kept(value) for name, value in weights.items()}
     given = _given(model, mapped)
-    release()  # a session maps its weights itself
+    if mapped:
+        trim()  # a session maps its weights itself
     opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise)
-    return foreign_session(opened) if confined else opened()
+    found = foreign_session(opened) if confined else opened()
+    if mapped:
+        trim()  # what it has made on the way
+    return found
 
 
 def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:

@@ -8,6 +8,7 @@ what is mapped cannot change or shrink under it, as a user's own file could.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import mmap
 import os
 import shutil
@@ -97,6 +98,23 @@ def release() -> None:
     if advice is not None:
         for each in list(_maps):
             each.madvise(advice)
+
+
+def trim() -> None:
+    """Gives back what the process has freed, as far as its C library would keep it; then `release`."""
+    give_back = _malloc_trim()
+    if give_back is not None:
+        give_back(0)
+    release()
+
+
+@cache
+def _malloc_trim() -> Any:
+    """The function of glibc; None where there is another library."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 def kept(values: Array) -> Array:

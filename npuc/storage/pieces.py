@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -24,7 +25,9 @@ class Pieces:
     """Bytes in pieces one behind the other, some of them the elements of arrays in C order."""
 
     def __init__(self, pieces: Sequence[bytes | Array]) -> None:
-        self.pieces = tuple(each for each in pieces if size_of(each))
+        filled = (each for each in pieces if size_of(each))
+        groups = groupby(filled, lambda each: isinstance(each, bytes))
+        self.pieces = tuple(each for light, group in groups for each in _joined(group, light))
         self.starts = np.cumsum([0, *map(size_of, self.pieces)])
 
     def __len__(self) -> int:
@@ -51,6 +54,11 @@ class Pieces:
             piece = view_of(self.pieces[number])[start - first : end - first]
             yield piece
             start, number = start + len(piece), number + 1
+
+
+def _joined(pieces: Iterable[bytes | Array], light: bool) -> Iterable[bytes | Array]:
+    """Bytes as one piece, arrays as they are."""
+    return [b"".join(bytes(each) for each in pieces)] if light else pieces
 
 
 Content = bytes | Pieces
