@@ -82,7 +82,7 @@ class Options:
         return self.flags.get(flag.name, flag.values[0])
 
     def begin(self, what: str) -> None:
-        """Says that a part of the work begins that may take long; what is left of the part before is given back."""
+        """Says that a part of the work begins that may take long; memory that the last one freed goes back."""
         trim()
         if self.stage is not None:
             self.stage(what)

@@ -7,7 +7,7 @@ machine computed; one whose inputs are not shown is taken together with those be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,17 @@ class Layers:
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
 
-    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Alone]:
+    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
         """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
         with foreign():
             if self.isolated is None:
                 shown = self.shapes.keys() & found.keys()
                 self.isolated = Isolated(self.reference, self.shapes, shown, self.precision, **self.options)
-            return self.isolated({**feed, **found})
+            yield from self.isolated({**feed, **found})
 
     def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:
         """The first layer of a sample that rounding does not explain."""
-        alone = self(feed, found)
-        wrong = {name for name, each in alone.items() if each.wrong(found[name]).any()}
+        wrong = {name for name, each in self(feed, found) if each.wrong(found[name]).any()}
         return next((layer for layer in self.layers if layer.tensor in wrong), None)
 
 
@@ -126,7 +125,7 @@ class FloatCheck:
             name = layer.tensor
             if name in found and name in exact:
                 self.entire.setdefault(name, Difference()).add(exact[name], found[name])
-        for name, alone in self.alone(feed, found).items():
+        for name, alone in self.alone(feed, found):
             self.single.setdefault(name, Difference()).add(alone.exact, found[name])
 
     def _layer(self, layer: ReportedLayer) -> dict[str, Any]:

@@ -29,7 +29,7 @@ SMALLEST = {"fp16": 2.0**-14}
 ROUNDINGS = 32
 """How many of them rounding may take a result from another: about three times the most of any trained network."""
 CUT, SIZE, LEAST = "/found", "/size", "/least"
-LARGE = 1 << 27
+LARGE = 1 << 26
 """Bytes of weights that are better not in memory all at once."""
 
 
@@ -78,13 +78,12 @@ class Isolated:
         if not self.large:
             self.opened = {magnitudes: self._open(self.names, magnitudes) for magnitudes in (False, True)}
 
-    def __call__(self, known: Mapping[str, Array]) -> dict[str, Alone]:
+    def __call__(self, known: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
         """Every layer alone. known: the network's inputs and what the machine shows, for one sample."""
-        found: dict[str, Alone] = {}
         for names in self._groups():
             exact, sizes = (self._values(names, known, magnitudes) for magnitudes in (False, True))
-            found |= {name: Alone(exact[name], self._room(exact[name], sizes[name])) for name in names}
-        return found
+            for name in names:
+                yield name, Alone(exact[name], self._room(exact[name], sizes[name]))
 
     def _groups(self) -> Iterator[list[str]]:
         """The layers; of a large network those with so many bytes of weights at a time, or one."""
