@@ -28,7 +28,7 @@ from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
 from npuc.storage.mapped import release
-from npuc.storage.pieces import Content, Files, contents_of, pieces_of, view_of
+from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import read
 
 FORMAT = "npuc-program"
@@ -312,10 +312,17 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
     with replacing_folder(directory) as staging:
         for name, data in contents_of(files).items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            with (staging / name).open("wb") as file:
-                for piece in pieces_of(data):
-                    file.write(view_of(piece))
-                    release()
+            if isinstance(data, bytes):
+                (staging / name).write_bytes(data)
+            else:
+                _write_pieces(staging / name, data)
+
+
+def _write_pieces(path: Path, data: Pieces) -> None:
+    with path.open("wb") as file:
+        for piece in data.pieces:
+            file.write(view_of(piece))
+            release()
 
 
 def _unwritable(directory: Path, error: OSError) -> ArtefactError:
