@@ -87,7 +87,7 @@ def _external_path(name: str, location: str, folder: Path | None) -> Path:
         raise ModelError("E108", "external data of a model that has no folder", tensor=name, limit=limit)
     try:
         root = folder.resolve()
-        path = (root / location).resolve()
+        path = Path(root, location).resolve()
         inside = path.is_relative_to(root)
         found = inside and path.is_file()
     except (OSError, ValueError, RuntimeError) as error:
