@@ -32,7 +32,7 @@ def model(*constants: tuple[str, Array], opset: int = 17) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], producer_name="a producer")
 
 
-TWO = (("w", HEAVY_FLOATS), ("light", np.float32([1, 2])), ("i", HEAVY_BYTES))
+TWO = (("w", HEAVY_FLOATS), ("light", np.array([1, 2], np.float32)), ("i", HEAVY_BYTES))
 
 
 def test_a_model_put_together_is_its_serialisation_byte_by_byte() -> None:
