@@ -63,12 +63,14 @@ def test_values_are_there_when_their_memory_was_given_back() -> None:
         np.testing.assert_array_equal(found, VALUES)
 
 
-def test_without_room_values_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_values_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(mapped, "folder", full)
     assert kept(VALUES) is VALUES
+    (tmp_path / "data").write_bytes(b"abc" + VALUES.tobytes())
+    np.testing.assert_array_equal(copied(tmp_path / "data", 3, VALUES.nbytes, "<f4"), VALUES.ravel())
 
 
 def test_a_part_of_a_file_is_copied_once_until_the_file_changes(tmp_path: Path) -> None:

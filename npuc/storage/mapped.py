@@ -134,13 +134,17 @@ def kept(values: Array) -> Array:
 def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
     """Elements in a file, in a copy of its own that is mapped: (elements,). It is made once.
 
-    Raises OSError where the file cannot be read, ValueError where it ends before.
+    Without room for a copy they are in memory. Raises OSError where the file cannot be read, ValueError where it
+    ends before.
     """
     status = source.stat()
     key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, start, length)
     found = _copies.get(key)
     if found is None:
-        found = _copies[key] = _copy(source, start, length)
+        try:
+            found = _copies[key] = _copy(source, start, length)
+        except OSError:
+            return np.fromfile(source, dtype, length // np.dtype(dtype).itemsize, offset=start)
     return np.frombuffer(found, dtype)
 
 
