@@ -148,8 +148,9 @@ def _add(options: Any, weights: Mapping[str, Array]) -> None:
     """Shows onnxruntime the weights: it maps those that lie in files, and copies others."""
     import onnxruntime as ort
 
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder()))
     others = {name: value for name, value in weights.items() if place_of(value) is None}
+    if len(others) < len(weights):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder()))
     if others:
         values = [ort.OrtValue.ortvalue_from_numpy(value) for value in others.values()]
         options.add_external_initializers(list(others), values)

@@ -137,8 +137,8 @@ def copied(source: Path, start: int, length: int, dtype: DTypeLike) -> Array:
     Without room for a copy they are in memory. Raises OSError where the file cannot be read, ValueError where it
     ends before.
     """
-    status = source.stat()
-    key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, start, length)
+    told = source.stat()
+    key = (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns, start, length)
     found = _copies.get(key)
     if found is None:
         try:
