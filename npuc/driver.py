@@ -23,6 +23,8 @@ from npuc.rewrites import Rewrite, rewrites
 from npuc.storage.data import Samples, synthetic
 from npuc.storage.data import load as load_samples
 from npuc.storage.machine_files import as_toml
+from npuc.storage.mapped import trim
+from npuc.storage.pieces import Files, contents_of
 from npuc.storage.structured import objects, row
 from npuc.target import Foreseeing, Options, Quantising, Runner, Target, usual_options
 
@@ -143,6 +145,7 @@ def compilation(
         program = target.lower(graph, samples, options, recording)
     except NpucError as error:
         raise _with_operators(error, graph) from None
+    trim()
     _expect_report(program, target)
     origin = {"name": model.name, "sha256": file_sha256(model)}
     named = replace(program, manifest={**program.manifest, "model": origin})
@@ -245,7 +248,8 @@ def with_rewrites(program: Program, steps: Steps) -> Program:
     done = [each for step in steps for each in rewrites(*step, lambda _graph, _node: None)]
     graph = json.loads(program.evidence["graph.json"])
     graph["rewrites"] = [{"pass": each.name, "nodes": list(each.nodes), "text": str(each)} for each in done]
-    return replace(program, evidence={**program.evidence, "graph.json": canonical_json(graph)})
+    changed = {"graph.json": canonical_json(graph)}
+    return replace(program, evidence=Files(contents_of(program.evidence, changed)))
 
 
 def _expect_report(program: Program, target: Target) -> None:

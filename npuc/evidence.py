@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from npuc.ir import Graph, Node
 from npuc.program import canonical_json
+from npuc.storage.pieces import Files
 
 if TYPE_CHECKING:
     from npuc.quantize.network.construction import Quantised
 
 
-def evidence(quantised: Quantised) -> dict[str, bytes]:
+def evidence(quantised: Quantised) -> Files:
     """reference.onnx with every int8 tensor as an output, and graph.json that says what each stands for."""
-    from npuc.export_onnx import onnx_bytes
+    from npuc.export_onnx import onnx_content
 
     graph = quantised.graph
     layers = [node for node in graph.nodes if node.output in quantised.scales]
     tensors = [name for node in layers for name in node.outputs]
-    model = onnx_bytes(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
+    model = onnx_content(graph, [*graph.outputs, *(name for name in tensors if name not in graph.outputs)])
     described = {
         "tensors": {
             name: {
@@ -32,18 +33,18 @@ def evidence(quantised: Quantised) -> dict[str, bytes]:
         },
         "layers": [_layer(node) for node in layers if node.op != "QuantizeLinear"],
     }
-    return {"reference.onnx": model, "graph.json": canonical_json(described)}
+    return Files({"reference.onnx": model, "graph.json": canonical_json(described)})
 
 
-def float_evidence(graph: Graph, lowered: Graph) -> dict[str, bytes]:
+def float_evidence(graph: Graph, lowered: Graph) -> Files:
     """Of a floating-point program: reference.onnx is the optimised network, graph.json has the lowered layers."""
-    from npuc.export_onnx import to_onnx
+    from npuc.export_onnx import onnx_content
 
     described = {
         "tensors": {name: {"float": name, "shape": list(graph.shape(name))} for name in graph.producers},
         "layers": [_layer(node) for node in lowered.nodes],
     }
-    return {"reference.onnx": to_onnx(graph).SerializeToString(), "graph.json": canonical_json(described)}
+    return Files({"reference.onnx": onnx_content(graph), "graph.json": canonical_json(described)})
 
 
 def signature(graph: Graph) -> dict[str, Any]:

@@ -18,13 +18,18 @@ from numpy.typing import ArrayLike
 from onnx import helper, numpy_helper
 
 from npuc import __version__
-from npuc.external_weights import HEAVY, outside
+from npuc.external_weights import outside
 from npuc.ir import Array, Attr, Graph, Node
 from npuc.names import Names
 from npuc.ops.attributes import ACTIVATION, DILATIONS, DTYPE, MAX, MIN
+from npuc.storage.mapped import HEAVY
+from npuc.storage.pieces import Content
+from npuc.wire import together
 
 OPSET = 17
 IR_VERSIONS = {17: 8, 19: 9, 21: 10}
+APART = ("float32", "int8")
+"""Element types of constants that may lie beside a model."""
 
 
 class Emitter:
@@ -163,13 +168,20 @@ def onnx_bytes(graph: Graph, outputs: Sequence[str] | None = None) -> bytes:
     return to_onnx(graph, outputs).SerializeToString(deterministic=True)
 
 
+def onnx_content(graph: Graph, outputs: Sequence[str] | None = None) -> Content:
+    """The same bytes, in pieces where the graph has heavy constants: these are not copied."""
+    weights: dict[str, Array] = {}
+    model = to_onnx(graph, outputs, weights)
+    return together(model, weights) if weights else model.SerializeToString(deterministic=True)
+
+
 def _add_constant(tensor: onnx.TensorProto, name: str, value: Array, weights: dict[str, Array] | None) -> None:
     """Fills in an initialiser, or the weights with what is heavy."""
-    if weights is None or value.nbytes < HEAVY or value.dtype != np.float32:
+    if weights is None or value.nbytes < HEAVY or value.dtype not in APART:
         tensor.CopyFrom(numpy_helper.from_array(value, name))
         return
     weights[name] = value
-    tensor.name, tensor.data_type = name, onnx.TensorProto.FLOAT
+    tensor.name, tensor.data_type = name, _element_type(str(value.dtype))
     tensor.dims.extend(value.shape)
     outside(tensor)
 

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from npuc.ir import Array
+from npuc.storage.mapped import HEAVY
+from npuc.storage.pieces import Content
+from npuc.wire import MEMORY, apart
 
 if TYPE_CHECKING:
     import onnx
 
-HEAVY = 1 << 20
-"""Bytes of a constant that is better not copied."""
 
+def without_weights(
+    model: onnx.ModelProto, folder: Path | None = None
+) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
+    """The model and its heavy float32 constants apart, for `session`; the model that is given loses them.
 
-def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
-    """The model and its heavy float32 constants apart, for `session`; the model that is given loses them."""
+    folder: has the external data that the model names. Raises ModelError (E105, E108) as `array_of`.
+    """
     import onnx
+
+    from npuc.frontend.external_data import array_of
 
     weights: dict[str, Array] = {}
     for tensor in model.graph.initializer:
-        if tensor.data_type == tensor.FLOAT and tensor.ByteSize() > HEAVY and tensor.HasField("raw_data"):
-            weights[tensor.name] = onnx.numpy_helper.to_array(tensor)
+        elsewhere = folder is not None and tensor.data_location == tensor.EXTERNAL
+        raw = tensor.data_type == tensor.FLOAT and tensor.ByteSize() > HEAVY and tensor.HasField("raw_data")
+        if elsewhere or raw:
+            weights[tensor.name] = array_of(tensor, folder)
             outside(tensor)
     return onnx.ModelProto.FromString(model.SerializeToString()), weights
 
@@ -29,5 +39,15 @@ def without_weights(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[st
 def outside(tensor: onnx.TensorProto) -> None:
     """Leaves name, type and shape of a constant, whose value `session` gets beside the model."""
     tensor.ClearField("raw_data")
+    tensor.ClearField("external_data")
     tensor.data_location = tensor.EXTERNAL
-    tensor.external_data.add(key="location", value="memory")
+    tensor.external_data.add(key="location", value=MEMORY)
+
+
+def light(content: Content) -> tuple[bytes, Mapping[str, Array]]:
+    """The bytes of a model without those constants that are arrays of their own in the content, and these."""
+    if isinstance(content, bytes):
+        return content, {}
+    found, spans = apart(content)
+    weights = {name: content.array(span) for name, span in spans.items()}
+    return found, {name: each for name, each in weights.items() if each is not None}

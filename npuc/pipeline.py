@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import process_time
 from typing import Protocol
 
 from npuc.errors import NpucError
 from npuc.ir import Graph
+from npuc.storage.mapped import kept, release
 
 
 class Pass(Protocol):
@@ -36,7 +38,7 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
         name = each.__name__
         started = process_time()
         try:
-            after = each(graph)
+            after = _with_mapped(each(graph))
             after.check()
         except NpucError as error:
             raise error.within(f"in pass {name}") from error
@@ -44,3 +46,12 @@ def run_passes(graph: Graph, passes: Sequence[Pass], hook: Hook | None = None) -
             hook(name, graph, after, process_time() - started)
         graph = after
     return graph
+
+
+def _with_mapped(graph: Graph) -> Graph:
+    """The graph, whose heavy constants lie in files."""
+    mapped = {name: kept(value) for name, value in graph.constants.items()}
+    if all(mapped[name] is value for name, value in graph.constants.items()):
+        return graph
+    release()
+    return replace(graph, constants=mapped)

@@ -27,6 +27,8 @@ from typing import Any
 from npuc.budget import budget, take
 from npuc.errors import ArtefactError, ModelError
 from npuc.storage.files import recover, replacing_folder
+from npuc.storage.mapped import release
+from npuc.storage.pieces import Content, Files, Pieces, contents_of, pieces_of, view_of
 from npuc.storage.records import read
 
 FORMAT = "npuc-program"
@@ -217,9 +219,13 @@ def _damaged(reason: str, limit: str | None = None) -> ArtefactError:
     return ArtefactError("E502", f"{MANIFEST} is damaged: {reason}", limit=limit, remedy=remedy)
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: Content) -> str:
     """The hexadecimal digest that the manifest records."""
-    return hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256()
+    for piece in pieces_of(data):
+        digest.update(view_of(piece))
+        release()
+    return digest.hexdigest()
 
 
 def file_sha256(path: Path) -> str:
@@ -241,13 +247,14 @@ def sealed(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str,
     """The manifest with format, version, the digests of all files, and its seal."""
     body = {key: value for key, value in manifest.items() if key != "seal"}
     body |= {"format": FORMAT, "version": VERSION}
-    body["files"] = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
+    contents = sorted(contents_of(files).items())
+    body["files"] = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in contents}
     return {**body, "seal": sha256(canonical_json(body))}
 
 
 def as_loaded(program: Program) -> Program:
     """A program that was just compiled, as `load` would give it, and with its evidence."""
-    manifest = sealed(program.manifest, {**program.files, **program.evidence})
+    manifest = sealed(program.manifest, Files(contents_of(program.files, program.evidence)))
     return replace(program, manifest=json.loads(canonical_json(manifest)))
 
 
@@ -258,9 +265,9 @@ def save(program: Program, directory: Path, *, force: bool = False) -> None:
     Raises ArtefactError: E505 where something else is in the way, E506 where the system refuses.
     """
     expect_replaceable(directory, force=force)
-    contents = {**program.files, **program.evidence}
-    manifest = sealed(program.manifest, contents)
-    _write(directory, {**contents, MANIFEST: canonical_json(manifest)})
+    contents = contents_of(program.files, program.evidence)
+    manifest = sealed(program.manifest, Files(contents))
+    _write(directory, Files({**contents, MANIFEST: canonical_json(manifest)}))
 
 
 def expect_replaceable(directory: Path, *, force: bool = False) -> None:
@@ -303,9 +310,19 @@ def _is_empty(directory: Path) -> bool:
 def _write(directory: Path, files: Mapping[str, bytes]) -> None:
     """Puts a directory with these files in place, in one step."""
     with replacing_folder(directory) as staging:
-        for name, data in files.items():
+        for name, data in contents_of(files).items():
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
-            (staging / name).write_bytes(data)
+            if isinstance(data, bytes):
+                (staging / name).write_bytes(data)
+            else:
+                _write_pieces(staging / name, data)
+
+
+def _write_pieces(path: Path, data: Pieces) -> None:
+    with path.open("wb") as file:
+        for piece in data.pieces:
+            file.write(view_of(piece))
+            release()
 
 
 def _unwritable(directory: Path, error: OSError) -> ArtefactError:

@@ -18,6 +18,7 @@ from npuc.confinement import foreign_session
 from npuc.custom_ops import register
 from npuc.errors import ArtefactError, ModelError
 from npuc.ir import Array, Graph
+from npuc.storage.mapped import folder, kept, place_of, trim
 
 if TYPE_CHECKING:
     import onnx
@@ -76,15 +77,23 @@ def session(
 ) -> Any:
     """An onnxruntime.InferenceSession of the model on one CPU thread.
 
-    model: a file may have external data. weights: constants that the model names as `outside`; they are not
-    copied. few_runs: it is opened faster and runs slower; only for models without INTEGER_PRODUCTS, which need the
-    optimisations. confined: what the model asks for cannot be known, so that it runs in a process with limits
-    (npuc.confinement), and raises ModelError beyond them (E110, E111), and where onnxruntime cannot run it (E105).
-    precise: whether integer products are exact on every processor; without, they are faster.
+    model: a file may have external data. weights: constants that a parsed model names as `outside`; those that
+    are mapped (npuc.storage.mapped) are not copied. few_runs: it is opened faster and runs slower; only for models
+    without INTEGER_PRODUCTS, which need the optimisations. confined: what the model asks for cannot be known, so
+    that it runs in a process with limits (npuc.confinement), and raises ModelError beyond them (E110, E111), and
+    where onnxruntime cannot run it (E105). precise: whether integer products are exact on every processor;
+    without, they are faster.
     Raises ModelError (E105) where onnxruntime refuses the model.
     """
-    opened = partial(_tried, _given(model), weights, few_runs=few_runs, precise=precise)
-    return foreign_session(opened) if confined else opened()
+    mapped = {name: kept(value) for name, value in weights.items()}
+    given = _given(model, mapped)
+    if mapped:
+        trim()  # a session maps its weights itself
+    opened = partial(_tried, given, mapped, few_runs=few_runs, precise=precise)
+    found = foreign_session(opened) if confined else opened()
+    if mapped:
+        trim()  # what it has made on the way
+    return found
 
 
 def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
@@ -97,10 +106,20 @@ def _tried(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, 
             raise ModelError("E105", f"onnxruntime refuses the model: {error}") from None
 
 
-def _given(model: onnx.ModelProto | bytes | Path) -> str | bytes:
+def _given(model: onnx.ModelProto | bytes | Path, weights: Mapping[str, Array]) -> str | bytes:
+    """What onnxruntime opens: a path, or a model that says in which files its weights lie."""
     if isinstance(model, Path):
         return str(model)
-    return model if isinstance(model, bytes) else model.SerializeToString()
+    if isinstance(model, bytes):
+        return model
+    for tensor in model.graph.initializer:
+        place = place_of(weights[tensor.name]) if tensor.name in weights else None
+        if place is not None:
+            entries = {"location": place.file.name, "offset": place.offset, "length": weights[tensor.name].nbytes}
+            del tensor.external_data[:]
+            for key, value in entries.items():
+                tensor.external_data.add(key=key, value=str(value))
+    return model.SerializeToString()
 
 
 def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool, precise: bool) -> Any:
@@ -112,16 +131,29 @@ def _opened(given: str | bytes, weights: Mapping[str, Array], *, few_runs: bool,
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.disable_prepacking", "1")
     if weights:
-        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in weights.values()]
-        options.add_external_initializers(list(weights), values)
-        if sum(value.nbytes for value in weights.values()) > LARGE and not few_runs:
+        _add(options, weights)
+        if sum(value.nbytes for value in weights.values() if value.dtype == np.float32) > LARGE and not few_runs:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    # int8 weights, which are cast when they are used
-    int8_weights = isinstance(given, bytes) and len(given) > LARGE // np.dtype(np.float32).itemsize
-    without = (*FAULTY_OPTIMIZERS, "ConstantFolding") if int8_weights else FAULTY_OPTIMIZERS
-    if isinstance(given, bytes) and b"ceil_mode" in given:
-        without = (*without, MISSHAPEN)
+    without = FAULTY_OPTIMIZERS
+    if isinstance(given, bytes):
+        integers = len(given) + sum(value.nbytes for value in weights.values() if value.dtype != np.float32)
+        if integers > LARGE // np.dtype(np.float32).itemsize:  # int8 weights, which are cast when they are used
+            without = (*without, "ConstantFolding")
+        if b"ceil_mode" in given:
+            without = (*without, MISSHAPEN)
     return ort.InferenceSession(given, options, providers=["CPUExecutionProvider"], disabled_optimizers=without)
+
+
+def _add(options: Any, weights: Mapping[str, Array]) -> None:
+    """Shows onnxruntime the weights: it maps those that lie in files, and copies others."""
+    import onnxruntime as ort
+
+    others = {name: value for name, value in weights.items() if place_of(value) is None}
+    if len(others) < len(weights):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder()))
+    if others:
+        values = [ort.OrtValue.ortvalue_from_numpy(value) for value in others.values()]
+        options.add_external_initializers(list(others), values)
 
 
 @cache

@@ -194,4 +194,5 @@ def _is_convex(graph: Graph, node: Node) -> bool:
     weights = graph.constant(node.inputs[1]) if node.op == "Conv" else None
     if weights is None:
         return False
-    return bool((np.abs(weights).reshape(len(weights), -1).sum(axis=1) <= CONVEX).all())
+    rows = weights.reshape(len(weights), -1)
+    return all(float(np.abs(row).sum()) <= CONVEX for row in rows)

@@ -15,6 +15,7 @@ from npuc.ir import Array, Graph, Node
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program
 from npuc.storage.data import Samples
+from npuc.storage.mapped import trim
 from npuc.timeline import Timeline, in_turn
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Options:
         return self.flags.get(flag.name, flag.values[0])
 
     def begin(self, what: str) -> None:
-        """Says that a part of the work begins that may take long."""
+        """Says that a part of the work begins that may take long; memory that the last one freed goes back."""
+        trim()
         if self.stage is not None:
             self.stage(what)
 

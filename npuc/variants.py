@@ -30,6 +30,7 @@ from npuc.program import (
     sha256,
 )
 from npuc.storage import data
+from npuc.storage.pieces import Content, Files, contents_of
 from npuc.storage.records import read
 from npuc.storage.sources import files_of
 
@@ -62,16 +63,16 @@ class Variant:
 
 def together(programs: Sequence[Program]) -> Program:
     """The artefact of programs of one model and target, in their order; files with the same bytes are one."""
-    files: dict[str, bytes] = {}
+    files: dict[str, Content] = {}
     found: list[Variant] = []
     for number, each in enumerate(programs):
-        own = {**each.files, **each.evidence}
+        own = contents_of(each.files, each.evidence)
         found.append(Variant(f"{VARIANTS}/{number}", each.inputs))
-        files[f"{found[-1].path}/{MANIFEST}"] = canonical_json(sealed(each.manifest, own))
+        files[f"{found[-1].path}/{MANIFEST}"] = canonical_json(sealed(each.manifest, Files(own)))
         files |= {f"{SHARED}/{sha256(content)}/{Path(name).name}": content for name, content in own.items()}
     first = programs[0].manifest
     same = {key: first[key] for key in ("target", "precision", "model") if key in first}
-    return Program({**same, VARIANTS: [each.as_json() for each in found]}, files)
+    return Program({**same, VARIANTS: [each.as_json() for each in found]}, Files(files))
 
 
 def variants_of(manifest: Mapping[str, Any]) -> tuple[Variant, ...]:

@@ -32,7 +32,7 @@ def load(path: Path, input_shapes: Shapes = NO_SHAPES, *, fold_weights: bool = T
     from npuc.frontend.reading import read_model
 
     with budget():
-        return import_model(read_model(path), path.parent, input_shapes, fold_weights=fold_weights)
+        return import_model(read_model(path, whole=False), path.parent, input_shapes, fold_weights=fold_weights)
 
 
 def import_model(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -12,6 +14,10 @@ from npuc.budget import expect_room
 from npuc.errors import ModelError
 from npuc.frontend.limits import LARGEST_TENSOR
 from npuc.ir import Array
+from npuc.storage.mapped import HEAVY, copied
+
+PLAIN = ("float32", "float64", "int8", "uint8", "int32", "int64")
+"""Element types whose bytes in a file are those in memory."""
 
 
 def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
@@ -27,7 +33,10 @@ def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
     if tensor.data_type not in onnx.TensorProto.DataType.values() or tensor.data_type == 0:
         raise ModelError("E107", f"a constant of the unknown element type {tensor.data_type}", tensor=name)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        tensor = _with_external_data(tensor, folder)
+        path, offset, length = _external_data(tensor, folder)
+        if length >= HEAVY and str(_dtype(tensor)) in PLAIN:
+            return _mapped(tensor, path, offset, length)
+        tensor = _with_external_data(tensor, path, offset, length)
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -35,8 +44,8 @@ def array_of(tensor: onnx.TensorProto, folder: Path | None) -> Array:
         raise ModelError("E105", reason, tensor=name) from error
 
 
-def _with_external_data(tensor: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
-    """The tensor with its bytes inside."""
+def _external_data(tensor: onnx.TensorProto, folder: Path | None) -> tuple[Path, int, int]:
+    """The file with the tensor's bytes, their offset and length."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path = _external_path(tensor.name, entries.get("location", ""), folder)
     offset = _number(tensor.name, entries, "offset", 0)
@@ -48,6 +57,20 @@ def _with_external_data(tensor: onnx.TensorProto, folder: Path | None) -> onnx.T
     if offset + length > path.stat().st_size:
         reason = f"{path.name} ends before the {length} bytes at offset {offset}"
         raise ModelError("E108", reason, tensor=tensor.name, remedy="export or download the model again")
+    return path, offset, length
+
+
+def _mapped(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> Array:
+    """The tensor's value, which is not held in memory."""
+    expect_room(length, "a constant", tensor=tensor.name)
+    try:
+        return copied(path, offset, length, _dtype(tensor)).reshape(tuple(tensor.dims))
+    except (OSError, ValueError) as error:
+        raise ModelError("E108", f"{path.name} cannot be read: {error}", tensor=tensor.name) from error
+
+
+def _with_external_data(tensor: onnx.TensorProto, path: Path, offset: int, length: int) -> onnx.TensorProto:
+    """The tensor with its bytes inside."""
     expect_room(3 * length, "a constant", tensor=tensor.name)  # as read, as a message, as an array
     with path.open("rb") as file:
         file.seek(offset)
@@ -64,7 +87,7 @@ def _external_path(name: str, location: str, folder: Path | None) -> Path:
         raise ModelError("E108", "external data of a model that has no folder", tensor=name, limit=limit)
     try:
         root = folder.resolve()
-        path = (root / location).resolve()
+        path = Path(root, location).resolve()
         inside = path.is_relative_to(root)
         found = inside and path.is_file()
     except (OSError, ValueError, RuntimeError) as error:
@@ -84,10 +107,14 @@ def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:
     return int(text)
 
 
+def _dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
+    return onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+
+
 def _bytes_needed(tensor: onnx.TensorProto) -> int:
     if tensor.data_type == onnx.TensorProto.STRING:
         raise ModelError("E107", "strings cannot be external data", tensor=tensor.name)
-    bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+    bits = _dtype(tensor).itemsize * 8
     type_name = onnx.TensorProto.DataType.Name(tensor.data_type)
     if type_name.endswith(("INT4", "E2M1")):
         bits = 4

@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 
-from npuc.budget import content
+from npuc.budget import content, expect_room
 from npuc.errors import ModelError
-from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, upgraded
+from npuc.frontend.upgrading import OLDEST_OPSET, ONNX_DOMAINS, is_old, upgraded
+from npuc.storage.mapped import HEAVY
+from npuc.wire import apart
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 
-def read_model(path: Path) -> onnx.ModelProto:
+def read_model(path: Path, *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, without its external data; one of an old opset as ONNX's converter brings it to 7.
 
+    whole: without, heavy constants may be left in the file: the model names them as external data in it.
     Raises ModelError: E101 if it cannot be read, E102 if it is no ONNX model.
     """
+    model = None if whole else _light(path)
+    return upgraded(_whole(path)) if model is None else model
+
+
+def _light(path: Path) -> onnx.ModelProto | None:
+    """The model without its heavy constants; None where it has none, or where all of it is needed.
+
+    ONNX's converter and inliner want all of it. What is wrong with a file is found where it is read whole.
+    """
+    try:
+        inside = path.resolve().parent == path.parent.resolve()  # a link's data would lie outside the folder
+        if not inside or not path.is_file() or path.stat().st_size < HEAVY:
+            return None
+        expect_room(path.stat().st_size, "a file")
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+            light, spans = apart(mapped, path.name)
+        model = onnx.ModelProto.FromString(light)
+    except (OSError, ValueError, DecodeError):
+        return None
+    needed = model.functions or is_old(model) or not model.graph.output
+    return model if spans and not needed else None
+
+
+def _whole(path: Path) -> onnx.ModelProto:
     try:
         data = content(path)
     except OSError as error:
@@ -34,7 +62,7 @@ def read_model(path: Path) -> onnx.ModelProto:
         raise ModelError("E102", f"{path} is not a complete ONNX model", remedy=remedy) from error
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError("E102", f"{path} holds no ONNX graph", remedy="give the path of an .onnx file")
-    return upgraded(model)
+    return model
 
 
 def check_names(graph: onnx.GraphProto) -> None:

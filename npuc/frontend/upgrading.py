@@ -22,9 +22,8 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Models with operators of other domains are left: the converter does not know what those mean.
     """
-    versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
     foreign = any(each.domain not in ONNX_DOMAINS for each in model.opset_import)
-    if foreign or len(versions) != 1 or max(versions) >= OLDEST_OPSET or any(map(_is_aligned, model.graph.node)):
+    if foreign or not is_old(model) or any(map(_is_aligned, model.graph.node)):
         return model
     named = onnx.ModelProto()
     named.CopyFrom(model)
@@ -38,6 +37,12 @@ def upgraded(model: onnx.ModelProto) -> onnx.ModelProto:
     return (
         made if all(_broadcast_slope(made, node) for node in made.graph.node if node.op_type == "PRelu") else model
     )
+
+
+def is_old(model: onnx.ModelProto) -> bool:
+    """Whether a model is older than what npuc reads."""
+    versions = {each.version for each in model.opset_import if each.domain in ONNX_DOMAINS}
+    return len(versions) == 1 and max(versions) < OLDEST_OPSET
 
 
 def _is_aligned(node: onnx.NodeProto) -> bool:

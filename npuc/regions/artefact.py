@@ -16,6 +16,7 @@ from typing import Any
 
 from npuc.errors import ArtefactError
 from npuc.program import EVIDENCE, GIVEN_BY, MANIFEST, Program, canonical_json, sealed
+from npuc.storage.pieces import Files, contents_of
 from npuc.storage.records import read
 
 NPU, HOST = "npu", "host"
@@ -75,13 +76,13 @@ def region_path(number: int) -> str:
     return f"host/region_{number}.onnx"
 
 
-def embedded(path: str, part: Program) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def embedded(path: str, part: Program) -> tuple[Files, Files]:
     """The files and the evidence of a part, as those of the program that holds it."""
-    manifest = sealed(part.manifest, {**part.files, **part.evidence})
-    files = {MANIFEST: canonical_json(manifest), **part.files}
+    manifest = sealed(part.manifest, Files(contents_of(part.files, part.evidence)))
+    files = contents_of({MANIFEST: canonical_json(manifest)}, part.files)
     return (
-        {f"{path}/{name}": data for name, data in files.items()},
-        {f"{path}/{name}": data for name, data in part.evidence.items()},
+        Files({f"{path}/{name}": data for name, data in files.items()}),
+        Files({f"{path}/{name}": data for name, data in contents_of(part.evidence).items()}),
     )
 
 
@@ -96,12 +97,16 @@ def part_of(program: Program, path: str) -> Program:
         raise ArtefactError("E502", f"'{name}' is damaged: it is not JSON") from None
     if not isinstance(manifest, dict) or GIVEN_BY in manifest:
         raise ArtefactError("E502", f"'{name}' is damaged: it is not the manifest of a part")
-    inside = {
-        key.removeprefix(f"{path}/"): data for key, data in program.files.items() if key.startswith(f"{path}/")
-    }
+    inside, evidence = (
+        {
+            key.removeprefix(f"{path}/"): data
+            for key, data in contents_of(files).items()
+            if key.startswith(f"{path}/")
+        }
+        for files in (program.files, program.evidence)
+    )
     inside.pop(MANIFEST)
-    evidence = {each: data for each in EVIDENCE if (data := program.evidence.get(f"{path}/{each}")) is not None}
-    return Program(manifest, inside, evidence)
+    return Program(manifest, Files(inside), Files({each: evidence[each] for each in EVIDENCE if each in evidence}))
 
 
 def steps_of(program: Program) -> Iterator[Mapping[str, Any]]:

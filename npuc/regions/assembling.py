@@ -18,6 +18,7 @@ from npuc.regions.artefact import HOST, NPU, Contents, ProgramPart, embedded, pa
 from npuc.regions.planning import Key, Plan, absorbed, key_of, part_macs, wanted_of
 from npuc.regions.reporting import OnHost, Told, merged, proven, reasons, shares, utilised
 from npuc.regions.running import within
+from npuc.storage.pieces import Content, Files
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +54,7 @@ def _bound(plan: Plan, program: Program, told: Sequence[Told]) -> Program:
 
 def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key, Lowered]) -> Program:
     """The program of all parts. Raises UnsupportedOperator (E201) for a region that onnxruntime cannot load."""
-    network, files, evidence = plan.network, dict[str, bytes](), dict[str, bytes]()
+    network, files, evidence = plan.network, dict[str, Content](), dict[str, Content]()
     steps: list[ProgramPart] = []
     told: list[Told] = []
     programs: list[Program] = []
@@ -68,8 +69,8 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
             programs.append(_bound(plan, found.program, part_told))
             executed += found.program.manifest["report"]["macs"]
             data, proof = embedded(step.path, programs[-1])
-            files |= data
-            evidence |= proof
+            files |= data.contents
+            evidence |= proof.contents
             told += part_told
         else:
             units = [network.by_name[name] for name in part.blocks]
@@ -90,7 +91,8 @@ def assembled(plan: Plan, parts: Sequence[partition.Part], lowered: Mapping[Key,
     }
     if plan.options.bind:
         manifest["bound"] = dict(plan.options.bind)
-    return Program(manifest, files, {**evidence, "graph.json": canonical_json(_graph(programs))})
+    whole = {"graph.json": canonical_json(_graph(programs))}
+    return Program(manifest, Files(files), Files({**evidence, **whole}))
 
 
 def _machine(plan: Plan) -> str:

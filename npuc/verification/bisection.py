@@ -96,7 +96,7 @@ def _by_layer(reference: bytes, graph: Report, precision: str) -> _Judge:
             prepared.append(Isolated(reference, shapes, shown.keys() & shapes.keys(), precision))
         for sample, feed in enumerate(batch.feeds()):
             found = {name: values[sample, ...] for name, values in shown.items()}
-            for name, alone in prepared[0]({**feed, **found}).items():
+            for name, alone in prepared[0]({**feed, **found}):
                 yield _Judged(name, sample, alone.exact, alone.wrong(found[name]))
 
     return judge

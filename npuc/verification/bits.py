@@ -12,6 +12,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.quantize.scales.constraints import MOVEMENT
 from npuc.reference import has_integer_products, session, with_outputs
+from npuc.storage.pieces import contents_of
 from npuc.target import Indexing, Target
 from npuc.verification.described import damaged, described, network
 from npuc.verification.described import evidence as foreign
@@ -33,18 +34,18 @@ class Bits:
         few_runs: bool = False,
         confined: bool = True,
     ) -> None:
-        self.evidence, self.described = (
-            evidence["reference.onnx"],
-            described(evidence["graph.json"], program.precision),
-        )
+        self.evidence = contents_of(evidence)["reference.onnx"]
+        self.described = described(evidence["graph.json"], program.precision)
         self.tensors: Mapping[str, Any] = self.described["tensors"]
         self.inputs = {port.name for port in program.inputs}
         self.outputs = [port.name for port in program.outputs]
         self.dtype, self.confined = program.precision, confined
         self.target, self.program = target, program
         with foreign():
-            few_runs = few_runs and not has_integer_products(network(self.evidence))
-            self.reference = session(self.evidence, few_runs=few_runs, confined=confined)
+            model, self.weights = network(self.evidence)
+            few_runs = few_runs and not has_integer_products(model)
+            whole = self.evidence if isinstance(self.evidence, bytes) else model
+            self.reference = session(whole, self.weights, few_runs=few_runs, confined=confined)
         missing = {*self.tensors, *self.outputs} - {each.name for each in self.reference.get_outputs()}
         if missing:
             raise damaged("reference.onnx", f"it lacks the tensor '{min(missing)}'")
@@ -132,10 +133,10 @@ class Bits:
         )
 
     def cut(self, edges: Collection[str]) -> Any:
-        """The integer network, some of whose edges are cut: layers read `tensor/exact` there."""
+        """The integer network without `weights`, some of whose edges are cut: layers read `tensor/exact` there."""
         from onnx import helper
 
-        model = network(self.evidence)
+        model, _ = network(self.evidence)
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         found: dict[str, Any] = {}
         for node in model.graph.node:
@@ -150,7 +151,7 @@ class Bits:
     @cached_property
     def _resumed(self) -> Any:
         """The integer network, going on from what the host brought: `tensor/exact`."""
-        return session(self.cut(self._brought), confined=self.confined)
+        return session(self.cut(self._brought), self.weights, confined=self.confined)
 
     def _as_rounded(
         self, feed: Mapping[str, Array], integer: dict[str, Array], found: Mapping[str, Array]
@@ -175,9 +176,9 @@ class Bits:
 
     def _tied_but_for_nan(self, name: str, feed: Mapping[str, Array], found: Array, wanted: Array) -> bool:
         """`_tied`, where NaN is 0 on the host and may be any integer under onnxruntime."""
-        model = network(self.evidence)
+        model, weights = network(self.evidence)
         origins = {out: node.input[0] for node in model.graph.node for out in node.output if node.input}
-        origin = session(with_outputs(model, [origins[name]]), confined=self.confined)
+        origin = session(with_outputs(model, [origins[name]]), weights, confined=self.confined)
         (real,) = origin.run([origins[name]], dict(feed))
         if real.dtype.kind != "f" or not np.isnan(real).any():
             return False
@@ -198,7 +199,7 @@ class Bits:
     def _functions(self) -> frozenset[str]:
         """The tensors of the integer network that come of a function between -1 and 1 that the host computes."""
         found: set[str] = set()
-        for node in network(self.evidence).graph.node:
+        for node in network(self.evidence)[0].graph.node:
             if node.op_type in BOUNDED or (found.intersection(node.input) and node.op_type != "QuantizeLinear"):
                 found.update(node.output)
         return frozenset(found)

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from npuc.errors import ArtefactError, ModelError
+from npuc.external_weights import light
 from npuc.frontend.reading import check_names
+from npuc.ir import Array
+from npuc.storage.pieces import Content
 from npuc.storage.records import read
 from npuc.target import FLOATING
 
@@ -93,19 +96,23 @@ def described(content: bytes, precision: str) -> Mapping[str, Any]:
     return found
 
 
-def network(content: bytes) -> onnx.ModelProto:
-    """reference.onnx. Raises ArtefactError (E502) where it is not one that npuc wrote."""
+def network(content: Content) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
+    """reference.onnx and, of a program that was just compiled, the heavy constants that it names as `outside`.
+
+    Raises ArtefactError (E502) where it is not one that npuc wrote.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
     try:
-        found = onnx.ModelProto.FromString(content)
+        data, weights = light(content)
+        found = onnx.ModelProto.FromString(data)
         check_names(found.graph)
     except (DecodeError, ModelError):
         raise damaged("reference.onnx", "it is not an ONNX model") from None
     if found.functions:
         raise damaged("reference.onnx", "it has functions of its own")
-    return found
+    return found, weights
 
 
 @contextmanager

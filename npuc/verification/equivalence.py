@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from npuc.errors import ModelError
+from npuc.external_weights import without_weights
 from npuc.frontend import load
 from npuc.ir import Array, Graph, Node
 from npuc.quantize.arithmetic.tables import CONVERSIONS
@@ -27,6 +28,8 @@ from npuc.verification.padding import has_automatic_padding, model_of
 RELATIVE, OF_LARGEST = 1e-4, 1e-5
 """What agrees outright: of each element, and of the largest of its tensor."""
 MOVED = 2.0**-15
+WHOLE = 1 << 25
+"""Bytes of a file that onnxruntime reads itself: it makes two copies of it."""
 DRAWS = 3
 """How often everything is moved at random."""
 FACTOR = 2.0
@@ -43,16 +46,20 @@ class Equivalence:
 
     def __init__(self, model: Path, graph: Graph) -> None:
         self.path, self.graph, self.outputs = model, graph, list(graph.outputs)
-        self.model: Any = None
-        self.rewritten: Any = None
-        self._open()
+        self.large = model.stat().st_size > WHOLE
+        """Its weights are better not in memory twice: then a session is gone when it has run."""
+        self.model: Any = self._open_model()
+        self.rewritten: Any = None if self.large else self._open_rewritten()
 
-    def _open(self) -> None:
+    def _open_model(self) -> Any:
         floats = not any(node.op in QUANTISED for node in self.graph.nodes)
-        shapes = _shapes(self.graph)
-        written = model_of(self.path, shapes) if has_automatic_padding(self.path) else self.path
-        self.model = session(written, few_runs=floats)
-        self.rewritten = graph_session(self.graph, self.outputs, few_runs=True)
+        if not self.large and not has_automatic_padding(self.path):
+            return session(self.path, few_runs=floats)
+        model = model_of(self.path, _shapes(self.graph), whole=not self.large)
+        return session(*without_weights(model, self.path.parent), few_runs=floats)
+
+    def _open_rewritten(self) -> Any:
+        return graph_session(self.graph, self.outputs, few_runs=True)
 
     def release(self) -> None:
         """Frees what onnxruntime holds of the model and of the graph: its weights, once more."""
@@ -60,16 +67,19 @@ class Equivalence:
 
     def expected(self, feed: Mapping[str, Array]) -> Values:
         """The model's outputs on a sample. Raises ModelError (E105) where onnxruntime cannot run it."""
-        if self.model is None:
-            self._open()
-        return _run(self.model, feed)
+        model = self.model or self._open_model()
+        self.model = None if self.large else model
+        return _run(model, feed)
 
     def differing(self, feed: Mapping[str, Array], wanted: Mapping[str, Array]) -> str | None:
         """The first tensor of both whose values on a sample differ; None where the outputs agree.
 
         wanted: the model's outputs.
         """
-        found = dict(zip(self.outputs, self.rewritten.run(self.outputs, dict(feed)), strict=True))
+        rewritten = self.rewritten or self._open_rewritten()
+        self.rewritten = None if self.large else rewritten
+        found = dict(zip(self.outputs, rewritten.run(self.outputs, dict(feed)), strict=True))
+        del rewritten
         if all(_agree(wanted[name], found[name]) for name in self.outputs):
             return None
         apart = self._beyond(feed, wanted, self.outputs)

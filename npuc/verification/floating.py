@@ -7,7 +7,7 @@ machine computed; one whose inputs are not shown is taken together with those be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from npuc.ir import Array
 from npuc.program import Program
 from npuc.reference import present, session, with_outputs
 from npuc.storage.data import Samples
+from npuc.storage.pieces import contents_of
 from npuc.storage.records import read
 from npuc.target import Counting, Target
 from npuc.verification.described import described
@@ -49,23 +50,22 @@ class Layers:
     ) -> None:
         found = described(evidence["graph.json"], precision)
         self.layers = read(tuple[ReportedLayer, ...], found["layers"], "graph.layers", "graph.json")
-        self.reference, self.precision = evidence["reference.onnx"], precision
+        self.reference, self.precision = contents_of(evidence)["reference.onnx"], precision
         self.shapes = {name: tensor["shape"] for name, tensor in found["tensors"].items()}
         self.isolated: Isolated | None = None
         self.options = {"confined": confined, "few_runs": few_runs}
 
-    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> dict[str, Alone]:
+    def __call__(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> Iterator[tuple[str, Alone]]:
         """What each layer should give for a sample. found: what the simulator shows, of the same tensors."""
         with foreign():
             if self.isolated is None:
                 shown = self.shapes.keys() & found.keys()
                 self.isolated = Isolated(self.reference, self.shapes, shown, self.precision, **self.options)
-            return self.isolated({**feed, **found})
+            yield from self.isolated({**feed, **found})
 
     def wrong(self, feed: Mapping[str, Array], found: Mapping[str, Array]) -> ReportedLayer | None:
         """The first layer of a sample that rounding does not explain."""
-        alone = self(feed, found)
-        wrong = {name for name, each in alone.items() if each.wrong(found[name]).any()}
+        wrong = {name for name, each in self(feed, found) if each.wrong(found[name]).any()}
         return next((layer for layer in self.layers if layer.tensor in wrong), None)
 
 
@@ -125,7 +125,7 @@ class FloatCheck:
             name = layer.tensor
             if name in found and name in exact:
                 self.entire.setdefault(name, Difference()).add(exact[name], found[name])
-        for name, alone in self.alone(feed, found).items():
+        for name, alone in self.alone(feed, found):
             self.single.setdefault(name, Difference()).add(alone.exact, found[name])
 
     def _layer(self, layer: ReportedLayer) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class IntegerCheck:
         known = {*self.floats, *self.bits.inputs}
         edges = {name for name, each in self.bits.tensors.items() if each["float"] in known}
         with foreign():
-            self.single = session(self.bits.cut(edges), confined=True)
+            self.single = session(self.bits.cut(edges), self.bits.weights, confined=True)
         self.single_inputs = {each.name for each in self.single.get_inputs()}
 
     def batch(self, samples: Samples) -> None:

@@ -18,16 +18,17 @@ from npuc.frontend import load
 from npuc.frontend.importing import without_functions
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph
+from npuc.wire import GRAPH, INITIALIZER, fields
 
 WRITTEN_OUT = {"ConvTranspose": ("pads", "output_padding"), "MaxPool": ("pads",)}
 
 
-def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+def model_of(path: Path, shapes: Mapping[str, tuple[int, ...]], *, whole: bool = True) -> onnx.ModelProto:
     """The parsed file, as onnxruntime shall have it. shapes: of its inputs. Raises ModelError (E101, E102).
 
-    Functions of its own are replaced by their bodies, whose tensors a program may show.
+    Functions of its own are replaced by their bodies, whose tensors a program may show. whole: as `read_model`.
     """
-    model = without_functions(read_model(path))
+    model = without_functions(read_model(path, whole=whole))
     automatic = [node for node in model.graph.node if node.op_type in WRITTEN_OUT and _is_automatic(node)]
     if automatic:
         try:
@@ -45,51 +46,19 @@ def has_automatic_padding(path: Path) -> bool:
         if not path.stat().st_size:
             return False
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            return any(content.find(b"SAME_", *span) >= 0 for span in _without_weights(content))
-
-
-GRAPH, INITIALIZER = 7, 5
-"""Numbers of fields of ModelProto and of GraphProto. Source: onnx.proto."""
-VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
-"""Wire types. Source: Protocol Buffers, Encoding."""
+            try:
+                return any(content.find(b"SAME_", *span) >= 0 for span in _without_weights(content))
+            except ValueError:  # it is written as npuc does not read it: it may
+                return True
 
 
 def _without_weights(content: mmap) -> Iterator[tuple[int, int]]:
     """Start and end of each part of a model's file but for its initialisers, which are most of its bytes."""
-    for field, start, end in _fields(content, 0, len(content)):
+    for field, _, (start, end) in fields(content, 0, len(content)):
         if field == GRAPH:
-            yield from (
-                (first, last) for number, first, last in _fields(content, start, end) if number != INITIALIZER
-            )
+            yield from (span for number, _, span in fields(content, start, end) if number != INITIALIZER)
         else:
             yield start, end
-
-
-def _fields(content: mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of each field of a message."""
-    while at < end:
-        key, start = _varint(content, at, end)
-        number, wire = key >> 3, key & 7
-        if wire == DELIMITED:
-            length, start = _varint(content, start, end)
-        elif wire == VARINT:
-            length = _varint(content, start, end)[1] - start
-        else:
-            length = {FIXED64: 8, FIXED32: 4}.get(wire, end)
-        at = min(start + length, end)
-        yield number, start, at
-
-
-def _varint(content: mmap, at: int, end: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the position behind it."""
-    value = shift = 0
-    while at < end:
-        byte, at = content[at], at + 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return value, at
 
 
 def _is_automatic(node: onnx.NodeProto) -> bool:

@@ -22,6 +22,7 @@ from npuc.ir import Array
 from npuc.pipeline import Hook
 from npuc.program import Program
 from npuc.storage.data import Samples, varied
+from npuc.storage.mapped import trim
 from npuc.target import FLOATING, Options, Runner, Target, quickest
 from npuc.verification.bits import Bits
 from npuc.verification.equivalence import Equivalence
@@ -96,6 +97,7 @@ class _Prover:
             if sound is not None:
                 if self.one and self.model is not None:
                     self.model.release()
+                trim()
                 if not self._runs(sound, wanted):
                     return Proof(model=None if self.model is None else True)
                 count += len(sound)

@@ -14,6 +14,7 @@ from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
 from npuc.storage.data import Samples
+from npuc.storage.pieces import Content, Files
 from npuc.storage.records import read
 from npuc.target import Options, Origin, Stored, Target
 from npuc.targets.bm1684.export import kernel as exported_kernel
@@ -105,11 +106,11 @@ class Bm1684(Target):
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
         manifest = report.manifest(sliced, lowered, kernel, machine, contents)
-        files = {
+        files: dict[str, Content] = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
-        return Program({**manifest, **signature(graph)}, files, float_evidence(graph, graph))
+        return Program({**manifest, **signature(graph)}, Files(files), float_evidence(graph, graph))
 
     def _fixed(self, graph: Graph, samples: Samples, options: Options, machine: Machine) -> Program:
         """A program of 8 bits, with the integer network as its evidence."""
@@ -144,11 +145,11 @@ class Bm1684(Target):
         contents = report.contents(quantised.graph, lowered, machine, ports, steps)
         manifest = report.manifest(quantised.graph, lowered, kernel, machine, contents, dtype)
         manifest["report"]["quantisation"] = {"level": options.level, "steps": as_json(tried)}
-        files = {
+        files: dict[str, Content] = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
-        return Program({**manifest, **signature(graph)}, files, evidence(quantised))
+        return Program({**manifest, **signature(graph)}, Files(files), evidence(quantised))
 
     def quantised(self, graph: Graph, samples: Samples, options: Options) -> tuple[Network, tuple[Trial, ...]]:
         """The integer network of --precision int8, and what was tried to make it better."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from npuc.storage.pieces import Content
 from npuc.targets.bm1684.lowering.kernel import Load, Step
 from npuc.targets.bm1684.lowering.tensors import Tensor
 
@@ -18,7 +19,7 @@ class Lowered:
     """By buffer, in the order of their columns."""
     buffers: Mapping[str, int]
     """Bytes of each NPU."""
-    weights: bytes
+    weights: Content
     scratch_bytes: int
     inputs: Mapping[str, str]
     """Region of every input of the network."""

@@ -12,6 +12,8 @@ from npuc.errors import ArtefactError
 from npuc.host import HostStep
 from npuc.ir import Array
 from npuc.program import Program, count_of
+from npuc.storage.mapped import release
+from npuc.storage.pieces import contents_of, pieces_of, view_of
 from npuc.target import Observer
 from npuc.targets.bm1684.machine.local_memory import ceil_div
 from npuc.targets.bm1684.machine.parameters import SYSTEM_START
@@ -87,7 +89,8 @@ class Runner:
         with tempfile.TemporaryDirectory(prefix="npuc-") as folder:
             image = Path(folder) / "memory"
             size = max(observation.bytes if observation else self.bytes, 1)
-            memory = np.memmap(image, np.uint8, "w+", shape=(size,))  # what nothing is written to takes no room
+            self._load(image, size)
+            memory = np.memmap(image, np.uint8, "r+")
             self._fill(memory, feed)
             cycles = self._run(image, observation)
             if observation is not None:
@@ -107,11 +110,19 @@ class Runner:
         """What an output is handed out as."""
         return self.dtypes.get(place.tensor, "float32") if place.dtype == "float32" else "int8"
 
+    def _load(self, image: Path, size: int) -> None:
+        """Makes a system memory of so many bytes that holds the program's files."""
+        files = contents_of(self.files)
+        with image.open("wb") as file:
+            file.truncate(size)  # what nothing is written to takes no room
+            for region in self.contents.regions:
+                left, _ = region.bytes, file.seek(self.starts[region.name])
+                for piece in map(view_of, pieces_of(files.get(region.file or "", b""))):
+                    left -= file.write(piece[:left])
+                    release()
+
     def _fill(self, memory: Array, feed: Mapping[str, Array]) -> None:
-        """Files and inputs."""
-        for region in self.contents.regions:
-            data = np.frombuffer(self.files.get(region.file or "", b""), np.uint8)[: region.bytes]
-            memory[self.starts[region.name] :][: data.size] = data
+        """Puts inputs into system memory."""
         for place in self.contents.placements:
             if place.direction == "input":
                 shape = feed[place.tensor].shape

@@ -155,8 +155,9 @@ class Convolution:
         self.bound = int((taps + np.abs(self.bias.astype(np.int64))).max())
         if self.bound >= ACCUMULATOR:
             raise ArtefactError("E503", f"an accumulator can reach {self.bound}", limit="below 2^31")
-        self.sessions: dict[tuple[str, bool], Any] = {}
-        """By what makes them, and whether they are for few runs."""
+        self.sessions: dict[str, Any] = {}
+        """By what makes them."""
+        self.ran = False
 
     def __call__(self, x: Array) -> Array:
         """int8 (samples, Ho, Wo, Co) of an ifmap (samples, Hi, Wi, Ci) int8."""
@@ -199,11 +200,12 @@ class Convolution:
 
     def _prepared(self, samples: int, make: Callable[[bool], Any]) -> Any:
         """What runs the word: opened fast for the first sample if it is alone, as it may be the only one."""
-        few_runs = samples == 1 and not self.sessions
-        key = make.__name__, few_runs
-        if key not in self.sessions:
-            self.sessions[key] = make(few_runs)
-        return self.sessions[key]
+        alone, self.ran = samples == 1 and not self.ran, True
+        if alone:
+            return make(True)
+        if make.__name__ not in self.sessions:
+            self.sessions[make.__name__] = make(False)
+        return self.sessions[make.__name__]
 
     def _requantising(self, few_runs: bool) -> Any:
         power = np.ldexp(np.float32(1), self.scale.astype(np.int32))

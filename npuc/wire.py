@@ -1,0 +1,156 @@
+"""ONNX files in Protocol Buffers' encoding, taken apart and put together without their heavy constants.
+
+onnx's parser copies every constant, and its serialiser does so three times. Here the elements of heavy
+initialisers stay where they are; the rest is parsed and written by the onnx package. Sources: onnx.proto;
+Protocol Buffers, Encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from npuc.ir import Array
+from npuc.storage.mapped import HEAVY
+from npuc.storage.pieces import Pieces, size_of
+
+if TYPE_CHECKING:
+    import onnx
+
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9
+"""Numbers of fields of ModelProto, GraphProto and TensorProto."""
+ELSEWHERE = (13, 14)
+"""external_data and data_location of TensorProto: the elements are not in the message."""
+VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+"""Wire types."""
+BYTES = {1: 4, 2: 1, 3: 1, 6: 4}
+"""Of an element by TensorProto.DataType, of those that are found apart: float32, uint8, int8, int32."""
+MEMORY = "memory"
+"""The location of external data that is no file."""
+
+
+class Content(Protocol):
+    """Bytes that need not lie in one piece."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: slice, /) -> bytes: ...
+
+
+Span = tuple[int, int]
+"""Start and end."""
+
+
+def fields(content: Content, at: int, end: int) -> Iterator[tuple[int, int, Span]]:
+    """Number, start of the key, and span of the value of each field. Raises ValueError for what is no message."""
+    while at < end:
+        key, start = _varint(content, at, end)
+        match key & 7:
+            case 2:
+                length, start = _varint(content, start, end)
+            case 0:
+                length = _varint(content, start, end)[1] - start
+            case wire:
+                length = {FIXED64: 8, FIXED32: 4}.get(wire, end + 1)  # groups are not in onnx.proto
+        if start + length > end:
+            raise ValueError("a field ends behind its message")
+        yield key >> 3, at, (start, start + length)
+        at = start + length
+
+
+def _varint(content: Content, at: int, end: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the position behind it."""
+    value = 0
+    for shift, byte in enumerate(content[at : min(end, at + 10)]):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value, at + shift + 1
+    raise ValueError("a number does not end")
+
+
+def varint(value: int) -> bytes:
+    """A number of seven bits a byte."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*found, value))
+
+
+def _delimited(number: int, size: int) -> bytes:
+    """What stands before so many bytes of a field."""
+    return varint(number << 3 | DELIMITED) + varint(size)
+
+
+def apart(content: Content, location: str = MEMORY) -> tuple[bytes, Mapping[str, Span]]:
+    """A model whose heavy initialisers are external data, and the spans of these by name.
+
+    location: of the external data; its offsets and lengths are those in the content. A model that is written
+    otherwise than ONNX's exporters do is left whole. Raises ValueError for what is no message.
+    """
+    found: dict[str, Span] = {}
+    written: list[bytes] = []
+    for number, at, (start, end) in fields(content, 0, len(content)):
+        if number != GRAPH:
+            written.append(content[at:end])
+            continue
+        graph = b"".join(_light_graph(content, (start, end), location, found))
+        written += (_delimited(GRAPH, len(graph)), graph)
+    return b"".join(written), found
+
+
+def _light_graph(content: Content, span: Span, location: str, found: dict[str, Span]) -> Iterator[bytes]:
+    for number, at, (start, end) in fields(content, *span):
+        light = _light_tensor(content, (start, end), location, found) if number == INITIALIZER else None
+        yield content[at:end] if light is None else _delimited(INITIALIZER, len(light)) + light
+
+
+def _light_tensor(content: Content, span: Span, location: str, found: dict[str, Span]) -> bytes | None:
+    """The tensor without its elements, or None where they are few, or not all in one field."""
+    import onnx
+
+    if span[1] - span[0] < HEAVY:
+        return None
+    parts = list(fields(content, *span))
+    raw = [each for number, _, each in parts if number == RAW_DATA]
+    rest = [content[at : each[1]] for number, at, each in parts if number != RAW_DATA]
+    if len(raw) != 1 or any(number in ELSEWHERE for number, *_ in parts) or sum(map(len, rest)) >= HEAVY:
+        return None
+    (start, end), tensor = raw[0], onnx.TensorProto.FromString(b"".join(rest))
+    needed = BYTES.get(tensor.data_type, 0) * prod(tensor.dims)
+    if end - start != needed or needed < HEAVY or min(tensor.dims) < 1 or tensor.name in found:
+        return None
+    found[tensor.name] = (start, end)
+    tensor.data_location = tensor.EXTERNAL
+    for key, value in (("location", location), ("offset", start), ("length", end - start)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor.SerializeToString()
+
+
+def together(model: onnx.ModelProto, weights: Mapping[str, Array]) -> Pieces:
+    """The model's file, as its serialisation would be if it held these initialisers; they are not copied."""
+    light = model.SerializeToString(deterministic=True)
+    pieces: list[bytes | Array] = []
+    for number, at, (start, end) in fields(light, 0, len(light)):
+        if number != GRAPH:
+            pieces.append(light[at:end])
+            continue
+        graph = list(_whole_graph(light, (start, end), weights))
+        pieces += (_delimited(GRAPH, sum(map(size_of, graph))), *graph)
+    return Pieces(pieces)
+
+
+def _whole_graph(light: bytes, span: Span, weights: Mapping[str, Array]) -> Iterator[bytes | Array]:
+    import onnx
+
+    for number, at, (start, end) in fields(light, *span):
+        tensor = onnx.TensorProto.FromString(light[start:end]) if number == INITIALIZER else None
+        if tensor is None or tensor.name not in weights:
+            yield light[at:end]
+            continue
+        value = weights[tensor.name]
+        plain = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+        head = plain.SerializeToString() + _delimited(RAW_DATA, value.nbytes)
+        yield _delimited(INITIALIZER, len(head) + value.nbytes) + head
+        yield value

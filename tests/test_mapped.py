@@ -1,0 +1,97 @@
+"""Values that lie in files of a temporary folder."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from npuc.storage import mapped
+from npuc.storage.mapped import HEAVY, Place, copied, kept, place_of, release, trim
+
+VALUES = np.linspace(-7, 3, HEAVY, dtype=np.float32).reshape(4, 8, -1)
+
+
+def in_place(place: Place, count: int) -> bytes:
+    """Bytes at a place of a file."""
+    with place.file.open("rb") as file:
+        file.seek(place.offset)
+        return file.read(count)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_what_is_kept_has_the_same_values_in_a_file(order: tuple[int, ...]) -> None:
+    values = VALUES.transpose(order)
+    found = kept(values)
+    np.testing.assert_array_equal(found, values)
+    place = place_of(found)
+    assert place is not None and in_place(place, values.nbytes) == values.tobytes()
+
+
+def test_a_part_in_c_order_has_its_own_place_and_no_other_has_one() -> None:
+    found = kept(VALUES)
+    part = found[2, 3:].reshape(-1)
+    place = place_of(part)
+    assert place is not None and in_place(place, part.nbytes) == VALUES[2, 3:].tobytes()
+    assert place_of(found.transpose(1, 0, 2)) is place_of(VALUES) is place_of(found + 0) is None
+
+
+def test_light_values_and_kept_ones_are_not_kept_again() -> None:
+    few, found = np.zeros(3), kept(VALUES)
+    assert kept(few) is few
+    assert kept(found) is found and kept(part := found[1:]) is part
+
+
+def test_a_file_goes_with_its_values() -> None:
+    found = kept(VALUES)
+    place = place_of(found)
+    assert place is not None and place.file.exists()
+    del found
+    gc.collect()
+    assert not place.file.exists()
+
+
+def test_values_are_there_when_their_memory_was_given_back() -> None:
+    found = kept(VALUES)
+    for give_back in (release, trim):
+        give_back()
+        np.testing.assert_array_equal(found, VALUES)
+
+
+def test_without_room_values_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mapped, "folder", full)
+    assert kept(VALUES) is VALUES
+    (tmp_path / "data").write_bytes(b"abc" + VALUES.tobytes())
+    np.testing.assert_array_equal(copied(tmp_path / "data", 3, VALUES.nbytes, "<f4"), VALUES.ravel())
+
+
+def test_a_part_of_a_file_is_copied_once_until_the_file_changes(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"abc" + VALUES.tobytes())
+    first, again = (copied(path, 3, VALUES.nbytes, "<f4") for _ in range(2))
+    np.testing.assert_array_equal(first, VALUES.ravel())
+    assert place_of(first) == place_of(again) is not None
+    path.write_bytes(b"abc" + (VALUES + 1).tobytes())
+    os.utime(path, ns=(1, 1))
+    np.testing.assert_array_equal(copied(path, 3, VALUES.nbytes, "<f4"), VALUES.ravel() + 1)
+    np.testing.assert_array_equal(first, VALUES.ravel())
+
+
+def test_a_file_that_ends_too_early_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(bytes(100))
+    with pytest.raises(ValueError, match="shorter"):
+        copied(tmp_path / "data", 50, 51, "i1")
+
+
+def test_the_folder_is_gone_when_the_process_has_ended() -> None:
+    code = "import numpy as np; from npuc.storage.mapped import *; v = kept(np.zeros(HEAVY)); print(folder())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() and not Path(done.stdout.strip()).exists()

@@ -1,0 +1,63 @@
+"""Layers alone, whether their weights are in memory together or some after others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npuc.evidence import float_evidence
+from npuc.ir import Array
+from npuc.storage.mapped import HEAVY
+from npuc.storage.pieces import Pieces
+from npuc.verification import isolation
+from npuc.verification.isolation import Isolated
+from tests.passes.networks import network, node
+
+SIZE = 600
+RANDOM = np.random.default_rng(0)
+WEIGHTS = {name: (RANDOM.standard_normal((SIZE, SIZE)) + 0.5).astype(np.float32) for name in ("v", "w")}
+KNOWN = {"x": (RANDOM.standard_normal((1, SIZE)) + 1).astype(np.float32)}
+KNOWN |= {name: (KNOWN["x"] * scale - 1).astype(np.float32) for name, scale in (("a", 2), ("b", 0.5), ("y", 3))}
+
+
+def layers(precision: str, large: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, isolation.Alone]:
+    """x @ v, a tanh of it, and the product of that and w: each on what is known of its input."""
+    assert WEIGHTS["v"].nbytes > HEAVY
+    nodes = [node("MatMul", "x v", "a"), node("Tanh", "a", "b"), node("MatMul", "b w", "y")]
+    graph = network((1, SIZE), "y", *nodes, **WEIGHTS)
+    content = float_evidence(graph, graph).contents["reference.onnx"]
+    assert isinstance(content, Pieces)
+    shapes = {name: value.shape for name, value in KNOWN.items()}
+    monkeypatch.setattr(isolation, "LARGE", large)
+    return dict(Isolated(content, shapes, ["a", "b", "y"], precision, confined=False, few_runs=True)(KNOWN))
+
+
+@pytest.mark.parametrize("large", [0, WEIGHTS["v"].nbytes, 1 << 30])
+@pytest.mark.parametrize(("precision", "unit", "least"), [("fp32", 2.0**-24, 0.0), ("fp16", 2.0**-11, 2.0**-14)])
+def test_each_layer_is_computed_on_what_the_machine_has(
+    precision: str, unit: float, least: float, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of float64 by numpy; room is 32 units of the sum of magnitudes and of the largest result."""
+    found = layers(precision, large, monkeypatch)
+    wanted: dict[str, tuple[Array, Array]] = {"b": (np.tanh(KNOWN["a"]), np.tanh(np.abs(KNOWN["a"])))}
+    for name, (left, right) in {"a": ("x", "v"), "y": ("b", "w")}.items():
+        x, w = KNOWN[left].astype(np.float64), WEIGHTS[right].astype(np.float64)
+        wanted[name] = x @ w, np.abs(x) @ np.maximum(np.abs(w), least)
+    assert sorted(found) == sorted(wanted)
+    for name, (exact, sizes) in wanted.items():
+        np.testing.assert_allclose(found[name].exact, exact, rtol=1e-4, atol=1e-3)
+        room = 32 * unit * (np.maximum(sizes, least) + np.abs(exact).max())
+        np.testing.assert_allclose(found[name].room, room, rtol=1e-4)
+
+
+def test_few_weights_are_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[list[str]] = []
+    really = isolation.session
+
+    def session(model: object, weights: dict[str, Array], **options: bool) -> object:
+        opened.append(sorted(weights))
+        return really(model, weights, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(isolation, "session", session)
+    layers("fp32", WEIGHTS["v"].nbytes, monkeypatch)
+    assert opened == [["v"], ["v"], ["w"], ["w"]]
