@@ -16,6 +16,7 @@ from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Job, Stage
+from npuc.targets.easynpu.layers.streaming import WeightStream
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, is_single_tile, with_tile
 from npuc.targets.easynpu.machine.isa import (
     EXTENSIONS,
@@ -63,16 +64,21 @@ def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[J
     extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
     """
     runs: list[list[Job]] = [[]]
-    words = weights = 0
+    stream, words = WeightStream(), 0
     for job in jobs:
-        more_words, more_weights = instruction_words(job, extended=extended), weight_words(job)
-        _expect(machine, "weight", more_weights, job)
-        _expect(machine, "itcm", more_words, job)
-        if words + more_words > machine.itcm_words or weights + more_weights > machine.weight_words:
-            runs.append([])
-            words = weights = 0
-        runs[-1].append(job)
-        words, weights = words + more_words, weights + more_weights
+        longer = stream.copy()
+        placed = longer.with_addresses(job)
+        more = instruction_words(placed, extended=extended)
+        if words + more > machine.itcm_words or longer.words > machine.weight_words:
+            if runs[-1]:
+                runs.append([])
+            longer, words = WeightStream(), 0
+            placed = longer.with_addresses(job)
+            more = instruction_words(placed, extended=extended)
+            _expect(machine, "weight", longer.words, job)
+            _expect(machine, "itcm", more, job)
+        runs[-1].append(placed)
+        stream, words = longer, words + more
     return runs
 
 
@@ -127,14 +133,19 @@ def _fits(job: Job, machine: Machine) -> bool:
 
 def instruction_words(job: Job, *, extended: bool) -> int:
     """Words of a job: its stages and, with addresses, the extension words before them."""
-    kept = sum(stage.keeps for stage in job.stages) + (job.takes and not job.stages[0].keeps)
+    controls = sum(_is_controlled(job, stage) for stage in job.stages)
     operands = len(job.reads) + len(job.writes)
-    return len(job.stages) + kept + (operands if extended else 0)
+    return len(job.stages) + controls + (operands if extended else 0)
+
+
+def _is_controlled(job: Job, stage: Stage) -> bool:
+    """Whether a control word precedes a stage."""
+    return stage.keeps or stage.weights_at is not None or (job.takes and stage is job.stages[0])
 
 
 def weight_words(job: Job) -> int:
     """Words that the job streams from the weight DTCM."""
-    return sum(len(stage.block) for stage in job.stages)
+    return sum(len(stage.loaded) for stage in job.stages)
 
 
 def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
@@ -185,7 +196,7 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         words.append(word)
     for word in words:
         _check_fields(word, job.stages[0])
-    return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
+    return EmittedJob(placed, tuple(words), np.concatenate([stage.loaded for stage in job.stages]), tiling)
 
 
 def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
@@ -244,10 +255,11 @@ def _extensions(
             ("sto", placed.stored if stores else None),
         )
         found += [operand(role, place) for role, place in roles if place is not None]
-    takes = placed.job.takes and stage is placed.job.stages[0]
-    if stage.keeps or takes:
-        control = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=int(stage.keeps), take_psum=int(takes))
-        found.append(control)
+    if _is_controlled(placed.job, stage):
+        takes = placed.job.takes and stage is placed.job.stages[0]
+        pointer = {} if stage.weights_at is None else {"set_weights": 1, "weights": stage.weights_at}
+        opcode = EXTENSIONS["ctl"].opcode
+        found.append(Control(opcode=opcode, keep_psum=int(stage.keeps), take_psum=int(takes), **pointer))
     return found
 
 

@@ -186,7 +186,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
     start = 0
     for position, jobs in enumerate(segments):
         last = position == len(segments) - 1
-        here = tuple(placed[start : start + len(jobs)])
+        here = tuple(replace(each, job=job) for each, job in zip(placed[start:], jobs, strict=False))
         inputs, outputs = placement.inputs if position == 0 else (), placement.outputs if last else ()
         found.append(Placement(here, inputs, outputs, placement.usage))
         start += len(jobs)
