@@ -12,6 +12,7 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.joined import with_maps_apart
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.repeated import with_repeated
@@ -63,6 +64,9 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     """
     graph = with_repeated(quantised.graph) if documented else quantised.graph
     graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
+    if not documented:
+        held = machine.fmap_words + machine.skip_words
+        graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
     regions = regions_of(graph, machine, documented=documented)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
