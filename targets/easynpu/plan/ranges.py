@@ -5,7 +5,7 @@ Rows and columns are independent, so all grids of a range are evaluated at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from math import ceil, inf
@@ -13,10 +13,11 @@ from math import ceil, inf
 import numpy as np
 
 from npuc.allocation import Buffer
+from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
-from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_tileable, ranges_for, whole
@@ -26,7 +27,9 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
 from npuc.targets.easynpu.plan.placement import placeable
-from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
+from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
+from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.segments import cut
 
 MOST_EXTENT = 256
 """Rows or columns of a map that the instruction word can say."""
@@ -72,6 +75,10 @@ class Range:
         self.before = fused_behind(graph, nodes, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
         self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
+        self.roomy: set[Grid] = set()
+        """Grids whose tiles fit in sections, if at all."""
+        self.too_large: list[Grid] = []
+        """Of these what was tried in vain."""
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
@@ -89,8 +96,26 @@ class Range:
         if grid not in self.fitting:
             counts = grid.channels, grid.rows, grid.columns
             kinds = [axis.kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
-            self.fitting[grid] = all(self._placeable(self._windows(*each)) for each in product(*kinds))
+            windows = (self._windows(*each) for each in product(*kinds))
+            if grid in self.roomy:
+                self.fitting[grid] = self._fits_in_sections(grid, windows)
+            else:
+                self.fitting[grid] = all(map(self._placeable, windows))
         return self.fitting[grid]
+
+    def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
+        """Whether every tile can be placed in sections, by placing it; larger tiles than some in vain are not tried."""
+        if any(grid.rows <= each.rows and grid.columns <= each.columns for each in self.too_large):
+            return False
+        try:
+            for windows in tiles:
+                wanted = {name: windows[name] for name in self.outputs}
+                run = run_of(self.graph, self.nodes, self.machine, wanted, documented=False)
+                in_sections(run, cut(run.jobs, self.machine, extended=True), self.machine)
+        except DoesNotFit:
+            self.too_large.append(grid)
+            return False
+        return True
 
     def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, MapWindow]:
         found: dict[str, MapWindow] = {}
@@ -204,9 +229,30 @@ class Range:
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
+            if not resident and parts == 1 and self.chains is None:
+                short = (
+                    tall[:, None] & wide & in_turn & ~fitting & self._may_fit_in_sections(largest * deepest, alive)
+                )
+                fitting = fitting | short
+                self.roomy |= {Grid(1, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
             for r, c in np.argwhere(fitting):
                 grid = Grid(parts, rows.counts[r], columns.counts[c])
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
+
+    def _may_fit_in_sections(self, words: Array, alive: Array) -> Array:
+        """Where a placement in sections is not out of the question; words: (..., tensors).
+
+        Results that nothing reads go, operands of functions of one element are replaced.
+        """
+        held = alive.copy()
+        for at, name in enumerate(self.tensors):
+            if name in self.outputs and not any(name in node.inputs for node in self.nodes):
+                held[:, at] = 0
+        for step, node in enumerate(self.nodes):
+            if node.op in POINTWISE or node.op == "IntMul" or is_batch_norm(self.graph, node):
+                at = self.tensors.index(node.inputs[0])
+                held[step, at] &= held[step + 1 :, at].any()
+        return (words @ held.T).max(axis=-1) <= self.machine.fmap_words + self.machine.skip_words
 
 
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:

@@ -1,8 +1,7 @@
 """From placed jobs to instruction words, the weight image and segments.
 
 Per job: extension words where addresses are explicit, then the layer words of its chain with their flags. The
-weight stream of a run is the blocks of its words in order; where words or weights exceed the machine, the run is
-cut into segments, each of which loads its own.
+weight stream of a run is the blocks of its words in order.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from npuc.bits import encode
 from npuc.errors import DoesNotFit, EncodingError
 from npuc.ir import Array
 from npuc.targets.easynpu.layers.jobs import Job, Stage
-from npuc.targets.easynpu.layers.streaming import WeightStream
 from npuc.targets.easynpu.layers.tiling import Tiling, best_tile, is_single_tile, with_tile
 from npuc.targets.easynpu.machine.isa import (
     EXTENSIONS,
@@ -34,6 +32,7 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.machine.timing import Followers, PortUse, parameter_words, port_use
 from npuc.targets.easynpu.plan.placement import PlacedJob
+from npuc.targets.easynpu.plan.segments import instruction_words, is_controlled, weight_words
 
 
 @dataclass(frozen=True)
@@ -56,30 +55,6 @@ def without_data(emitted: EmittedJob) -> EmittedJob:
 
 def _emptied(block: Array) -> Array:
     return np.empty((len(block), 0), block.dtype)
-
-
-def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
-    """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
-
-    extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
-    """
-    runs: list[list[Job]] = [[]]
-    stream, words = WeightStream(), 0
-    for job in jobs:
-        longer = stream.copy()
-        placed = longer.with_addresses(job)
-        more = instruction_words(placed, extended=extended)
-        if words + more > machine.itcm_words or longer.words > machine.weight_words:
-            if runs[-1]:
-                runs.append([])
-            longer, words = WeightStream(), 0
-            placed = longer.with_addresses(job)
-            more = instruction_words(placed, extended=extended)
-            _expect(machine, "weight", longer.words, job)
-            _expect(machine, "itcm", more, job)
-        runs[-1].append(placed)
-        stream, words = longer, words + more
-    return runs
 
 
 def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
@@ -129,38 +104,6 @@ def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
 def _fits(job: Job, machine: Machine) -> bool:
     words = instruction_words(job, extended=True)
     return weight_words(job) <= machine.weight_words and words <= machine.itcm_words
-
-
-def instruction_words(job: Job, *, extended: bool) -> int:
-    """Words of a job: its stages and, with addresses, the extension words before them."""
-    controls = sum(_is_controlled(job, stage) for stage in job.stages)
-    operands = len(job.reads) + len(job.writes)
-    return len(job.stages) + controls + (operands if extended else 0)
-
-
-def _is_controlled(job: Job, stage: Stage) -> bool:
-    """Whether a control word precedes a stage."""
-    return stage.keeps or stage.weights_at is not None or (job.takes and stage is job.stages[0])
-
-
-def weight_words(job: Job) -> int:
-    """Words that the job streams from the weight DTCM."""
-    return sum(len(stage.loaded) for stage in job.stages)
-
-
-def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
-    capacity = machine.capacity_words(memory)
-    if words > capacity:
-        node = job.stages[0].node
-        what = "its weights and bias-scale blocks take" if memory == "weight" else "its instructions take"
-        raise DoesNotFit(
-            "E302",
-            f"{what} {words} words",
-            node=node.name,
-            op=node.op.removeprefix("Int"),
-            limit=f"{memory}_words = {capacity}",
-            remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
-        )
 
 
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
@@ -255,7 +198,7 @@ def _extensions(
             ("sto", placed.stored if stores else None),
         )
         found += [operand(role, place) for role, place in roles if place is not None]
-    if _is_controlled(placed.job, stage):
+    if is_controlled(placed.job, stage):
         takes = placed.job.takes and stage is placed.job.stages[0]
         pointer = {} if stage.weights_at is None else {"set_weights": 1, "weights": stage.weights_at}
         opcode = EXTENSIONS["ctl"].opcode

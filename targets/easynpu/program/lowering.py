@@ -34,9 +34,11 @@ from npuc.targets.easynpu.plan.placement import (
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
+from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.segments import cut
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces, without_data
+from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
 from npuc.targets.easynpu.program.resident import Resident
 
 
@@ -182,6 +184,17 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
+    """The run placed as a whole, then cut; where maps do not fit, cut and then placed in sections."""
+    try:
+        return _placed_whole(run, machine)
+    except DoesNotFit as error:
+        try:
+            return in_sections(run, cut(run.jobs, machine, extended=True), machine)
+        except DoesNotFit:
+            raise error from None
+
+
+def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
     placed = [piece for each in placement.jobs for piece in pieces(each, machine)]
