@@ -74,7 +74,11 @@ class Range:
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
-        self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
+        alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
+        if alike and tail is not None and not tail.strips:  # whose tiles need no more
+            self.axes = ()
+        else:
+            self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
         self.roomy: set[Grid] = set()
         """Grids whose tiles fit in sections, if at all."""
         self.too_large: list[Grid] = []
@@ -159,11 +163,14 @@ class Range:
 
     def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
         """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
-        shapes = {map_shape(self.graph.shape(name))[1:] for name in self.outputs}
+        shapes = self._shapes(self.outputs)
         unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
         if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
             return ()
         return tuple(self._axis(axis, tail) for axis in range(3))
+
+    def _shapes(self, names: Sequence[str]) -> set[tuple[int, ...]]:
+        return {map_shape(self.graph.shape(name))[1:] for name in names}
 
     def _axis(self, axis: int, tail: Range | None) -> Axis:
         """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
@@ -223,23 +230,23 @@ class Range:
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
         tiles = np.multiply.outer(rows.counts, columns.counts)
         in_turn = self._undivided(rows.largest, columns.largest)
+        sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
+        sections = self.chains is None and len(sums_up) == 1
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
             fitting = tall[:, None] & wide & in_turn & _may_fit(largest * deepest, alive, capacities)
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
-            if not resident and parts == 1 and self.chains is None:
-                short = (
-                    tall[:, None] & wide & in_turn & ~fitting & self._may_fit_in_sections(largest * deepest, alive)
-                )
+            if sections and not resident and parts == 1:
+                short = tall[:, None] & wide & in_turn & ~fitting & self._in_sections(largest * deepest, alive)
                 fitting = fitting | short
                 self.roomy |= {Grid(1, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
             for r, c in np.argwhere(fitting):
                 grid = Grid(parts, rows.counts[r], columns.counts[c])
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
 
-    def _may_fit_in_sections(self, words: Array, alive: Array) -> Array:
+    def _in_sections(self, words: Array, alive: Array) -> Array:
         """Where a placement in sections is not out of the question; words: (..., tensors).
 
         Results that nothing reads go, operands of functions of one element are replaced.
@@ -325,8 +332,8 @@ def _alive(
             if holder[name] == name:
                 first[index[name]] = last[index[name]] = step
         if node.op == "Concat":
-            operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
-            first[index[node.output]] = min([first[at] for at in operands], default=step)
+            operands = [index[name] for name in node.inputs]
+            first[index[node.output]] = min(first[at] for at in operands)
             merged.update(operands)
         if (concat := interleaved(graph, node)) is not None and concat.output in index:
             first[index[node.output]] = first[index[concat.output]]
