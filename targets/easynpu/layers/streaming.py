@@ -1,7 +1,7 @@
 """The weight stream of a segment: the blocks of its words in order, and which of them lie there already.
 
-The taps of an average are the same for all channels and rows. Its words that have the same block stream it from one
-place, which `ctl set_weights` names.
+The taps of an average are the same for all channels. Its words that have the same block stream it from one place,
+which `ctl set_weights` names.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Range:
         return self.fitting[grid]
 
     def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
-        """Whether every tile can be placed in sections, by placing it; larger tiles than some in vain are not tried."""
+        """Whether every tile can be placed in sections, by placing it; none larger than one tried in vain."""
         if any(grid.rows <= each.rows and grid.columns <= each.columns for each in self.too_large):
             return False
         try:

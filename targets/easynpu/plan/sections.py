@@ -1,8 +1,8 @@
 """Runs that are short of room: maps in sections of their channels, which come and go with the segments.
 
-A section is what no job reads or writes across: 256 channels of the map that a convolution reads, the channels that
-a job of it gives. Each lies where there is room for it, in either DTCM. It is loaded with the segment that first
-reads it and stored with the one that writes it last; a function of one element takes the place of its operand.
+A section is what no job reads or writes across: 256 channels of the map that a convolution reads, the channels
+that a job of it gives. Each lies where there is room for it, in either DTCM. It is loaded with the segment that
+first reads it and stored with the one that writes it last; a function of one element takes the place of its map.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -
 def _assigned(
     buffers: Sequence[Buffer], operands: set[str], machine: Machine
 ) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers for the Fmap and for the skip DTCM. Raises DoesNotFit (E302) where none of three tries succeeds."""
+    """The buffers for the Fmap and for the skip DTCM. Raises DoesNotFit (E302) where three tries fail."""
     longest = sorted(buffers, key=lambda each: (each.first - each.last, -each.size, each.name))
     for tried, wanted in ((buffers, operands), (buffers, set[str]()), (longest, {each.name for each in longest})):
         skip, fmap = assign(tried, wanted, machine)
