@@ -141,15 +141,16 @@ def _dense_block(folder: Path, extent: int, layers: int) -> Path:
 
 
 def test_what_is_joined_again_and_again_is_stored_once(tmp_path: Path) -> None:
-    """1,024 pixels: each layer loads all maps before it and stores its own, of 2 words a pixel."""
+    """Of 1,024 pixels: the weights of two layers (522 + 596 words) fit at once, those of three do not.
+
+    So the first two layers load 16 words a pixel and store 2 + 2, the last two load all of these and store 1.
+    """
     found = _proved(_dense_block(tmp_path, 32, 3), tmp_path)
     stores = [
         move["tensor"] for step in found.manifest["steps"] if step["kind"] == "segment" for move in step["stores"]
     ]
     assert not any(name.startswith("j") for name in stores)
-    maps, weights = _moved(found)
-    assert maps == 1024 * ((16 + 2) + (18 + 2) + (20 + 2) + (22 + 1))
-    assert weights >= 2 * (3 * 5 + 256 + 288 + 320 + 2 * 5) + 352 + 10
+    assert _moved(found)[0] == 1024 * ((16 + 2 + 2) + (16 + 2 + 2 + 1))
 
 
 def test_joined_maps_that_a_memory_holds_stay_joined(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def _average(folder: Path, channels: int, height: int, width: int) -> Path:
         (48, 7, 7, 5 + 49),
         (40, 7, 7, 2 * (5 + 49)),  # the last 8 channels leave lanes empty: another block
         (48, 8, 8, 5 + 64),
-        (48, 8, 9, 2 * 5 + 72),  # beyond 64 entries of an ifmap pad: two words that keep psums
+        (48, 8, 9, 5 + 36),  # beyond 64 entries of an ifmap pad: two words of 4 rows, whose taps are the same
     ],
 )
 def test_an_average_s_channels_share_its_taps(
@@ -192,4 +193,4 @@ def test_averages_that_share_taps_are_means(tmp_path: Path) -> None:
     found = npuc.compile(model, calibration={"x": x}).run({"x": x})["y"]
     run = session(model.read_bytes())
     wanted = np.stack([run.run(None, {"x": each})[0] for each in x])
-    assert np.abs(found - wanted).max() <= np.abs(x).max() / 127
+    assert np.abs(found.reshape(wanted.shape) - wanted).max() <= np.abs(x).max() / 127
