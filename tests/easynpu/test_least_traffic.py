@@ -98,7 +98,7 @@ def test_a_map_beside_which_no_result_has_room_goes_in_tiles(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("first", ["scale", "table"])
 def test_a_function_of_one_element_takes_the_place_of_its_map(first: str, tmp_path: Path) -> None:
-    """Beside 1,568 words no second map of that size has room; 6 words of a scale for 16 channels, or 7 of tables."""
+    """Beside 1,568 words no second map of that size has room; 6 words scale 16 channels, 7 are a table."""
     constants = _weights("c", 256, 512, 1, 1)
     if first == "scale":
         nodes = [_conv("x", "s", "s", kernel_shape=[1, 1], group=512), helper.make_node("Relu", ["s"], ["t"])]
@@ -114,7 +114,7 @@ def test_a_function_of_one_element_takes_the_place_of_its_map(first: str, tmp_pa
 
 
 def test_the_map_of_a_window_stays_where_it_is(tmp_path: Path) -> None:
-    """Taps of other pixels may be read after a result is written: the 3x3 layer gets tiles, or a range of its own."""
+    """Taps of other pixels may be read after a result is written: it needs tiles, or a range of its own."""
     nodes = [
         _conv("x", "t", "d", kernel_shape=[3, 3], pads=[1] * 4, group=512),
         _conv("t", "y", "c", kernel_shape=[1, 1]),
@@ -189,7 +189,9 @@ def test_documented_words_do_not_share_taps(tmp_path: Path) -> None:
 def test_averages_that_share_taps_are_means(tmp_path: Path) -> None:
     model = _average(tmp_path, 48, 9, 8)
     random = np.random.default_rng(5)
-    x = (random.standard_normal((4, 1, 48, 9, 8)) + 3 * random.standard_normal((4, 1, 48, 1, 1))).astype(np.float32)
+    x = (random.standard_normal((4, 1, 48, 9, 8)) + 3 * random.standard_normal((4, 1, 48, 1, 1))).astype(
+        np.float32
+    )
     found = npuc.compile(model, calibration={"x": x}).run({"x": x})["y"]
     run = session(model.read_bytes())
     wanted = np.stack([run.run(None, {"x": each})[0] for each in x])
