@@ -14,13 +14,15 @@ import pytest
 from onnx import numpy_helper, parser
 
 import npuc
-from npuc.errors import DoesNotFit
+from npuc.errors import DoesNotFit, UnsupportedOperator
 from npuc.ir import Array, Attr, Graph, Node, TensorType
 from npuc.ops import OPS
 from npuc.target import Options
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.grids import Grid, shares_of, tiles_of
+from npuc.targets.easynpu.plan.implicit import implicit
+from npuc.targets.easynpu.plan.placement import Run, explicit
 from npuc.targets.easynpu.plan.regions import outputs_of, run_of
 from npuc.targets.easynpu.plan.strips import Plan, Strip, plans, units
 from npuc.targets.easynpu.program.lowering import computed, placed
@@ -44,6 +46,7 @@ class Layers:
     def conv(self, x: str, outputs: int, kernel: int = 3, stride: int = 1, group: int = 1) -> str:
         name = f"t{len(self.nodes)}"
         weights = np.full((outputs, self.shapes[x][0] // group, kernel, kernel), 1 + len(self.nodes), np.int8)
+        weights += (np.arange(outputs) // 16).astype(np.int8)[:, None, None, None]
         self.constants |= {f"{name}.w": weights, f"{name}.b": np.zeros(outputs, np.int32)}
         self.constants[f"{name}.s"] = np.full(outputs, 7, np.int32)
         attrs = {"strides": (stride, stride), "pads": (kernel // 2,) * 4, "dilations": (1, 1), "group": group}
@@ -97,7 +100,14 @@ def heavy_weights() -> Graph:
     return net.graph()
 
 
-NETS = {each.__name__: each for each in (chain, residual, depthwise_and_pool, heavy_weights)}
+def scaled_and_summed() -> Graph:
+    """Scales of 32 channels, and 48 outputs of them that take 3 * (5 + 32 * 9) words: maps lie in sections."""
+    net = Layers((32, 5, 7))
+    net.conv(net.conv("x", 32, kernel=1, group=32), 48)
+    return net.graph()
+
+
+NETS = {each.__name__: each for each in (chain, residual, depthwise_and_pool, heavy_weights, scaled_and_summed)}
 
 
 class Pixels:
@@ -190,13 +200,28 @@ class Pixels:
         return {"IntConv": 5 + self._taps(node), "IntAdd": 5, "MaxPool": 0}[node.op] * groups
 
     def fits(self, strip: Strip) -> bool:
-        """Whether every tile can be lowered."""
+        """Whether every tile can be lowered: in sections only what the class allows, the rest as a whole."""
+        lowered = placed if self._may_lie_in_sections(strip.grid) else as_a_whole
         try:
             for tile in tiles_of(self.graph, strip.nodes, strip.grid):
-                placed(run_of(self.graph, strip.nodes, self.machine, tile, documented=False), self.machine, False)
+                lowered(run_of(self.graph, strip.nodes, self.machine, tile, documented=False), self.machine, False)
         except DoesNotFit:
             return False
         return True
+
+    def _may_lie_in_sections(self, grid: Grid) -> bool:
+        """One layer that sums over channels, weights that are loaded for every tile, and all channels at once."""
+        dense = [node for node in self.nodes if node.op == "IntConv" and node.integer("group") == 1]
+        weights = sum(self._weights(node, -(-self.graph.shape(node.output)[1] // 16)) for node in self.nodes)
+        return len(dense) == 1 and weights > self.machine.weight_words and grid.channels == 1
+
+
+def as_a_whole(run: Run, machine: Machine, documented: bool) -> None:
+    """Raises DoesNotFit where a run has no room as a whole; a run at the document's addresses has."""
+    try:
+        implicit(run, machine)
+    except (UnsupportedOperator, DoesNotFit):
+        explicit(run, machine)
 
 
 def _useful(extent: int, tiles: int) -> bool:

@@ -645,6 +645,7 @@ MALFORMED: list[tuple[Sequence[int], int, str]] = [
     ([operand_word(DST, pixel=0, base=100), layer_word()], 1, "several pixels"),
     ([operand_word(DST, row=1, base=100), layer_word()], 1, "several pixels"),
     ([operand_word(STO, base=WORDS - 16), layer_word(opcode=CONV | STORED)], 1, "over another map"),
+    ([operand_word(DST, base=1), point_word(opcode=RELU)], 1, "over another map"),
     ([operand_word(OPB, base=WORDS - 17), point_word(opcode=ADD)], 1, "over another map"),
     ([layer_word(Hi=22, Ho=22, Co=112, Zs=7, y=1, x=4, yi=3)], 0, "over another map"),
     ([word(CONTROL, opcode=CTL, set=1, weights=2999), layer_word()], 1, "weight words 2999"),
@@ -684,6 +685,17 @@ def test_a_second_operand_may_be_replaced_where_it_lies() -> None:
     random = np.random.default_rng(3)
     writer = Writer(random)
     writer.emit(POINT | {"opcode": ADD}, STORED)
+    compare(writer, *noise(random))
+
+
+@pytest.mark.parametrize("op", [RELU, BN, MUL])
+def test_an_elementwise_word_may_replace_its_map(op: int) -> None:
+    """Each pixel is read once, before the result's is written."""
+    random = np.random.default_rng(4)
+    writer = Writer(random)
+    for role in (SRC, DST):
+        writer.operand(role, 0, {"base": 7, "row": 4, "pixel": 1, "group": 1})
+    writer.emit(POINT | {"opcode": op})
     compare(writer, *noise(random))
 
 

@@ -23,7 +23,7 @@ from npuc.targets.easynpu.layers.jobs import FIELD_CHANNELS, Job, Scope, Stage, 
 from npuc.targets.easynpu.layers.kernels import geometry, split_kernel, window_word
 from npuc.targets.easynpu.layers.windows import whole
 from npuc.targets.easynpu.machine.isa import BY_MNEMONIC, Layer
-from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, pack_layer
+from npuc.targets.easynpu.machine.memory import BS_WORDS, LANES, groups, pack_layer
 from npuc.targets.easynpu.machine.parameters import Machine
 
 
@@ -44,6 +44,8 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
     size = load.outputs
     if BLOCKS(node) > 1 and not scope.documented:
         size = block_chunk(w[first : first + result.channels], size, prod(scope.size(node)))
+    shares = AVERAGE(node) and not scope.documented and _is_shared(scope, node, w, bias, shift)
+    size = LANES if shares else size
     for chunk in bands(result.channels, size):
         kernels = slice(first + chunk.start, first + chunk.stop)
         stages = _conv_stages(scope, node, name, chunk, w[kernels], bias[kernels], shift[kernels], load.most)
@@ -51,8 +53,25 @@ def convolutions(scope: Scope, node: Node, followers: Sequence[Node]) -> Iterato
         if added is not None:
             other = next(each for each in added.inputs if each != node.output)
             operand = chunk_view(scope.operand(other, added), chunk)
+        stages = tuple(replace(stage, shares=shares) for stage in stages)
         stages = (*stages, *following(scope, followers, chunk))
         yield Job(stages, chunk_view(result, chunk), operand, scope.start(last, chunk))
+
+
+def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) -> bool:
+    """Whether an average over a whole map is computed 16 channels at a time, with one block for all of them.
+
+    That takes words (at most a layer word with `ctl`, `src` and `dst` for 16 channels and part) and cycles (of the
+    words, and where two psums would hide a bubble), against the blocks that the host need not load.
+    """
+    alike = all((each == each[:1]).all() for each in (w, bias, shift))
+    count = groups(scope.windows[node.output].shape[0])
+    if not alike or count == 1 or scope.size(node) != (1, 1):
+        return False
+    _, parts = _parts(scope.graph, node, scope.machine)
+    taps = prod(w.shape[1:])
+    saved = (len(parts) * (BS_WORDS - 3) + taps - 1) * LANES / scope.machine.host_bytes_per_cycle
+    return saved > taps + len(parts) * WORD_CYCLES
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,8 @@ class Load:
     """Weight words of a part for 16 outputs."""
 
 
+WORD_CYCLES = 16
+"""What a word takes beside its products, roughly: decoding, its block, its first sub-ifmap."""
 MOST_GROUPS_IN_TURN = 4
 """Of outputs of a single pixel whose parts are loaded in turn: enough that no cycle is lost between two psums."""
 

@@ -36,6 +36,17 @@ class Stage:
     """The map it reads itself; None for a stage that continues on the result before it."""
     keeps: bool = False
     """Its psums are kept for the next stage."""
+    shares: bool = False
+    """It may stream the block of another stage that begins with the same words."""
+    weights_at: int | None = None
+    """Where its block lies in the weight DTCM; None: behind the block that was streamed before."""
+    held: bool = False
+    """Its block is a part of another stage's."""
+
+    @property
+    def loaded(self) -> Array:
+        """The words that are loaded for it."""
+        return self.block[:0] if self.held else self.block
 
 
 @dataclass(frozen=True)

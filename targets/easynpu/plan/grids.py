@@ -16,6 +16,7 @@ import numpy as np
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import map_shape
 from npuc.targets.easynpu.layers.jobs import Job
+from npuc.targets.easynpu.layers.streaming import WeightStream
 from npuc.targets.easynpu.layers.windows import MapWindow
 from npuc.targets.easynpu.machine.isa import Layer
 from npuc.targets.easynpu.machine.memory import LANES, groups
@@ -73,7 +74,7 @@ class Share:
     weight_words: int = 0
     """Of the weight stream."""
     table_words: int = 0
-    """Of these, what every part of the channels streams again: an activation table."""
+    """Of these, what every part of the channels streams again: an activation table, taps of an average."""
     pixel_cycles: int = 0
     """Cycles in which one row of PEs multiplies for a pixel of all channels."""
 
@@ -85,15 +86,14 @@ class Share:
 def shares_of(jobs: Sequence[Job]) -> dict[str, Share]:
     """The share of every node, by the tensor that it produces."""
     found: dict[str, Share] = {}
+    stream = WeightStream()
     for job in jobs:
-        for stage in job.stages:
+        for stage in stream.with_addresses(job).stages:
             word, before = stage.word, found.get(stage.node.output, Share())
             sweeps = word.Hk * word.Wk * (word.Ci if is_dense(word) else 1) if isinstance(word, Layer) else 1
-            found[stage.node.output] = Share(
-                before.weight_words + len(stage.block),
-                len(stage.block) if stage.node.op == "IntTable" else 0,
-                before.pixel_cycles + sweeps * groups(word.Co),
-            )
+            weights = before.weight_words + len(stage.loaded)
+            again = len(stage.block) if stage.node.op == "IntTable" else weights if stage.shares else 0
+            found[stage.node.output] = Share(weights, again, before.pixel_cycles + sweeps * groups(word.Co))
     return found
 
 

@@ -5,7 +5,7 @@ Rows and columns are independent, so all grids of a range are evaluated at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from math import ceil, inf
@@ -13,10 +13,11 @@ from math import ceil, inf
 import numpy as np
 
 from npuc.allocation import Buffer
+from npuc.errors import DoesNotFit
 from npuc.ir import Array, Graph, Node
 from npuc.targets.easynpu.layers.addressing import interleaved, is_part, map_shape
 from npuc.targets.easynpu.layers.convolutions import parts_in_turn
-from npuc.targets.easynpu.layers.fusion import fused_behind
+from npuc.targets.easynpu.layers.fusion import POINTWISE, fused_behind, is_batch_norm
 from npuc.targets.easynpu.layers.tiling import legal_tiles
 from npuc.targets.easynpu.layers.views import Views, views_of
 from npuc.targets.easynpu.layers.windows import MapWindow, is_channelwise, is_tileable, ranges_for, whole
@@ -26,7 +27,9 @@ from npuc.targets.easynpu.machine.parameters import Machine
 from npuc.targets.easynpu.plan.documented import Chains
 from npuc.targets.easynpu.plan.grids import Axis, Grid, Share, Strip, cuts
 from npuc.targets.easynpu.plan.placement import placeable
-from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of
+from npuc.targets.easynpu.plan.regions import MOST_TILES, inputs_of, outputs_of, run_of
+from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.segments import cut
 
 MOST_EXTENT = 256
 """Rows or columns of a map that the instruction word can say."""
@@ -71,7 +74,15 @@ class Range:
         self.inputs, self.outputs = inputs_of(graph, nodes), outputs_of(graph, nodes)
         self.before = fused_behind(graph, nodes, machine)
         self.chains = Chains(graph, nodes, machine, self.before, shares) if documented else None
-        self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
+        alike = tail is not None and self._shapes(self.outputs) == self._shapes(tail.outputs)
+        if alike and tail is not None and not tail.strips:  # whose tiles need no more
+            self.axes = ()
+        else:
+            self.axes = self._axes(tail if tail is not None and tail.outputs == self.outputs else None)
+        self.roomy: set[Grid] = set()
+        """Grids whose tiles fit in sections, if at all."""
+        self.too_large: list[Grid] = []
+        """Of these what was tried in vain."""
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
@@ -89,8 +100,26 @@ class Range:
         if grid not in self.fitting:
             counts = grid.channels, grid.rows, grid.columns
             kinds = [axis.kinds(count) for axis, count in zip(self.axes, counts, strict=True)]
-            self.fitting[grid] = all(self._placeable(self._windows(*each)) for each in product(*kinds))
+            windows = (self._windows(*each) for each in product(*kinds))
+            if grid in self.roomy:
+                self.fitting[grid] = self._fits_in_sections(grid, windows)
+            else:
+                self.fitting[grid] = all(map(self._placeable, windows))
         return self.fitting[grid]
+
+    def _fits_in_sections(self, grid: Grid, tiles: Iterable[Mapping[str, MapWindow]]) -> bool:
+        """Whether every tile can be placed in sections, by placing it; none larger than one tried in vain."""
+        if any(grid.rows <= each.rows and grid.columns <= each.columns for each in self.too_large):
+            return False
+        try:
+            for windows in tiles:
+                wanted = {name: windows[name] for name in self.outputs}
+                run = run_of(self.graph, self.nodes, self.machine, wanted, documented=False)
+                in_sections(run, cut(run.jobs, self.machine, extended=True), self.machine)
+        except DoesNotFit:
+            self.too_large.append(grid)
+            return False
+        return True
 
     def _windows(self, channels: Array, rows: Array, columns: Array) -> dict[str, MapWindow]:
         found: dict[str, MapWindow] = {}
@@ -134,11 +163,14 @@ class Range:
 
     def _axes(self, tail: Range | None) -> tuple[Axis, ...]:
         """The ranges along channels, rows and columns; none where the range cannot be computed by itself."""
-        shapes = {map_shape(self.graph.shape(name))[1:] for name in self.outputs}
+        shapes = self._shapes(self.outputs)
         unequal = len(shapes) > 1 and min(map(min, shapes)) < 2
         if not self.outputs or unequal or _divides_interleaving(self.graph, self.nodes):
             return ()
         return tuple(self._axis(axis, tail) for axis in range(3))
+
+    def _shapes(self, names: Sequence[str]) -> set[tuple[int, ...]]:
+        return {map_shape(self.graph.shape(name))[1:] for name in names}
 
     def _axis(self, axis: int, tail: Range | None) -> Axis:
         """The ranges of every tensor along an axis, for all useful numbers of tiles at once."""
@@ -198,15 +230,36 @@ class Range:
         tall, wide = rows.largest.max(axis=1) <= MOST_EXTENT, columns.largest.max(axis=1) <= MOST_EXTENT
         tiles = np.multiply.outer(rows.counts, columns.counts)
         in_turn = self._undivided(rows.largest, columns.largest)
+        sums_up = [node for node in self.nodes if node.op == "IntConv" and not is_channelwise(self.graph, node)]
+        sections = self.chains is None and len(sums_up) == 1
         chunks = groups(map_shape(self.graph.shape(self.outputs[0]))[0])
         for parts, deepest, depth in zip(channels.counts, channels.largest, channels.total, strict=True):
             fitting = tall[:, None] & wide & in_turn & _may_fit(largest * deepest, alive, capacities)
             stream = weights + tables * (parts - 1)
             resident = tables + (weights - tables) * ceil(chunks / parts) / chunks <= self.machine.weight_words
             traffic = (sums * depth)[..., inputs].sum(axis=-1) + stored + stream * (1 if resident else tiles)
+            if sections and not resident and parts == 1:
+                short = tall[:, None] & wide & in_turn & ~fitting & self._in_sections(largest * deepest, alive)
+                fitting = fitting | short
+                self.roomy |= {Grid(1, rows.counts[r], columns.counts[c]) for r, c in np.argwhere(short)}
             for r, c in np.argwhere(fitting):
                 grid = Grid(parts, rows.counts[r], columns.counts[c])
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
+
+    def _in_sections(self, words: Array, alive: Array) -> Array:
+        """Where a placement in sections is not out of the question; words: (..., tensors).
+
+        Results that nothing reads go, operands of functions of one element are replaced.
+        """
+        held = alive.copy()
+        for at, name in enumerate(self.tensors):
+            if name in self.outputs and not any(name in node.inputs for node in self.nodes):
+                held[:, at] = 0
+        for step, node in enumerate(self.nodes):
+            if node.op in POINTWISE or node.op == "IntMul" or is_batch_norm(self.graph, node):
+                at = self.tensors.index(node.inputs[0])
+                held[step, at] &= held[step + 1 :, at].any()
+        return (words @ held.T).max(axis=-1) <= self.machine.fmap_words + self.machine.skip_words
 
 
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
@@ -279,8 +332,8 @@ def _alive(
             if holder[name] == name:
                 first[index[name]] = last[index[name]] = step
         if node.op == "Concat":
-            operands = [index[name] for name in node.inputs if any(name in each.outputs for each in nodes)]
-            first[index[node.output]] = min([first[at] for at in operands], default=step)
+            operands = [index[name] for name in node.inputs]
+            first[index[node.output]] = min(first[at] for at in operands)
             merged.update(operands)
         if (concat := interleaved(graph, node)) is not None and concat.output in index:
             first[index[node.output]] = first[index[concat.output]]

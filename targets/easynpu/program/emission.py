@@ -1,8 +1,7 @@
 """From placed jobs to instruction words, the weight image and segments.
 
 Per job: extension words where addresses are explicit, then the layer words of its chain with their flags. The
-weight stream of a run is the blocks of its words in order; where words or weights exceed the machine, the run is
-cut into segments, each of which loads its own.
+weight stream of a run is the blocks of its words in order.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from npuc.targets.easynpu.machine.ports import PortUse, port_use
 from npuc.targets.easynpu.machine.rearrangement import SETUP, most_written, written_words
 from npuc.targets.easynpu.machine.timing import Followers, parameter_words
 from npuc.targets.easynpu.plan.placement import PlacedJob
+from npuc.targets.easynpu.plan.segments import instruction_words, is_controlled, weight_words
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,6 @@ def without_data(emitted: EmittedJob) -> EmittedJob:
 
 def _emptied(block: Array) -> Array:
     return np.empty((len(block), 0), block.dtype)
-
-
-def cut(jobs: Sequence[Job], machine: Machine, *, extended: bool) -> list[list[Job]]:
-    """The jobs in runs whose words fit the ITCM and whose weight blocks fit the weight DTCM.
-
-    extended: with extension words. Raises DoesNotFit (E302) for a single job that exceeds them.
-    """
-    runs: list[list[Job]] = [[]]
-    words = weights = 0
-    for job in jobs:
-        more_words, more_weights = instruction_words(job, extended=extended), weight_words(job)
-        _expect(machine, "weight", more_weights, job)
-        _expect(machine, "itcm", more_words, job)
-        if words + more_words > machine.itcm_words or weights + more_weights > machine.weight_words:
-            runs.append([])
-            words = weights = 0
-        runs[-1].append(job)
-        words, weights = words + more_words, weights + more_weights
-    return runs
 
 
 def pieces(placed: PlacedJob, machine: Machine) -> list[PlacedJob]:
@@ -126,33 +107,6 @@ def _fits(job: Job, machine: Machine) -> bool:
     return weight_words(job) <= machine.weight_words and words <= machine.itcm_words
 
 
-def instruction_words(job: Job, *, extended: bool) -> int:
-    """Words of a job: its stages and, with addresses, the extension words before them."""
-    kept = sum(stage.keeps for stage in job.stages) + (job.takes and not job.stages[0].keeps)
-    operands = len(job.reads) + len(job.writes)
-    return len(job.stages) + kept + (operands if extended else 0)
-
-
-def weight_words(job: Job) -> int:
-    """Words that the job streams from the weight DTCM."""
-    return sum(len(stage.block) for stage in job.stages)
-
-
-def _expect(machine: Machine, memory: str, words: int, job: Job) -> None:
-    capacity = machine.capacity_words(memory)
-    if words > capacity:
-        node = job.stages[0].node
-        what = "its weights and bias-scale blocks take" if memory == "weight" else "its instructions take"
-        raise DoesNotFit(
-            "E302",
-            f"{what} {words} words",
-            node=node.name,
-            op=node.op.removeprefix("Int"),
-            limit=f"{memory}_words = {capacity}",
-            remedy=f"a machine with {memory}_words = {words} (--machine FILE)",
-        )
-
-
 def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
     """The words of a job. Raises DoesNotFit (E303) without a legal tile, EncodingError (E301) for a field."""
     job = placed.job
@@ -186,7 +140,7 @@ def emit_job(placed: PlacedJob, machine: Machine) -> EmittedJob:
         words.append(word)
     for word in words:
         _check_fields(word, job.stages[0])
-    return EmittedJob(placed, tuple(words), np.concatenate([stage.block for stage in job.stages]), tiling)
+    return EmittedJob(placed, tuple(words), np.concatenate([stage.loaded for stage in job.stages]), tiling)
 
 
 def _emit_reshape(placed: PlacedJob, stage: Stage, word: Reshape) -> EmittedJob:
@@ -245,10 +199,11 @@ def _extensions(
             ("sto", placed.stored if stores else None),
         )
         found += [operand(role, place) for role, place in roles if place is not None]
-    takes = placed.job.takes and stage is placed.job.stages[0]
-    if stage.keeps or takes:
-        control = Control(opcode=EXTENSIONS["ctl"].opcode, keep_psum=int(stage.keeps), take_psum=int(takes))
-        found.append(control)
+    if is_controlled(placed.job, stage):
+        takes = placed.job.takes and stage is placed.job.stages[0]
+        pointer = {} if stage.weights_at is None else {"set_weights": 1, "weights": stage.weights_at}
+        opcode = EXTENSIONS["ctl"].opcode
+        found.append(Control(opcode=opcode, keep_psum=int(stage.keeps), take_psum=int(takes), **pointer))
     return found
 
 

@@ -12,6 +12,7 @@ from npuc.host_nodes import constant_steps, host_step
 from npuc.ir import Graph, Node
 from npuc.quantize.improvement.mixed import REASON
 from npuc.quantize.network.construction import Quantised
+from npuc.targets.easynpu.layers.joined import with_maps_apart
 from npuc.targets.easynpu.layers.movement import with_reshape_words
 from npuc.targets.easynpu.layers.operators import PIXEL, pixel
 from npuc.targets.easynpu.layers.repeated import with_repeated
@@ -33,9 +34,11 @@ from npuc.targets.easynpu.plan.placement import (
     placeable,
 )
 from npuc.targets.easynpu.plan.regions import Region, outputs_of, regions_of, run_of
+from npuc.targets.easynpu.plan.sections import in_sections
+from npuc.targets.easynpu.plan.segments import cut
 from npuc.targets.easynpu.plan.strips import OBJECTIVES, Plan, plans, untiled
 from npuc.targets.easynpu.program.artefact import ImageLoad, Segment, Step, TensorMove
-from npuc.targets.easynpu.program.emission import EmittedJob, cut, emit_job, expect_fields, pieces, without_data
+from npuc.targets.easynpu.program.emission import EmittedJob, emit_job, expect_fields, pieces, without_data
 from npuc.targets.easynpu.program.resident import Resident
 
 
@@ -63,6 +66,9 @@ def lower(quantised: Quantised, machine: Machine, *, documented: bool, objective
     """
     graph = with_repeated(quantised.graph) if documented else quantised.graph
     graph = with_reshape_words(graph, lambda graph, node: _holds(graph, node, machine, documented))
+    if not documented:
+        held = machine.fmap_words + machine.skip_words
+        graph = with_maps_apart(graph, lambda name: whole(graph, name).words > held)
     regions = regions_of(graph, machine, documented=documented)
     steps: list[Step] = []
     words: list[isa.Instruction] = []
@@ -178,6 +184,17 @@ def placed(run: Run, machine: Machine, documented: bool) -> list[Placement]:
 
 
 def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
+    """The run placed as a whole, then cut; where maps do not fit, cut and then placed in sections."""
+    try:
+        return _placed_whole(run, machine)
+    except DoesNotFit as error:
+        try:
+            return in_sections(run, cut(run.jobs, machine, extended=True), machine)
+        except DoesNotFit:
+            raise error from None
+
+
+def _placed_whole(run: Run, machine: Machine) -> list[Placement]:
     """The run placed as a whole, then cut; maps stay in the DTCMs from segment to segment."""
     placement = explicit(run, machine)
     placed = [piece for each in placement.jobs for piece in pieces(each, machine)]
@@ -186,7 +203,7 @@ def _explicit_segments(run: Run, machine: Machine) -> list[Placement]:
     start = 0
     for position, jobs in enumerate(segments):
         last = position == len(segments) - 1
-        here = tuple(placed[start : start + len(jobs)])
+        here = tuple(replace(each, job=job) for each, job in zip(placed[start:], jobs, strict=False))
         inputs, outputs = placement.inputs if position == 0 else (), placement.outputs if last else ()
         found.append(Placement(here, inputs, outputs, placement.usage))
         start += len(jobs)

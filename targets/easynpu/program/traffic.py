@@ -145,4 +145,4 @@ def _distinct(jobs: Sequence[EmittedJob]) -> list[Stage]:
 def _raw_bytes(stage: Stage) -> int:
     """A word's block without the lanes that no channel uses; a table has one segment a lane."""
     lanes = LANES if stage.node.op == "IntTable" else stage.word.Co / groups(stage.word.Co)
-    return round(len(stage.block) * lanes)
+    return round(len(stage.loaded) * lanes)

@@ -189,7 +189,8 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     """Maps lie inside their memories, and nothing that the chain writes lies on another of its maps.
 
     The machine writes tile by tile while later tiles are still to be read. Only a second operand may be replaced
-    where it lies: its pixel is read before the result's is written. A result and its copy are written together.
+    where it lies, and the one ifmap of a chain whose elements depend on the same element alone: its pixel is read
+    once, before the result's is written. A result and its copy are written together.
     """
     written = [] if chain[-1].leaves else [(chain[-1], chain[-1].ofmap(machine, not low))]
     written += [(stage, stage.stored()) for stage in chain if stage.layer.stored]
@@ -204,7 +205,8 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
             reason = f"words {first}..{last} of the {each.place.memory} DTCM are addressed, it has {words}"
             raise refused(stage.number, reason, stage.word, f"0..{words - 1}")
     for position, (stage, each) in enumerate(written):
-        others = [other for _, other in (*read, *written[:position])]
+        others = [other for _, other in read if other != each or not _is_elementwise(chain)]
+        others += [other for _, other in written[:position]]
         others += [other for _, other in operands if other != each]
         if not each.distinct:
             raise refused(stage.number, "several pixels are written to one word", stage.word)
@@ -215,6 +217,17 @@ def _check_maps(chain: Sequence[Stage], machine: Machine, low: bool) -> None:
     if written and last.layer.stored and last.stored().place.memory == written[0][1].place.memory:
         reason = f"the result and its copy go to the {last.stored().place.memory} DTCM, a word a cycle"
         raise refused(last.number, reason, last.word)
+
+
+def _is_elementwise(chain: Sequence[Stage]) -> bool:
+    """Whether every element of the result depends on one element of one ifmap, and of an operand."""
+    if any(stage.reshape is not None or stage.keeps or stage.takes for stage in chain):
+        return False
+    return not any(is_dense(stage.layer) or _reaches_beyond(stage.layer) for stage in chain)
+
+
+def _reaches_beyond(layer: Layer) -> bool:
+    return (layer.Hk, layer.Wk, layer.Sh, layer.Sw, layer.Ph, layer.Pw) != (1, 1, 1, 1, 0, 0)
 
 
 def expect_kept(kept: Layer | None, chain: Sequence[Stage]) -> Layer | None:

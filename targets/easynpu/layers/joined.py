@@ -1,0 +1,60 @@
+"""Concatenations that no DTCM holds: the host keeps the maps that they join, and joins nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from npuc.ir import Graph, Node
+from npuc.ops import rebuild
+from npuc.ops.attributes import AXIS
+from npuc.targets.easynpu.layers.addressing import concat_offsets
+from npuc.targets.easynpu.layers.fusion import ARRAY_OPS
+
+
+def with_maps_apart(graph: Graph, exceeds: Callable[[str], bool]) -> Graph:
+    """The integer graph in which every reader of a concatenation has one of its own, right before it.
+
+    So a map that is read several times is stored once, as the maps that it consists of, and no plan has to hold it
+    from one range of layers to the next. Concatenations of these take the maps that they consist of. exceeds:
+    whether a map is too large for the DTCMs; others stay, as do those of channels that no address separates, and
+    what leaves the network.
+    """
+    apart = {node.output: node for node in graph.nodes if _is_apart(graph, node, exceeds)}
+    nodes: list[Node] = []
+    copies: dict[str, int] = dict.fromkeys(apart, 0)
+    for node in graph.nodes:
+        if node.output in apart:
+            continue
+        inputs = list(node.inputs)
+        for at, name in enumerate(inputs):
+            if name in apart:
+                inputs[at] = name if not copies[name] else f"{name}/{copies[name]}"
+                copies[name] += 1
+                nodes.append(replace(apart[name], inputs=_parts(apart, name), outputs=(inputs[at],)))
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    return rebuild(graph, nodes) if apart else graph
+
+
+def _is_apart(graph: Graph, node: Node, exceeds: Callable[[str], bool]) -> bool:
+    if node.op != "Concat" or AXIS(node) != 1 or node.output in graph.outputs:
+        return False
+    if graph.tensors[node.output].dtype != "int8" or concat_offsets(graph, node) is None:
+        return False
+    if any(reader.op not in (*ARRAY_OPS, "Concat") for reader in graph.readers[node.output]):
+        return False
+    return len(set(node.inputs)) == len(node.inputs) and exceeds(node.output)
+
+
+def _parts(apart: dict[str, Node], name: str) -> tuple[str, ...]:
+    """The maps that a concatenation joins, those of concatenations among them."""
+    found: list[str] = []
+    waiting: Sequence[str] = (name,)
+    while waiting:
+        first, *rest = waiting
+        if first in apart:
+            rest = [*apart[first].inputs, *rest]
+        else:
+            found.append(first)
+        waiting = rest
+    return tuple(found)

@@ -1,0 +1,258 @@
+"""Runs that are short of room: maps in sections of their channels, which come and go with the segments.
+
+A section is what no job reads or writes across: 256 channels of the map that a convolution reads, the channels
+that a job of it gives. Each lies where there is room for it, in either DTCM. It is loaded with the segment that
+first reads it and stored with the one that writes it last; a function of one element takes the place of its map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from npuc.allocation import Buffer, allocate, fits, lower_bound, peak
+from npuc.errors import DoesNotFit
+from npuc.targets.easynpu.layers.jobs import Job
+from npuc.targets.easynpu.layers.views import View
+from npuc.targets.easynpu.layers.windows import MapWindow
+from npuc.targets.easynpu.machine.isa import Layer
+from npuc.targets.easynpu.machine.memory import LANES, Place, groups, low_end
+from npuc.targets.easynpu.machine.parameters import Machine
+from npuc.targets.easynpu.machine.timing import is_dense
+from npuc.targets.easynpu.plan.placement import Crossing, PlacedJob, Placement, Run, Usage, assign
+
+
+@dataclass(frozen=True)
+class Section:
+    """Channel groups of a buffer, from first to end."""
+
+    buffer: str
+    first: int
+    end: int
+
+
+@dataclass
+class Life:
+    """When a section is used, in jobs and in segments."""
+
+    first: int
+    last: int
+    written: int
+    """The segment that loads it or writes it last."""
+    loaded: bool = False
+    stored: bool = False
+
+
+@dataclass
+class _Sections:
+    """The sections of a run's buffers and their lives."""
+
+    run: Run
+    segments: Sequence[Sequence[Job]]
+    found: dict[str, list[Section]] = field(default_factory=dict[str, list[Section]])
+    lives: dict[Section, Life] = field(default_factory=dict[Section, Life])
+    takes_over: dict[Section, Section] = field(default_factory=dict[Section, Section])
+    """Sections that lie where the operand of a function of one element lay."""
+
+    def __post_init__(self) -> None:
+        self.jobs = [job for jobs in self.segments for job in jobs]
+        self.segment_of = [at for at, jobs in enumerate(self.segments) for _ in jobs]
+        touched: dict[str, list[tuple[int, int]]] = {}
+        for job in self.jobs:
+            for view in (*job.reads, *job.writes):
+                touched.setdefault(view.buffer, []).append(_span(view))
+        self.found = {buffer: list(_joined(buffer, spans)) for buffer, spans in touched.items()}
+        self._live()
+        for at, job in enumerate(self.jobs):
+            self._take_over(at, job)
+
+    def of(self, view: View) -> Section:
+        """The section that holds a view of a job."""
+        first, end = _span(view)
+        return next(each for each in self.found[view.buffer] if each.first <= first and end <= each.end)
+
+    def crossing(self, view: View, window: MapWindow) -> Iterator[tuple[Section, View, MapWindow]]:
+        """The parts of a tensor that crosses the border: section by section, its view there and its window.
+
+        Raises DoesNotFit (E302) for channels that no job touches: the host would only carry them through.
+        """
+        first, end = _span(view)
+        known = [each for each in self.found.get(view.buffer, []) if each.first < end and first < each.end]
+        if sum(min(each.end, end) - max(each.first, first) for each in known) != end - first:
+            raise DoesNotFit("E302", f"no word reads or writes all of '{view.buffer}'")
+        for each in known:
+            start = LANES * (max(each.first, first) - first)
+            stop = min(LANES * (each.end - first), view.channels)
+            channels = window.channels[0] + start, window.channels[0] + stop
+            part = view.channel_groups(start // LANES, stop - start)
+            yield each, part, replace(window, channels=channels)
+
+    def _live(self) -> None:
+        for at, job in enumerate(self.jobs):
+            for view in job.writes:
+                section = self.of(view)
+                life = self.lives.setdefault(section, Life(at, at, 0))
+                life.last, life.written = at, self.segment_of[at]
+            for view in job.reads:
+                self.lives.setdefault(self.of(view), Life(at, at, self.segment_of[at])).last = at
+        for name, view in self.run.inputs.items():
+            for section, _, _ in self.crossing(view, self.run.windows[name]):
+                self.lives[section].loaded = True
+        for name, view in self.run.outputs.items():
+            for section, _, _ in self.crossing(view, self.run.stored[name]):
+                self.lives[section].stored = True
+
+    def _take_over(self, at: int, job: Job) -> None:
+        if not _is_elementwise(job):
+            return
+        source, result = self.of(job.sources[0]), self.of(job.result)
+        before, after = self.lives[source], self.lives[result]
+        alike = self._fills(job.sources[0], source) and self._fills(job.result, result)
+        alike &= self._shape(source) == self._shape(result)
+        free = before.last == at and not before.stored and after.first == at and not after.loaded
+        if alike and free and all(self.of(each) != source for each in job.reads[1:]):
+            self.takes_over[result] = source
+
+    def _fills(self, view: View, section: Section) -> bool:
+        """Whether a view is all of its section, as it lies."""
+        channels, height, width = self.run.views.buffers[view.buffer]
+        whole = View(view.buffer, view.channels, height, width, section.first)
+        return view == whole and _span(view) == (section.first, section.end) and channels > 0
+
+    def _shape(self, section: Section) -> tuple[int, int, int]:
+        _, height, width = self.run.views.buffers[section.buffer]
+        return section.end - section.first, height, width
+
+    def words(self, section: Section) -> int:
+        """DTCM words of a section."""
+        depth, height, width = self._shape(section)
+        return depth * height * width
+
+    def holder(self, section: Section) -> Section:
+        """The section in whose place it lies, perhaps its own."""
+        while section in self.takes_over:
+            section = self.takes_over[section]
+        return section
+
+    def buffers(self) -> list[Buffer]:
+        """What has to be placed, each alive from the segment that loads it to the one that stores it."""
+        starts = [self.segment_of.index(at) for at in range(len(self.segments))]
+        ends = [start + len(jobs) - 1 for start, jobs in zip(starts, self.segments, strict=True)]
+        found: dict[Section, Buffer] = {}
+        for section, life in self.lives.items():
+            first = starts[self.segment_of[life.first]] if life.loaded else life.first
+            last = max(life.last, ends[life.written]) if life.stored else life.last
+            holder = self.holder(section)
+            known = found.get(holder, Buffer(_name(holder), self.words(holder), first, last))
+            found[holder] = replace(known, first=min(known.first, first), last=max(known.last, last))
+        return list(found.values())
+
+
+def in_sections(run: Run, segments: Sequence[Sequence[Job]], machine: Machine) -> list[Placement]:
+    """The segments of a run, each with its places, loads and stores.
+
+    Raises DoesNotFit (E302) where the sections alive together exceed both memories.
+    """
+    sections = _Sections(run, segments)
+    if any(job.kept is not None or job.takes or job.leaves for job in sections.jobs):
+        raise DoesNotFit("E302", "copies and kept psums are not placed in sections")
+    operands = {
+        _name(sections.holder(sections.of(job.operand))) for job in sections.jobs if job.operand is not None
+    }
+    fmap, skip = _assigned(sections.buffers(), operands, machine)
+    addresses = {"fmap": allocate(fmap), "skip": allocate(skip)}
+    usage = {
+        name: Usage(peak(each, addresses[name]), lower_bound(each))
+        for name, each in (("fmap", fmap), ("skip", skip))
+    }
+    places = _Places(sections, addresses)
+    return [places.placement(at, jobs, usage) for at, jobs in enumerate(segments)]
+
+
+def _assigned(
+    buffers: Sequence[Buffer], operands: set[str], machine: Machine
+) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers for the Fmap and for the skip DTCM. Raises DoesNotFit (E302) where three tries fail."""
+    longest = sorted(buffers, key=lambda each: (each.first - each.last, -each.size, each.name))
+    for tried, wanted in ((buffers, operands), (buffers, set[str]()), (longest, {each.name for each in longest})):
+        skip, fmap = assign(tried, wanted, machine)
+        if fits(fmap, machine.fmap_words):
+            return fmap, skip
+    raise DoesNotFit(
+        "E302",
+        f"the maps alive together take {lower_bound(buffers)} words",
+        limit=f"fmap_words = {machine.fmap_words}, skip_words = {machine.skip_words}",
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The places of sections, and of what crosses the border."""
+
+    sections: _Sections
+    addresses: Mapping[str, Mapping[str, int]]
+
+    def placement(self, segment: int, jobs: Sequence[Job], usage: Mapping[str, Usage]) -> Placement:
+        run, lives = self.sections.run, self.sections.lives
+        inputs = tuple(
+            Crossing(name, window, self._at(section, part))
+            for name, view in run.inputs.items()
+            for section, part, window in self.sections.crossing(view, run.windows[name])
+            if self.sections.segment_of[lives[section].first] == segment
+        )
+        outputs = tuple(
+            Crossing(name, window, self._at(section, part))
+            for name, view in run.outputs.items()
+            for section, part, window in self.sections.crossing(view, run.stored[name])
+            if lives[section].written == segment
+        )
+        return Placement(tuple(map(self._job, jobs)), inputs, outputs, usage)
+
+    def _job(self, job: Job) -> PlacedJob:
+        operand = None if job.operand is None else self._place(job.operand)
+        return PlacedJob(job, tuple(map(self._place, job.sources)), self._place(job.result), operand, None, True)
+
+    def _place(self, view: View) -> Place:
+        return self._at(self.sections.of(view), view)
+
+    def _at(self, section: Section, view: View) -> Place:
+        holder = self.sections.holder(section)
+        memory = "fmap" if _name(holder) in self.addresses["fmap"] else "skip"
+        _, _, width = self.sections.run.views.buffers[section.buffer]
+        depth = LANES * (section.end - section.first)
+        whole = low_end(memory, self.addresses[memory][_name(holder)], depth, width)
+        return replace(view, group=view.group - section.first).within(whole)
+
+
+def _name(section: Section) -> str:
+    return f"{section.buffer}/{section.first}"
+
+
+def _span(view: View) -> tuple[int, int]:
+    """The channel groups of its buffer that a view is of."""
+    return view.group, view.group + (groups(view.channels) if view.group_step else 1)
+
+
+def _joined(buffer: str, spans: Sequence[tuple[int, int]]) -> Iterator[Section]:
+    """The spans as few that do not overlap."""
+    first, end = -1, -1
+    for start, stop in sorted(set(spans)):
+        if start < end:
+            end = max(end, stop)
+            continue
+        if end > first:
+            yield Section(buffer, first, end)
+        first, end = start, stop
+    yield Section(buffer, first, end)
+
+
+def _is_elementwise(job: Job) -> bool:
+    """Whether every element of the result depends on the same element of one map, and of an operand."""
+    words = [stage.word for stage in job.stages]
+    if len(job.sources) != 1 or not all(isinstance(word, Layer) for word in words):
+        return False
+    return all(isinstance(word, Layer) and not is_dense(word) and _is_pointwise(word) for word in words)
+
+
+def _is_pointwise(word: Layer) -> bool:
+    return (word.Hk, word.Wk, word.Sh, word.Sw, word.Ph, word.Pw) == (1, 1, 1, 1, 0, 0)
