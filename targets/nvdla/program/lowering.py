@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import allocate, lower_bound, peak
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
@@ -14,7 +15,7 @@ from npuc.ops.attributes import DILATIONS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
 from npuc.targets.nvdla.operations.operation import Operation
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.surfaces import (
@@ -43,6 +44,7 @@ from npuc.targets.nvdla.selection import (
 from npuc.targets.nvdla.selection.copies import copied, packed, relaned
 from npuc.targets.nvdla.selection.phases import UNIT, computed_nodes, lifetimes_of, loads_of, phases_of, stores_of
 from npuc.targets.nvdla.selection.planning import Plan, plan
+from npuc.targets.nvdla.selection.residence import residents
 
 BASE = 0x8000_0000
 """Where the program's memory begins, as in NVDLA's own test programs."""
@@ -74,7 +76,9 @@ class Lowered:
     registers: bytes
     constants: bytes
     activations: tuple[int, int]
-    """Bytes of memory for feature maps: as allocated, and the lower bound."""
+    """Bytes of DRAM for feature maps: as allocated, and the lower bound."""
+    second: tuple[int, int]
+    """The same of the second memory."""
 
 
 PLAIN = frozenset(
@@ -131,22 +135,16 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     choices = _choices(graph, machine, weights)
     tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
     surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
-    trial = _trial(graph, machine, surfaces)
+    trial = _trial(graph, machine, _nowhere(surfaces))
     turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
     flying = {each.node.output for turn in turns for each in turn if each.pool}
     lifetimes = lifetimes_of(graph, phases, surfaces, loads_of(graph, computed_nodes(graph)), flying)
-    offsets = allocate(lifetimes)
-    constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
-    placed = {
-        name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
-    }
-    counting = Context(graph, machine, placed, Constants(machine, 0, counted=True))
-    planned = plan(counting, [turn for turn in turns if turn])
-    context = Context(graph, machine, placed, constants, planned.data_banks)
+    maps, planned = _placed_and_planned(graph, machine, surfaces, lifetimes, [turn for turn in turns if turn])
+    constants = Constants(machine, BASE + aligned(maps.dram[0], 4096))
+    context = Context(graph, machine, maps.placed, constants, planned.data_banks)
     program = _Program(context, choices.convolutions, planned, reasons)
     for (on_device, part), turn in zip(phases, turns, strict=True):
         program.device(part, turn) if on_device else program.host(part)
-    activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
     end = constants.base + aligned(len(constants.image), 4096)
     return Lowered(
         quantised,
@@ -156,8 +154,52 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
         Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
         encode(program.emitter.writer.commands, program.emitter.writer.map),
         bytes(constants.image),
-        activations,
+        maps.dram,
+        maps.second,
     )
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """Where maps lie, and the bytes that they take of each memory: as allocated, and the lower bound."""
+
+    placed: Mapping[str, Placed]
+    dram: tuple[int, int]
+    second: tuple[int, int]
+
+    @classmethod
+    def of(cls, surfaces: Surfaces, lifetimes: Sequence[Lifetime], kept: Collection[str] = ()) -> _Maps:
+        """kept: the buffers in the second memory."""
+        bases: dict[str, int] = {}
+        taken: list[tuple[int, int]] = []
+        for base, second in ((BASE, False), (SRAM_BASE, True)):
+            there = [each for each in lifetimes if (each.name in kept) is second]
+            offsets = allocate(there)
+            bases |= {name: base + UNIT * offset for name, offset in offsets.items()}
+            taken.append((UNIT * peak(there, offsets), UNIT * lower_bound(there)))
+        placed = {name: Placed(view, bases.get(view.buffer.name, BASE)) for name, view in surfaces.views.items()}
+        return cls(placed, *taken)
+
+
+def _placed_and_planned(
+    graph: Graph,
+    machine: Machine,
+    surfaces: Surfaces,
+    lifetimes: Sequence[Lifetime],
+    turns: Sequence[Sequence[PlannedLayer]],
+) -> tuple[_Maps, Plan]:
+    """Where maps lie, and the tiles: some maps in the second memory where the program then ends earlier."""
+    maps = _Maps.of(surfaces, lifetimes)
+    context = _trial(graph, machine, maps.placed)
+    planned = plan(context, turns)
+    if not machine.sram_bytes:
+        return maps, planned
+    nodes = computed_nodes(graph)
+    bound = {surfaces.views[name].buffer.name for name in (*loads_of(graph, nodes), *stores_of(graph, nodes))}
+    kept = residents(context, [layer for turn in turns for layer in turn], planned.edges, lifetimes, bound)
+    other = _Maps.of(surfaces, lifetimes, kept)
+    again = plan(_trial(graph, machine, other.placed), turns) if kept else planned
+    return (other, again) if again.clocks < planned.clocks else (maps, planned)
 
 
 def expect_room(quantised: Quantised, machine: Machine, weights: str) -> None:
@@ -175,13 +217,17 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
     """Forms of weights by what they cost: addresses do not matter."""
     nodes = computed_nodes(graph)
-    trial = _trial(graph, machine, _surfaces(graph, machine))
+    trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
     return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
 
 
-def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
-    """What selection needs to say what things cost: addresses do not matter."""
-    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
+def _nowhere(surfaces: Surfaces) -> dict[str, Placed]:
+    """Maps where addresses do not matter."""
+    return {name: Placed(view, 0) for name, view in surfaces.views.items()}
+
+
+def _trial(graph: Graph, machine: Machine, placed: Mapping[str, Placed]) -> Context:
+    """What selection needs to say what things cost."""
     return Context(graph, machine, placed, Constants(machine, 0, counted=True))
 
 

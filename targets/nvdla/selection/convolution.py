@@ -161,7 +161,9 @@ def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
     windows = tile_window(
         context.graph, node, shapes[0], RowTile(0, y.view.height, *shapes[0].lines(0, y.view.height))
     )
-    return (layer.form, parts, shapes, cubes, windows, bool(sdp.table)), whole[0].address, whole[1].address
+    memories = tuple(context.machine.in_sram(each.address) for each in whole)
+    alike = (layer.form, parts, shapes, cubes, windows, bool(sdp.table), memories)
+    return alike, whole[0].address, whole[1].address
 
 
 def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
