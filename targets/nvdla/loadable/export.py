@@ -22,9 +22,10 @@ from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.execution import Executed, run
 from npuc.targets.nvdla.loadable.places import MAPS
 from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
+from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import Nvdla
-from npuc.targets.nvdla.program.artefact import Contents, Segment
+from npuc.targets.nvdla.program.artefact import Contents, Segment, decode, register_map_of
 from npuc.targets.nvdla.program.running import Runner
 
 FILE = "network.nvdla"
@@ -34,10 +35,27 @@ REMEDY = "export as nvdla-trace or c"
 
 def files(program: Program) -> dict[str, bytes]:
     """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can be."""
+    _expect_one_memory(program)
     ports = ports_of(program)
     data = loadables.write(composed(program, ports))
     _expect_same(program, ports, loadables.read(data))
     return {FILE: data, "tensors.json": (json.dumps(scales(ports), indent=2) + "\n").encode()}
+
+
+def _expect_one_memory(program: Program) -> None:
+    """Raises ArtefactError (E506) where the second memory is used.
+
+    A loadable can name it (domain 1), but its size is not the loadable's: the stock driver's is not known here.
+    """
+    contents = Contents.of(program.manifest)
+    commands = decode(program.files.get("registers.bin", b""), register_map_of(contents.machine))
+    if any(isinstance(each, Write) and contents.machine.in_sram(each.value) for each in commands):
+        raise ArtefactError(
+            "E506",
+            f"maps lie in the second memory of {contents.machine.name}",
+            limit="one memory, which the stock driver allocates",
+            remedy="compile for a machine without sram_bytes, or export as nvdla-trace or c",
+        )
 
 
 class _Recorder(Runner):

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
 from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import BLOCK_OF
 from npuc.targets.nvdla.trace.dat import packed
 from npuc.targets.nvdla.trace.program import Trace
 
-MEMORY = "pri_mem"
+MEMORIES = ("pri_mem", "sec_mem")
+"""DRAM and the second memory."""
 MEMORY_NUMBER = 1
-"""The same memory as check_crc names it."""
+"""DRAM as check_crc names it, where all results lie."""
 FINISHED = "finished"
 MASK, STATUS = "GLB.S_INTR_MASK", "GLB.S_INTR_STATUS"
 POLL_CLOCKS = 8
@@ -37,12 +39,12 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
     of some bits only, which the syntax has not.
     """
     files: dict[str, bytes] = {}
-    lines = [f"mem_init({MEMORY}, {at:#x}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
+    lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
     loaded = [(address, data) for address, data in trace.contents if any(data)]
     for number, (address, data) in enumerate(loaded):
         name = f"{trace.name}_{number}.dat"
         files[name] = packed(data)
-        lines.append(f'mem_load({MEMORY}, {address:#x}, "{name}");')
+        lines.append(f'mem_load({_place(address)}, "{name}");')
     written = _PLAYED[player](register_map(trace.configuration), trace)
     for command in trace.commands:
         lines += written.command(command)
@@ -52,6 +54,12 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
         lines.append(f"check_crc({written.last()}, {region});")
     files[f"{trace.name}.cfg"] = ("\n".join(lines) + "\n").encode()
     return files
+
+
+def _place(address: int) -> str:
+    """The memory of an address, and the address in it."""
+    second, at = divmod(address, SECOND)
+    return f"{MEMORIES[second]}, {at:#x}"
 
 
 def _cleared(trace: Trace) -> list[tuple[int, int]]:
