@@ -107,8 +107,8 @@ def _second_memory(machine: Machine) -> str:
         return ""
     return (
         "\nMaps between layers lie in the memory at NVDLA's secondary interface, too, which must have "
-        "NPUC_SRAM_BYTES\nfrom NPUC_SRAM_BASE on, whatever `memory_offset` is. The processor need not reach it; what "
-        "it holds before\ndoes not matter.\n"
+        "NPUC_SRAM_BYTES\nfrom NPUC_SRAM_BASE on, whatever `memory_offset` is. The processor need not reach it; "
+        "what it holds before\ndoes not matter.\n"
     )
 
 
