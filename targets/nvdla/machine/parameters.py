@@ -130,6 +130,11 @@ class Machine:
         """Bytes that the second memory and its interface hand over in a clock."""
         return min(float(self.dma_bytes), self.sram_bytes_per_clock)
 
+    @property
+    def transfers(self) -> bool:
+        """Whether BDMA may copy to the second memory; NVDLA's own nv_large is built without it."""
+        return self.bdma and self.registers == "nv_full" and self.sram_bytes > 0
+
     def in_sram(self, address: int) -> bool:
         """Whether an address of a register program is one of the second memory."""
         return SRAM_BASE <= address < SRAM_BASE + self.sram_bytes

@@ -28,6 +28,7 @@ from npuc.targets.nvdla.operations.operation import (
     Normalisation,
     Operation,
     Pooling,
+    Transfer,
 )
 from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
@@ -35,8 +36,8 @@ REMEMBERED = 8
 """Operations that may still be waited for, at most: each block has two groups."""
 GRAIN = 1024
 """Parts of a clock in which times are counted, so that sums are exact and equal layers take equal times."""
-PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, SECOND, ENTRIES, DATA, WEIGHTS = (
-    0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 10 + REMEMBERED),
+PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, SECOND, COPIED, ENTRIES, DATA, WEIGHTS = (
+    0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 11 + REMEMBERED),
 )  # fmt: skip
 """Rows of Progress.state."""
 CLOCKS = slice(0, ENTRIES)
@@ -55,7 +56,7 @@ class Work:
     moving: tuple[float, float]
     """Of DRAM and of the second memory for everything: what is read, or what is written if that is more."""
     streaming: float
-    """Of SDP, PDP or CDP on a map in memory."""
+    """Of SDP, PDP or CDP on a map in memory, or of BDMA."""
     pooling: float
     """Of PDP behind SDP."""
     fetching: float = 0
@@ -82,7 +83,9 @@ class Work:
             timing.latency(operation, machine),
             (_counted(dram), _counted(second)),
         )
-        behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
+        behind = (
+            None if isinstance(operation, Pooling | Normalisation | Contraction | Transfer) else operation.pooling
+        )
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
             streaming = _counted(timing.stream_cycles(operation, machine))
@@ -117,8 +120,8 @@ class Progress:
 
     state: Array
     """A column for each beginning. Since when the driver goes on; the ends of the latest REMEMBERED operations,
-    the latest last; until when CDMA, the array, SDP, PDP, DRAM and the second memory are busy; CBUF entries of the
-    convolution before, its banks for data (0 where there was none) and for weights."""
+    the latest last; until when CDMA, the array, SDP, PDP, DRAM, the second memory and BDMA are busy; CBUF entries
+    of the convolution before, its banks for data (0 where there was none) and for weights."""
 
     @classmethod
     def start(cls) -> Progress:
@@ -137,7 +140,7 @@ class Progress:
     def rebased(self) -> tuple[float, Progress]:
         """A time, and the same counted from then on; what is over for every engine is as if it were just over."""
         state = self.state.copy()
-        past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND]
+        past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND, COPIED]
         state[past] = np.maximum(state[past], state[PROGRAMMED])
         base = float(state[PROGRAMMED].min())
         state[CLOCKS] -= base
@@ -180,6 +183,9 @@ class Progress:
                 new[POOLED] = end
             case Normalisation() | Contraction():
                 end = allowed + start + work.streaming
+            case Transfer():
+                end = np.maximum(allowed, before[COPIED]) + start + work.streaming
+                new[COPIED] = end
         for memory, moving in zip((MOVED, SECOND), work.moving, strict=True):
             if moving or memory == MOVED:
                 new[memory] = np.maximum(before[memory], enabled) + moving
@@ -233,6 +239,18 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
         progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
         found.append(float(progress.state[ENDS.stop - 1, 0]))
     return list(accumulate(found, max))
+
+
+def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[float]:
+    """When each layer of a program and all before it have ended, in clocks from its start."""
+    scoreboard, pairs, counts = Scoreboard(machine.atom_bytes), list[tuple[Operation, Admission]](), list[int]()
+    for layer in layers:
+        for operation in layer:
+            admission, scoreboard = scoreboard.admit(operation)
+            pairs.append((operation, admission))
+        counts.append(len(pairs))
+    found = [0.0, *ends(pairs, machine)]
+    return [found[count] for count in counts]
 
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:

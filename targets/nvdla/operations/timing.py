@@ -26,6 +26,7 @@ from npuc.targets.nvdla.operations.operation import (
     Operation,
     Pooling,
     Surface,
+    Transfer,
     written,
 )
 
@@ -35,7 +36,14 @@ DRAIN = 37.5
 """Clocks until the first results of a stripe are out. Fitted."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
-WRITES: Mapping[type, int] = {Convolution: 106, Elementwise: 42, Pooling: 48, Normalisation: 365, Contraction: 20}
+WRITES: Mapping[type, int] = {
+    Convolution: 106,
+    Elementwise: 42,
+    Pooling: 48,
+    Normalisation: 365,
+    Contraction: 20,
+    Transfer: 14,
+}
 """Registers that are written for an operation, about; for PDP behind SDP half of its own."""
 TABLES = 331
 """Registers that are written for the tables of EW."""
@@ -83,8 +91,10 @@ def programming_cycles(operation: Operation, machine: Machine) -> float:
     return machine.clocks_per_write * writes
 
 
-def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction, machine: Machine) -> float:
-    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory."""
+def stream_cycles(
+    operation: Elementwise | Pooling | Normalisation | Contraction | Transfer, machine: Machine
+) -> float:
+    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory, or of BDMA."""
     match operation:
         case Elementwise():
             return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
@@ -94,6 +104,8 @@ def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction
             return elements(operation.source, machine) / machine.cdp_elements
         case Contraction():
             return cube_bytes(operation.source, machine) / machine.rubik_bytes
+        case Transfer():
+            return cube_bytes(operation.source, machine) / machine.dma_bytes
 
 
 def pooling_cycles(operation: Pooling, machine: Machine) -> float:
