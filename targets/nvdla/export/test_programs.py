@@ -16,6 +16,7 @@ from npuc.ir import Array, TensorType
 from npuc.program import Program
 from npuc.storage.data import synthetic
 from npuc.targets.nvdla import model
+from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.machine.registers import RegisterMap, register_map
@@ -108,9 +109,12 @@ def from_reset(registers: RegisterMap, earlier: Sequence[Command], commands: Seq
 
 
 def _exists_once(registers: RegisterMap, command: Write | Poll) -> bool:
-    """Whether a register has no groups, nor points at one."""
+    """Whether a register keeps what an operation was programmed with: it has no groups, nor points at one.
+
+    Those of BDMA say what is copied next, and the copies of earlier segments have been made.
+    """
     register = registers.at(command.address)
-    return not register.of_group and register.name != "S_POINTER"
+    return not register.of_group and register.name != "S_POINTER" and register.block != BRIDGE
 
 
 def _enables(registers: RegisterMap, command: Command) -> bool:

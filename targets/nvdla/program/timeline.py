@@ -16,9 +16,9 @@ from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, d
 from npuc.text import count
 from npuc.timeline import Activity, Buffer, Timeline
 
-OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction")
+OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction", "transfer")
 ARRAY, MEMORY = "CONV", "DRAM"
-UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK."}
+UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK.", "BDMA": "BDMA."}
 """The units in the order in which data flows, and how the titles of their registers begin."""
 READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
 """The registers that say where an operation reads."""
