@@ -1,8 +1,9 @@
 """A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
 
-The input is one sample from a fixed seed; memory before a segment and the results behind it are those of the
-functional model. A segment runs from reset: what earlier ones have set once for all is set again, and every block
-begins with group 0. Each is run once more as written before it is given out.
+The input is one sample like an image, from a fixed seed: noise around zero hides rules that differ. Memory before a
+segment and the results behind it are those of the functional model. A segment runs from reset: what earlier ones
+have set once for all is set again, and every block begins with group 0. Each is run once more as written before it
+is given out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.storage.data import synthetic
+from npuc.storage.data import varied
 from npuc.targets.nvdla import model
 from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
@@ -140,7 +141,7 @@ def traces(program: Program, player: str = SEQUENTIAL) -> dict[str, bytes]:
     """
     recorder = _Recorder(program, player)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
-    recorder(synthetic(inputs, 1, SEED).inputs)
+    recorder(varied(inputs, 1, SEED).inputs)
     files: dict[str, bytes] = {}
     for each in recorder.traces:
         _expect_alone(each, recorder.contents.machine)

@@ -1,7 +1,7 @@
 """The loadable of a compiled program, with the scales that the user needs, as files.
 
 Before it is given out, the loadable is read back, interpreted as the stock firmware does and run on the functional
-model with one sample: what the engine computes must be the program's own results, bit for bit.
+model with a sample of every kind: what the engine computes must be the program's own results, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.storage.data import synthetic
+from npuc.storage.data import KINDS, varied
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema
@@ -102,10 +102,16 @@ def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, by
 
 def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> None:
     """Raises ArtefactError (E506) where the firmware would not compute what the program computes."""
-    contents = Contents.of(program.manifest)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder = _Recorder(program)
-    recorder(synthetic(inputs, 1, SEED).inputs)
+    for sample in varied(inputs, seed=SEED).first(len(KINDS)).batches(1):
+        recorder(sample.inputs)
+        _expect_recorded(recorder, ports, loadable)
+
+
+def _expect_recorded(recorder: _Recorder, ports: Ports, loadable: schema.Loadable) -> None:
+    """The same for the sample that has been recorded."""
+    contents = recorder.contents
     given = _bound(recorder, ports)
     after = executed(loadable, contents.machine, given)
     for port in ports.outputs:
