@@ -1,9 +1,9 @@
 """A program as test programs of NVDLA's verification environment, one a segment, with the CRC-32 of its results.
 
-The input is one sample like an image, from a fixed seed: noise around zero hides rules that differ. Memory before a
-segment and the results behind it are those of the functional model. A segment runs from reset: what earlier ones
-have set once for all is set again, and every block begins with group 0. Each is run once more as written before it
-is given out.
+The input is one sample like an image, from a fixed seed: noise around zero hides rules that differ. Memory before
+a segment and the results behind it are those of the functional model. A segment runs from reset: what earlier ones
+have set once for all is set again, and every block begins with group 0. Each is run once more as written before
+it is given out.
 """
 
 from __future__ import annotations
