@@ -64,7 +64,7 @@ def line(address: int, atoms: int = 4) -> Surface:
     return Surface(address, atoms, 1, 32, 32 * atoms, 32 * atoms)
 
 
-def copied(*places: int) -> list[Operation]:
+def copied(*places: int) -> list[Elementwise]:
     """SDP copies a line from place to place."""
     return [Elementwise(line(one), NOTHING, line(other)) for one, other in itertools.pairwise(places)]
 
@@ -186,7 +186,7 @@ def moved(source: int, result: int, size: int = 1024) -> Transfer:
     return Transfer(line(source, size // 32), line(result, size // 32))
 
 
-def order(operations: list[Operation]) -> list[str]:
+def order(operations: Sequence[Operation]) -> list[str]:
     """What is enabled and waited for, in order."""
     known = model.Nvdla(WITH, memories({})).registers.map
     found: list[str] = []

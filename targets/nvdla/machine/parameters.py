@@ -23,7 +23,7 @@ SECOND = 1 << 48
 """Where addresses of the second memory are counted from where both memories have one address space (model)."""
 PAGE_BYTES = 256
 """What the second memory is a multiple of: buffers begin at such addresses."""
-OF_SRAM = ("secondary", "sram_bytes", "sram_bytes_per_clock", "sram_latency")
+OF_SRAM = ("sram_bytes", "sram_bytes_per_clock", "sram_latency")
 """What a machine without a second memory does not tell."""
 PAGE = "nvdla.md"
 """Of docs/."""
@@ -85,8 +85,6 @@ class Machine:
     """
     latency: int = 32
     """Clocks from a request to memory's first answer."""
-    secondary: bool = False
-    """There is an interface to a second memory (CVIF), beside the one to DRAM."""
     sram_bytes: int = 0
     """Of the second memory, for maps between layers; 0 if there is none."""
     sram_bytes_per_clock: float = 64.0
@@ -186,8 +184,8 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
         if getattr(machine, key) % unit:
             limit = f"a multiple of {unit}, in which the registers of {machine.registers} count"
             raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
-    if machine.sram_bytes and not machine.secondary:
-        limit = "0: it has no interface to a second memory (nv_large and nv_full have; secondary = true)"
+    if machine.sram_bytes and machine_kind(machine) == "nv_small":
+        limit = "0: it has no interface to a second memory; nv_large and nv_full have one"
         raise _bad(origin, f"sram_bytes = {machine.sram_bytes} on {machine_kind(machine)}", limit)
     if machine.sram_bytes % PAGE_BYTES:
         raise _bad(origin, f"sram_bytes = {machine.sram_bytes}", f"a multiple of {PAGE_BYTES}")
@@ -215,7 +213,7 @@ SMALL = Machine()
 LARGE = Machine(
     name="nvdla-large",
     atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=512, cbuf_entry_bytes=64,
-    elementwise=True, sdp_lut=True, bdma=True, secondary=True,
+    elementwise=True, sdp_lut=True, bdma=True,
     sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=32, bytes_per_clock=20.0,
 )  # fmt: skip
 FULL = Machine(
@@ -223,7 +221,7 @@ FULL = Machine(
     registers="nv_full",
     atom_bytes=32, atomic_c=64, atomic_k=32, cbuf_banks=16, cbuf_entries=256, cbuf_entry_bytes=128,
     int16=True, fp16=True, winograd=True, compression=True, max_batches=32,
-    elementwise=True, sdp_lut=True, rubik=True, bdma=True, secondary=True,
+    elementwise=True, sdp_lut=True, rubik=True, bdma=True,
     sdp_elements=16, pdp_elements=8, cdp_elements=8, dma_bytes=64, bytes_per_clock=20.0, clocks_per_write=2.7,
 )  # fmt: skip
 CONFIGURATIONS: Mapping[str, Machine] = {each.name: each for each in (SMALL, LARGE, FULL)}
