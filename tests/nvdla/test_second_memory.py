@@ -130,6 +130,12 @@ def test_an_address_is_one_of_the_memory_that_ram_type_names(title: str, ram: in
         model.run(WITH, commands, memories({}))
 
 
+def test_an_address_of_dram_is_never_one_of_the_second_memory() -> None:
+    far = emitted(WITH, copied(SOURCE, SRAM_BASE, SECOND + SRAM_BASE))
+    with pytest.raises(ArtefactError, match="0x1000050000000 lies outside memory"):
+        model.run(WITH, far, memories({}))
+
+
 def test_what_nobody_has_written_is_not_read() -> None:
     with pytest.raises(ArtefactError, match="of the second memory what nobody has written"):
         model.run(WITH, emitted(WITH, copied(SRAM_BASE, RESULT)), memories({}))

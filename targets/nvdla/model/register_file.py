@@ -78,10 +78,14 @@ class Group:
     def address(self, low: str, high: str, ram: str) -> int:
         """A byte address of 64 bits from two fields; ram: the field that says in which memory.
 
-        Those of the second memory are counted from SECOND on, whatever lies there in DRAM.
+        Those of the second memory are counted from SECOND on. Raises ArtefactError (E503) for others that far.
         """
         address = self[high] << 32 | self.bytes(low)
-        return address if self[ram] or not self.second else address + SECOND
+        if not self.second:
+            return address
+        if address >= SECOND:
+            raise trap(self.block, f"{address:#x} lies outside memory", limit=f"addresses below {SECOND:#x}")
+        return address if self[ram] else address + SECOND
 
 
 class LookUpTables:

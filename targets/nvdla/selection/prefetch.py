@@ -8,7 +8,7 @@ still computes. Whether the program gains is seen with its own plan (lowering).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -80,6 +80,7 @@ def prefetch(
     operations = [select(context, each, edges[each.name]) for each in layers]
     loads = _loads(operations, machine)
     lifetimes, buffers, pieces = list(kept), dict[KernelKey, str](), dict[str, list[Piece]]()
+    names = {each.view.buffer.name for each in context.placed.values()}
     waiting = [
         (number, one)
         for number, layer in enumerate(layers)
@@ -91,11 +92,12 @@ def prefetch(
         if loads[number].waits <= 0 or not found:
             continue
         first = steps[min(at for at, _, _ in found)]
-        name = _unique(f"{layer.name}/weights", lifetimes)
+        name = _unique(f"{layer.name}/weights", names)
         lifetime = Lifetime(name, -(-one.bytes // UNIT), first, steps[number] + 1)
         if not fits([*lifetimes, lifetime], machine.sram_bytes // UNIT):
             continue
         lifetimes.append(lifetime)
+        names.add(name)
         buffers[one.key] = name
         for at, start, size in found:
             pieces.setdefault(layers[at].name, []).append(Piece(layer, one.part, start, size))
@@ -157,8 +159,8 @@ def _pieces(size: int, before: Sequence[_Load], machine: Machine) -> list[tuple[
     return []
 
 
-def _unique(name: str, taken: Sequence[Lifetime]) -> str:
+def _unique(name: str, taken: Collection[str]) -> str:
     """A name that no buffer has."""
-    while any(each.name == name for each in taken):
+    while name in taken:
         name += "'"
     return name
