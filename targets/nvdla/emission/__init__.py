@@ -16,6 +16,7 @@ from npuc.targets.nvdla.emission.convolution import write_convolution
 from npuc.targets.nvdla.emission.normalisation import write_normalisation
 from npuc.targets.nvdla.emission.pooling import write_pooling
 from npuc.targets.nvdla.emission.sdp import write_sdp
+from npuc.targets.nvdla.emission.transfer import write_transfer
 from npuc.targets.nvdla.emission.writer import Writer
 from npuc.targets.nvdla.machine.commands import Command, Poll
 from npuc.targets.nvdla.machine.parameters import Machine
@@ -26,11 +27,14 @@ from npuc.targets.nvdla.operations.operation import (
     Normalisation,
     Operation,
     Pooling,
+    Transfer,
 )
 from npuc.targets.nvdla.operations.scoreboard import CONVOLUTION, Admission, Scoreboard, blocks_of
 
 MASKED = ("CDMA_DAT", "CDMA_WT", "CACC")
 """Sources of interrupts that only say how far a convolution has come."""
+BRIDGE = "BDMA"
+"""It has a queue of copies in place of groups of registers; each launch is a group, whose interrupt ends it."""
 
 
 def kind(operation: Operation) -> str:
@@ -60,7 +64,8 @@ class Emitter:
         admission, self.scoreboard = before.admit(operation)
         self._wait(before, before.count - len(before.issued), admission.program)
         for block, group in self.scoreboard.issued[-1].groups.items():
-            self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
+            if block != BRIDGE:
+                self.writer.set(f"{block}.S_POINTER", PRODUCER=group)
         self._program(operation)
         self._wait(before, admission.program, admission.fetch)
         blocks = blocks_of(operation)
@@ -86,6 +91,8 @@ class Emitter:
                 write_normalisation(self.writer, operation)
             case Contraction():
                 write_contraction(self.writer, operation)
+            case Transfer():
+                write_transfer(self.writer, operation)
 
     def _program_sdp(self, operation: Convolution | Elementwise) -> None:
         """SDP, with what is before and behind it."""
@@ -106,7 +113,11 @@ class Emitter:
 
     def _enable(self, blocks: Iterable[str]) -> None:
         for block in blocks:
-            self.writer.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
+            if block == BRIDGE:
+                group = self.scoreboard.issued[-1].groups[block]
+                self.writer.set(f"{block}.CFG_LAUNCH{group}", **{f"GRP{group}_LAUNCH": "YES"})
+            else:
+                self.writer.set(f"{block}.D_OP_ENABLE", OP_EN="ENABLE")
 
     def _wait(self, scoreboard: Scoreboard, first: int, end: int) -> None:
         """Waits for the operations of these numbers."""

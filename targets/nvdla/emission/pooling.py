@@ -35,7 +35,7 @@ def write_pooling(writer: Writer, operation: Pooling, *, flies: bool = False) ->
     writer.address("PDP", "D_DST_BASE_ADDR", result.address)
     writer.raw("PDP.D_DST_LINE_STRIDE", result.line_stride)
     writer.raw("PDP.D_DST_SURFACE_STRIDE", result.surface_stride)
-    writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE="MC")
+    writer.set("PDP.D_DST_RAM_CFG", DST_RAM_TYPE=writer.ram(result.address))
 
 
 def _fetch(writer: Writer, source: Surface, window: KernelWindow, across: dict[str, int]) -> None:
@@ -43,7 +43,7 @@ def _fetch(writer: Writer, source: Surface, window: KernelWindow, across: dict[s
     _cube_in(writer, "PDP_RDMA", source)
     _place(writer, "PDP_RDMA", source)
     writer.set("PDP_RDMA.D_FLYING_MODE", FLYING_MODE="OFF_FLYING")
-    writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE="MC")
+    writer.set("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE=writer.ram(source.address))
     writer.set("PDP_RDMA.D_OPERATION_MODE_CFG", SPLIT_NUM=0)
     writer.set("PDP_RDMA.D_POOLING_KERNEL_CFG", **across)
     writer.set("PDP_RDMA.D_POOLING_PADDING_CFG", PAD_WIDTH=window.left)

@@ -32,7 +32,7 @@ def write_sdp(
         writer.address("SDP_RDMA", "D_SRC_BASE_ADDR", source.address)
         writer.raw("SDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
         writer.raw("SDP_RDMA.D_SRC_SURFACE_STRIDE", source.surface_stride)
-        writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE="MC")
+        writer.set("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE=writer.ram(source.address))
     for letter, unit, fetch in (("B", "BS", sdp.x1.fetch), ("N", "BN", sdp.x2.fetch), ("E", "EW", None)):
         _fetch(writer, letter, unit, fetch)
         if fetch is not None and batches > 1:
@@ -53,7 +53,7 @@ def write_sdp(
         _unit(writer, unit, stage)
     _table(writer, sdp.table)
     writer.set("SDP.D_FEATURE_MODE_CFG", **mode, OUTPUT_DST="PDP" if flies else "MEM")
-    writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE="MC")
+    writer.set("SDP.D_DST_DMA_CFG", DST_RAM_TYPE=writer.ram(result.address))
     writer.set("SDP.D_DATA_FORMAT", PROC_PRECISION=precision, OUT_PRECISION=result.precision.upper())
     offset, scale, shift = sdp.converter
     writer.raw("SDP.D_CVT_OFFSET", offset)
@@ -68,7 +68,8 @@ def _fetch(writer: Writer, letter: str, unit: str, fetch: Fetch | None) -> None:
         return
     mode = "PER_ELEMENT" if fetch.per_element else "PER_KERNEL"
     size = "ONE_BYTE" if fetch.component_bytes == 1 else "TWO_BYTE"
-    fields = {"DISABLE": "NO", "DATA_USE": fetch.use, "DATA_SIZE": size, "DATA_MODE": mode, "RAM_TYPE": "MC"}
+    ram = writer.ram(fetch.address)
+    fields = {"DISABLE": "NO", "DATA_USE": fetch.use, "DATA_SIZE": size, "DATA_MODE": mode, "RAM_TYPE": ram}
     writer.set(register, **{f"{letter}RDMA_{key}": value for key, value in fields.items()})
     writer.address("SDP_RDMA", f"D_{unit}_BASE_ADDR", fetch.address)
     writer.raw(f"SDP_RDMA.D_{unit}_LINE_STRIDE", fetch.line_stride)

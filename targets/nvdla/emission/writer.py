@@ -25,6 +25,10 @@ class Writer:
         """Writes all bits of a register: addresses and sizes in bytes, numbers in two's complement."""
         self.commands.append(Write(self.map[title].address, value & 0xFFFFFFFF))
 
+    def ram(self, address: int) -> int:
+        """The memory of an address as every unit's RAM_TYPE has it: 0 the second one (CV), 1 DRAM (MC)."""
+        return int(not self.machine.in_sram(address))
+
     def address(self, block: str, stem: str, value: int) -> None:
         """Writes the low and the high word of an address."""
         self.raw(f"{block}.{stem}_LOW", value)

@@ -15,7 +15,7 @@ from npuc.escaping import c_comment, c_string, markdown_code
 from npuc.host import HostStep
 from npuc.program import Program
 from npuc.targets.nvdla.export import c_run
-from npuc.targets.nvdla.machine.parameters import BYTES, Machine
+from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
 from npuc.targets.nvdla.program.artefact import (
     WRITE,
     Contents,
@@ -43,6 +43,7 @@ def exported(program: Program) -> dict[str, bytes]:
         if path.suffix in (".c", ".h", ".md") or path.name == "Makefile"
     }
     readme = Template(files["README.md"].decode()).substitute(_figures(program, contents))
+    readme += _second_memory(contents.machine)
     return {
         **files,
         **c_run.files(program, _title(program, contents)),
@@ -67,6 +68,8 @@ def header(program: Program, contents: Contents) -> str:
         "extern const struct npuc_blob npuc_blobs[NPUC_BLOBS];",
         "extern const struct npuc_segment npuc_segments[NPUC_SEGMENTS];",
     )
+    if contents.machine.sram_bytes:
+        sizes |= {"SRAM_BASE": f"0x{SRAM_BASE:x}u", "SRAM_BYTES": f"{contents.machine.sram_bytes}u"}
     definitions = (f"#define NPUC_{name} {value}" for name, value in sizes.items())
     return c_text.header(_title(program, contents), "NPUC_PROGRAM_H", "npuc_nvdla.h", definitions, declarations)
 
@@ -98,6 +101,17 @@ def source(program: Program, contents: Contents) -> str:
     )
 
 
+def _second_memory(machine: Machine) -> str:
+    """What README says of a second memory; nothing where there is none."""
+    if not machine.sram_bytes:
+        return ""
+    return (
+        "\nMaps between layers lie in the memory at NVDLA's secondary interface, too, which must have "
+        "NPUC_SRAM_BYTES\nfrom NPUC_SRAM_BASE on, whatever `memory_offset` is. The processor need not reach it; "
+        "what it holds before\ndoes not matter.\n"
+    )
+
+
 def _title(program: Program, contents: Contents) -> str:
     return c_comment(f"{_model(program)} for {contents.machine.name}. Written by npuc.")
 
@@ -117,11 +131,12 @@ def _records(program: Program) -> Sequence[Sequence[int]]:
 
 
 def _commands(program: Program, contents: Contents) -> Iterable[str]:
-    """Initialisers of the commands; those that write the low word of a memory address say so."""
+    """Initialisers of the commands; those that write the low word of an address of DRAM say so."""
     registers = register_map_of(contents.machine)
     decode(program.files.get("registers.bin", b""), registers)  # or E502
     for kind, address, mask, value in _records(program):
-        low = kind == WRITE and "ADDR_LOW" in registers.at(address).name
+        dram = kind == WRITE and not contents.machine.in_sram(value)
+        low = dram and "ADDR_LOW" in registers.at(address).name
         name = "NPUC_WRITE_ADDRESS" if low else KINDS[kind]
         yield listed([name, f"0x{address:x}u", f"0x{mask:x}u", f"0x{value:x}u"])
 

@@ -8,6 +8,7 @@ from npuc.budget import content
 from npuc.errors import ArtefactError
 from npuc.program import Program, canonical_json
 from npuc.storage import readmemh
+from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.program.artefact import RECORD, RECORD_WORDS, Contents
 
 RECORD_BYTES = RECORD_WORDS * RECORD.itemsize
@@ -18,7 +19,7 @@ def files(program: Program) -> dict[str, bytes]:
 
     A line of registers.hex is a record, most significant digit first: value, mask, byte address, kind (0 write,
     1 poll, 2 wait). A line of dram.hex is an atom of the machine; `@` counts them from the beginning of the
-    memory, which holds 0 elsewhere.
+    memory, which holds 0 elsewhere. A second memory holds nothing before the program runs.
     """
     contents = Contents.of(program.manifest)
     dram, atom = contents.dram, contents.machine.atom_bytes
@@ -28,6 +29,8 @@ def files(program: Program) -> dict[str, bytes]:
         "registers": {"file": "registers.hex", "word_bytes": RECORD_BYTES},
         "dram": {"file": "dram.hex", "word_bytes": atom, "base": dram.base, "bytes": dram.bytes},
     }
+    if contents.machine.sram_bytes:
+        described["sram"] = {"base": SRAM_BASE, "bytes": contents.machine.sram_bytes}
     return {
         "registers.hex": readmemh.written(program.files.get("registers.bin", b""), RECORD_BYTES),
         "dram.hex": readmemh.placed(images, atom),

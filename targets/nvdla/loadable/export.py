@@ -1,7 +1,7 @@
 """The loadable of a compiled program, with the scales that the user needs, as files.
 
 Before it is given out, the loadable is read back, interpreted as the stock firmware does and run on the functional
-model with one sample: what the engine computes must be the program's own results, bit for bit.
+model with a sample of every kind: what the engine computes must be the program's own results, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from npuc.errors import ArtefactError
 from npuc.ir import Array, TensorType
 from npuc.program import Program
-from npuc.storage.data import synthetic
+from npuc.storage.data import KINDS, varied
 from npuc.targets.nvdla import loadable as loadables
 from npuc.targets.nvdla.formats import feature
 from npuc.targets.nvdla.loadable import schema
@@ -22,9 +22,10 @@ from npuc.targets.nvdla.loadable.composing import composed
 from npuc.targets.nvdla.loadable.execution import Executed, run
 from npuc.targets.nvdla.loadable.places import MAPS
 from npuc.targets.nvdla.loadable.ports import Ports, ports_of, scales
+from npuc.targets.nvdla.machine.commands import Write
 from npuc.targets.nvdla.machine.parameters import Machine
 from npuc.targets.nvdla.model import Nvdla
-from npuc.targets.nvdla.program.artefact import Contents, Segment
+from npuc.targets.nvdla.program.artefact import Contents, Segment, decode, register_map_of
 from npuc.targets.nvdla.program.running import Runner
 
 FILE = "network.nvdla"
@@ -34,10 +35,27 @@ REMEDY = "export as nvdla-trace or c"
 
 def files(program: Program) -> dict[str, bytes]:
     """network.nvdla and tensors.json. Raises ArtefactError (E506) for a program that no loadable can be."""
+    _expect_one_memory(program)
     ports = ports_of(program)
     data = loadables.write(composed(program, ports))
     _expect_same(program, ports, loadables.read(data))
     return {FILE: data, "tensors.json": (json.dumps(scales(ports), indent=2) + "\n").encode()}
+
+
+def _expect_one_memory(program: Program) -> None:
+    """Raises ArtefactError (E506) where the second memory is used.
+
+    A loadable can name it (domain 1), but its size is not the loadable's: the stock driver's is not known here.
+    """
+    contents = Contents.of(program.manifest)
+    commands = decode(program.files.get("registers.bin", b""), register_map_of(contents.machine))
+    if any(isinstance(each, Write) and contents.machine.in_sram(each.value) for each in commands):
+        raise ArtefactError(
+            "E506",
+            f"maps lie in the second memory of {contents.machine.name}",
+            limit="one memory, which the stock driver allocates",
+            remedy="compile for a machine without sram_bytes, or export as nvdla-trace or c",
+        )
 
 
 class _Recorder(Runner):
@@ -84,10 +102,16 @@ def executed(loadable: schema.Loadable, machine: Machine, given: Mapping[str, by
 
 def _expect_same(program: Program, ports: Ports, loadable: schema.Loadable) -> None:
     """Raises ArtefactError (E506) where the firmware would not compute what the program computes."""
-    contents = Contents.of(program.manifest)
     inputs = {port.name: TensorType(port.shape, port.dtype) for port in program.inputs}
     recorder = _Recorder(program)
-    recorder(synthetic(inputs, 1, SEED).inputs)
+    for sample in varied(inputs, seed=SEED).first(len(KINDS)).batches(1):
+        recorder(sample.inputs)
+        _expect_recorded(recorder, ports, loadable)
+
+
+def _expect_recorded(recorder: _Recorder, ports: Ports, loadable: schema.Loadable) -> None:
+    """The same for the sample that has been recorded."""
+    contents = recorder.contents
     given = _bound(recorder, ports)
     after = executed(loadable, contents.machine, given)
     for port in ports.outputs:

@@ -19,6 +19,12 @@ MOST_BANKS = {"nv_small": 32, "nv_full": 16}
 """Of the CBUF, by register map: what D_BANK has bits for."""
 UNITS = {"nv_full": {"atom_bytes": 32, "cbuf_entry_bytes": 128}}
 """Bytes in which registers count strides and sizes of weights, where they are not single ones."""
+SECOND = 1 << 48
+"""Where addresses of the second memory are counted from where both memories have one address space (model)."""
+PAGE_BYTES = 256
+"""What the second memory is a multiple of: buffers begin at such addresses."""
+OF_SRAM = ("sram_bytes", "sram_bytes_per_clock", "sram_latency")
+"""What a machine without a second memory does not tell."""
 PAGE = "nvdla.md"
 """Of docs/."""
 BYTES = {"int8": 1, "int16": 2, "fp16": 2}
@@ -29,6 +35,8 @@ MOST_EXTENT = 8192
 """Columns, rows and channels of a cube: registers of 13 bits hold them, less one."""
 MOST_STRIDE, MOST_KERNEL = 8, 32
 """The largest stride and the largest kernel of a convolution, in elements."""
+SRAM_BASE = 0x5000_0000
+"""Where the second memory begins, as in NVDLA's own test programs of nv_full."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,12 @@ class Machine:
     """
     latency: int = 32
     """Clocks from a request to memory's first answer."""
+    sram_bytes: int = 0
+    """Of the second memory, for maps between layers; 0 if there is none."""
+    sram_bytes_per_clock: float = 64.0
+    """The same as bytes_per_clock, of the second memory, whose interface is as wide (dma_bytes)."""
+    sram_latency: int = 32
+    """The same as latency, of the second memory."""
     clocks_per_write: float = 2.4
     """Clocks that a register write takes on its bus, as the driver of NVDLA's own harness has it."""
     clock_mhz: int = 1000
@@ -109,6 +123,20 @@ class Machine:
         """Bytes that memory and its interface hand over in a clock."""
         return min(float(self.dma_bytes), self.bytes_per_clock, self.dram_mb_per_second / self.clock_mhz)
 
+    @property
+    def sram_bytes_per_cycle(self) -> float:
+        """Bytes that the second memory and its interface hand over in a clock."""
+        return min(float(self.dma_bytes), self.sram_bytes_per_clock)
+
+    @property
+    def transfers(self) -> bool:
+        """Whether BDMA may copy to the second memory; NVDLA's own nv_large is built without it."""
+        return self.bdma and self.registers == "nv_full" and self.sram_bytes > 0
+
+    def in_sram(self, address: int) -> bool:
+        """Whether an address of a register program is one of the second memory."""
+        return SRAM_BASE <= address < SRAM_BASE + self.sram_bytes
+
     def atom_elements(self, precision: str) -> int:
         """Channels of an atom of a feature cube."""
         return self.atom_bytes // BYTES[precision]
@@ -118,17 +146,19 @@ class Machine:
         return self.atomic_k // BYTES[precision]
 
     def capacity_bytes(self, memory: str) -> int | None:
-        """Bytes of a memory named as on the command line: cbuf; dram has no limit here."""
-        return self.cbuf_bytes if memory == "cbuf" else None
+        """Bytes of a memory named as on the command line: cbuf, sram; dram has no limit here."""
+        return {"cbuf": self.cbuf_bytes, "sram": self.sram_bytes or None}.get(memory)
 
     def as_dict(self) -> dict[str, Any]:
-        """The values as the manifest records them."""
-        return asdict(self)
+        """The values as the manifest records them, of a second memory where there is one."""
+        values = asdict(self)
+        return values if self.sram_bytes else {name: values[name] for name in values if name not in OF_SRAM}
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str) -> Machine:
         """A machine from names and values. Raises DoesNotFit (E305) for what no NVDLA can be."""
-        machine = described(cls, values, origin, PAGE)
+        present = {name: value for name, value in values.items() if (name, value) != ("sram_bytes", 0)}
+        machine = described(cls, present, origin, PAGE)
         if machine.registers not in ("nv_small", "nv_full"):
             raise _bad(origin, f"registers = {machine.registers!r}", "nv_small, nv_full")
         if machine.scales not in DEMANDS:
@@ -154,6 +184,11 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
         if getattr(machine, key) % unit:
             limit = f"a multiple of {unit}, in which the registers of {machine.registers} count"
             raise _bad(origin, f"{key} = {getattr(machine, key)}", limit)
+    if machine.sram_bytes and machine_kind(machine) == "nv_small":
+        limit = "0: it has no interface to a second memory; nv_large and nv_full have one"
+        raise _bad(origin, f"sram_bytes = {machine.sram_bytes} on {machine_kind(machine)}", limit)
+    if machine.sram_bytes % PAGE_BYTES:
+        raise _bad(origin, f"sram_bytes = {machine.sram_bytes}", f"a multiple of {PAGE_BYTES}")
     if machine.sdp_lut and not machine.elementwise:
         raise _bad(origin, "sdp_lut without elementwise", "the tables are those of the element-wise unit")
     if not 1 <= machine.max_batches <= MOST_BATCHES:
@@ -163,6 +198,11 @@ def _expect_consistent(machine: Machine, origin: str) -> None:
         raise _bad(origin, f"cbuf_entry_bytes = {machine.cbuf_entry_bytes}", limit)
     if (machine.int16 or machine.fp16) and (machine.atomic_k < 2 or machine.atom_bytes < 2):
         raise _bad(origin, f"atomic_k = {machine.atomic_k}", "2 or more with int16 or fp16")
+
+
+def machine_kind(machine: Machine) -> str:
+    """The configuration of NVDLA whose registers and units a machine has."""
+    return machine.registers if machine.registers == "nv_full" or not machine.elementwise else "nv_large"
 
 
 def _bad(origin: str, reason: str, limit: str) -> DoesNotFit:
@@ -203,4 +243,4 @@ def _described(target: str, name_or_file: str | None) -> Machine:
         return base
     path = Path(name_or_file)
     values = {"name": path.stem, **read_values(path, ("default",), PAGE)}
-    return Machine.of({**base.as_dict(), **values}, path.name)
+    return Machine.of({**asdict(base), **values}, path.name)

@@ -41,7 +41,8 @@ def copy(group: Group, port: Port) -> None:
 
 
 def _place(group: Group, side: str) -> Pattern:
-    start = group[f"CFG_{side}_ADDR_HIGH.V8"] << 32 | group.bytes(f"CFG_{side}_ADDR_LOW.V32")
+    low, high = f"CFG_{side}_ADDR_LOW.V32", f"CFG_{side}_ADDR_HIGH.V8"
+    start = group.address(low, high, f"CFG_CMD.{side}_RAM_TYPE")
     line = (group["CFG_LINE.SIZE"] + 1) * UNIT
     lines, surfaces = group["CFG_LINE_REPEAT.NUMBER"] + 1, group["CFG_SURF_REPEAT.NUMBER"] + 1
     strides = group.bytes(f"CFG_{side}_LINE.STRIDE"), group.bytes(f"CFG_{side}_SURF.STRIDE")

@@ -143,7 +143,7 @@ def _cube(group: Group, machine: Machine, port: Port) -> Array:
     atom = machine.atom_bytes
     line = width * atom if group["LINE_PACKED"] else group.bytes("LINE_STRIDE")
     surface = height * line if group["SURF_PACKED"] else group.bytes("SURF_STRIDE")
-    start = group.address("DATAIN_ADDR_LOW_0", "DATAIN_ADDR_HIGH_0")
+    start = group.address("DATAIN_ADDR_LOW_0", "DATAIN_ADDR_HIGH_0", "DATAIN_RAM_TYPE")
     surfaces = -(-channels // machine.atom_elements(kind))
     batches = group["BATCHES"] + 1
     stride = group.bytes("BATCH_STRIDE") if batches > 1 else 0
@@ -229,9 +229,14 @@ def pad_value(group: Group, data: Array) -> int | float:
     return group.signed("PAD_VALUE", 8 * data.dtype.itemsize)
 
 
+def _weights_at(group: Group, surface: str) -> int:
+    """The address of weights, their mask (WMB) or the sizes of their groups (WGS), all in one memory."""
+    return group.address(f"{surface}_ADDR_LOW", f"{surface}_ADDR_HIGH", "WEIGHT_RAM_TYPE")
+
+
 def _weights(group: Group, machine: Machine, port: Port) -> Weights:
     """The weight surface; compressed, with its mask (WMB) and the sizes of its groups (WGS)."""
-    start = group.address("WEIGHT_ADDR_LOW", "WEIGHT_ADDR_HIGH")
+    start = _weights_at(group, "WEIGHT")
     size = group.bytes("WEIGHT_BYTES")
     kind = precision(group, "PROC_PRECISION")
     kernels, kernel_bytes = group["WEIGHT_KERNEL"] + 1, group["BYTE_PER_KERNEL"] + 1
@@ -253,8 +258,8 @@ def _compressed(group: Group, machine: Machine, port: Port, data: tuple[int, int
     if not machine.compression:
         raise trap(BLOCK, f"{machine.name} has no compressed weights", limit="UNCOMPRESSED")
     groups = -(-(group["WEIGHT_KERNEL"] + 1) // machine.kernel_group(precision(group, "PROC_PRECISION")))
-    sizes = port.fetch(group.address("WGS_ADDR_LOW", "WGS_ADDR_HIGH"), 4 * groups).view("<u4").astype(np.int64)
-    mask = port.fetch(group.address("WMB_ADDR_LOW", "WMB_ADDR_HIGH"), group.bytes("WMB_BYTES"))
+    sizes = port.fetch(_weights_at(group, "WGS"), 4 * groups).view("<u4").astype(np.int64)
+    mask = port.fetch(_weights_at(group, "WMB"), group.bytes("WMB_BYTES"))
     if sizes.max() > (group["WEIGHT_BANK"] + 1) * machine.bank_bytes:
         limit = f"{(group['WEIGHT_BANK'] + 1) * machine.bank_bytes} in the weight banks"
         raise trap(BLOCK, f"CBUF overflow: a compressed group of {sizes.max()} bytes", limit=limit)

@@ -28,7 +28,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     height, width, channels = (group[each] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
+    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
     place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     return cubes.as_channels(cubes.read(port, place, machine, kind))[..., :channels]
 
@@ -95,6 +95,6 @@ def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
     """Stores the output cube."""
     surfaces, height, width, _ = values.shape
     line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
     place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     cubes.write(port, place, machine, values)

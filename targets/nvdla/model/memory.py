@@ -1,4 +1,8 @@
-"""The memory that NVDLA's DMA engines read and write: regions of bytes, and nothing between them."""
+"""The memories that NVDLA's DMA engines read and write: regions of bytes, and nothing between them.
+
+The second memory has addresses from SECOND on. It holds nothing at first: what nobody has written
+there must not be read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.model.traps import trap
 
 LARGEST_CUBE = 1 << 30
@@ -28,15 +33,21 @@ class Memory:
         endless: 0 lies around the regions, which are whole pages, and may be overwritten.
         """
         self._endless = endless
+        self._written: tuple[int, Array] | None = None
+        """The address of the second memory, and whether each of its bytes has been written."""
         self._starts: list[int] = []
         self._regions: list[Array] = []
         self._add(regions)
 
     @classmethod
-    def blank(cls, address: int, size: int) -> Memory:
-        """One region of zeros."""
+    def blank(cls, address: int, size: int, second: tuple[int, int] | None = None) -> Memory:
+        """One region of zeros, and a second memory (address, bytes), which lies behind it."""
         found = cls()
         found._starts, found._regions = [address], [np.zeros(size, np.uint8)]
+        if second is not None:
+            found._starts.append(second[0])
+            found._regions.append(np.zeros(second[1], np.uint8))
+            found._written = second[0], np.zeros(second[1], bool)
         return found
 
     @classmethod
@@ -55,7 +66,20 @@ class Memory:
 
     def copy(self) -> Memory:
         """The same bytes, to be changed apart."""
-        return Memory(self.regions, endless=self._endless)
+        found = Memory(self.regions, endless=self._endless)
+        if self._written is not None:
+            found._written = self._written[0], self._written[1].copy()
+        return found
+
+    def written(self, address: int, size: int) -> Array | None:
+        """Whether each byte at an address of the second memory has been written (shared); None for others."""
+        if (
+            self._written is None
+            or not self._written[0] <= address <= self._written[0] + len(self._written[1]) - size
+        ):
+            return None
+        offset = address - self._written[0]
+        return self._written[1][offset : offset + size]
 
     @property
     def regions(self) -> Sequence[tuple[int, Array]]:
@@ -171,14 +195,24 @@ class Port:
         """The bytes (uint8, shared). Raises ArtefactError (E503) where they leave memory."""
         found = self.memory.view(address, size)
         if found is None:
-            known = ", ".join(f"{at:#x}..{at + len(data) - 1:#x}" for at, data in self.memory.regions[:8])
-            raise trap(self.block, f"{size} bytes at {address:#x} lie outside memory", limit=known or "no memory")
+            second, at = divmod(address, SECOND)
+            regions = ((start, len(data)) for start, data in self.memory.regions[:8])
+            known = ", ".join(
+                f"{start % SECOND:#x}..{start % SECOND + length - 1:#x}"
+                for start, length in regions
+                if start // SECOND == second
+            )
+            where = "the second memory" if second else "memory"
+            raise trap(self.block, f"{size} bytes at {at:#x} lie outside {where}", limit=known or f"no {where}")
         return found
 
     def fetch(self, address: int, size: int) -> Array:
         """Bytes (uint8, shared) that are read."""
-        self.reads.append(Pattern(address, size))
-        return self.view(address, size)
+        place = Pattern(address, size)
+        self.reads.append(place)
+        found = self.view(address, size)
+        self._expect_written(place, write=False)
+        return found
 
     def cube(self, place: Pattern, atom_bytes: int, *, unit: int | None = None, write: bool = False) -> Array:
         """A cube of atoms (surface, H, W, byte in atom) as it lies in memory, shared.
@@ -191,10 +225,24 @@ class Port:
             raise trap(self.block, f"a cube of {place.lines} lines and {place.surfaces} surfaces", limit="1 GiB")
         (self.writes if write else self.reads).append(place)
         flat = self.view(place.address, place.size)
+        self._expect_written(place, write=write)
         shape = (place.surfaces, place.lines, place.line_bytes // atom_bytes, atom_bytes)
         return np.lib.stride_tricks.as_strided(
             flat, shape, (place.surface_stride, place.line_stride, atom_bytes, 1)
         )
+
+    def _expect_written(self, place: Pattern, *, write: bool) -> None:
+        """Notes what is written to the second memory; raises ArtefactError (E503) for a read of anything else."""
+        flags = self.memory.written(place.address, place.size)
+        if flags is None:
+            return
+        shape, strides = (place.surfaces, place.lines), (place.surface_stride, place.line_stride)
+        lines = np.lib.stride_tricks.as_strided(flags, (*shape, place.line_bytes), (*strides, 1))
+        if write:
+            lines[...] = True
+        elif not lines.all():
+            reason = f"reads at {place.address % SECOND:#x} of the second memory what nobody has written"
+            raise trap(self.block, reason, limit="what an operation has left there")
 
     def _expect_aligned(self, place: Pattern, unit: int) -> None:
         used = {

@@ -40,7 +40,7 @@ class Nvdla:
 
     def __init__(self, machine: Machine, memory: Memory, *, exact: bool = True) -> None:
         self.machine, self.memory = machine, memory
-        self.registers = RegisterFile(register_map(machine.registers))
+        self.registers = RegisterFile(register_map(machine.registers), second=machine.sram_bytes > 0)
         self._operations = Operations(machine, memory, self.registers, exact=exact)
         self._copies = bdma.Queue()
         self._raised: dict[Interrupt, deque[int]] = {}

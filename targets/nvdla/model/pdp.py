@@ -58,7 +58,7 @@ def fetch(group: Group, machine: Machine, port: Port) -> Array:
     height, width, channels = (group[f"CUBE_IN_{each}"] + 1 for each in ("HEIGHT", "WIDTH", "CHANNEL"))
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
+    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
     place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     return cubes.read(port, place, machine, kind)
 
@@ -240,6 +240,6 @@ def write(group: Group, machine: Machine, port: Port, values: Array) -> None:
     if wanted != surfaces:
         raise trap(BLOCK, f"CUBE_OUT_CHANNEL = {group['CUBE_OUT_CHANNEL']}", limit=f"{surfaces} surfaces come in")
     line, surface = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
     place = Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
     cubes.write(port, place, machine, values)

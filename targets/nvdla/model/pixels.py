@@ -58,7 +58,7 @@ def _plane(group: Group, machine: Machine, port: Port, plane: tuple[int, int], s
     index, pixel_bytes = plane
     height, width = size
     number, stride = PLANES[index]
-    start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}")
+    start = group.address(f"DATAIN_ADDR_LOW_{number}", f"DATAIN_ADDR_HIGH_{number}", "DATAIN_RAM_TYPE")
     skipped = group["PIXEL_X_OFFSET"] * pixel_bytes % formats.ATOM
     line_bytes = skipped + width * pixel_bytes
     place = Pattern(start, line_bytes, height, group.bytes(stride))

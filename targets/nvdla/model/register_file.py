@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 
 from npuc.ir import Array
+from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.machine.registers import Field, Register, RegisterMap
 from npuc.targets.nvdla.model.arithmetic import signed
 from npuc.targets.nvdla.model.traps import trap
@@ -41,6 +42,8 @@ class Group:
     block: str
     values: Mapping[str, int]
     """The registers' values by name."""
+    second: bool = False
+    """Whether there is a second memory; without one RAM_TYPE says nothing."""
 
     def __getitem__(self, field: str) -> int:
         """The number in a field."""
@@ -72,9 +75,17 @@ class Group:
             raise trap(self.block, f"{register.name} {value:#x} is not aligned", limit=limit)
         return self[field] << place.low
 
-    def address(self, low: str, high: str) -> int:
-        """A byte address of 64 bits from two fields."""
-        return self[high] << 32 | self.bytes(low)
+    def address(self, low: str, high: str, ram: str) -> int:
+        """A byte address of 64 bits from two fields; ram: the field that says in which memory.
+
+        Those of the second memory are counted from SECOND on. Raises ArtefactError (E503) for others that far.
+        """
+        address = self[high] << 32 | self.bytes(low)
+        if not self.second:
+            return address
+        if address >= SECOND:
+            raise trap(self.block, f"{address:#x} lies outside memory", limit=f"addresses below {SECOND:#x}")
+        return address if self[ram] else address + SECOND
 
 
 class LookUpTables:
@@ -113,8 +124,8 @@ class LookUpTables:
 class RegisterFile:
     """All registers, each group of those that exist twice."""
 
-    def __init__(self, registers: RegisterMap) -> None:
-        self.map = registers
+    def __init__(self, registers: RegisterMap, *, second: bool = False) -> None:
+        self.map, self._second = registers, second
         self._values: dict[str, list[dict[str, int]]] = {}
         for each in registers.registers:
             groups = self._values.setdefault(each.block, [{}, {}])
@@ -155,7 +166,7 @@ class RegisterFile:
 
     def group(self, block: str, group: int) -> Group:
         """What an operation of this group reads."""
-        return Group(self.map, block, dict(self._values[block][group]))
+        return Group(self.map, block, dict(self._values[block][group]), self._second)
 
     def finish(self, block: str, group: int) -> None:
         """The group has run: it may be programmed again, and the other one is next."""

@@ -37,10 +37,14 @@ def _size(group: Group) -> tuple[int, int, int]:
     return group["DATAIN_HEIGHT"] + 1, group["DATAIN_WIDTH"] + 1, group["DATAIN_CHANNEL"] + 1
 
 
+def _start(group: Group, side: str) -> int:
+    return group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH", f"{side.replace('DA', 'DATA')}_RAM_TYPE")
+
+
 def _cube(group: Group, machine: Machine, side: str, size: tuple[int, int, int]) -> Pattern:
     """Where a cube of so many rows, columns and surfaces lies; side: DAIN or DAOUT."""
     height, width, surfaces = size
-    start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
+    start = _start(group, side)
     line, surface = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_SURF_STRIDE")
     return Pattern(start, width * machine.atom_bytes, height, line, surfaces, surface)
 
@@ -65,7 +69,7 @@ def _planes(group: Group, machine: Machine, port: Port, side: str, *, write: boo
     """Planes (C, H, bytes of a line), as they lie in memory."""
     height, width, channels = _size(group)
     line_bytes = width * np.dtype(DTYPES[_precision(group)]).itemsize
-    start = group.address(f"{side}_ADDR_LOW", f"{side}_ADDR_HIGH")
+    start = _start(group, side)
     line, plane = group.bytes(f"{side}_LINE_STRIDE"), group.bytes(f"{side}_PLANAR_STRIDE")
     place = Pattern(start, line_bytes, height, line, channels, plane)
     return port.cube(place, line_bytes, unit=machine.atom_bytes, write=write)[:, :, 0]

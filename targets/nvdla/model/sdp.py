@@ -267,7 +267,7 @@ def destination(task: Task, batch: int) -> Pattern:
     group, atom = task.group, task.machine.atom_bytes
     height, width, channels = sdp_rdma.size(group)
     surfaces = -(-channels // task.machine.atom_elements(group.named("OUT_PRECISION").lower()))
-    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH")
+    start = group.address("DST_BASE_ADDR_LOW", "DST_BASE_ADDR_HIGH", "DST_RAM_TYPE")
     start += batch * group.bytes("DST_BATCH_STRIDE") if batch else 0
     strides = group.bytes("DST_LINE_STRIDE"), group.bytes("DST_SURFACE_STRIDE")
     if group["BATCH_NUMBER"]:  # then strides count, also for one pixel

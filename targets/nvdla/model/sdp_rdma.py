@@ -65,7 +65,7 @@ def source(group: Group, machine: Machine, port: Port) -> Array:
     atom = machine.atom_bytes
     surfaces = -(-channels // machine.atom_elements(kind))
     line, surface = group.bytes("SRC_LINE_STRIDE"), group.bytes("SRC_SURFACE_STRIDE")
-    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH")
+    start = group.address("SRC_BASE_ADDR_LOW", "SRC_BASE_ADDR_HIGH", "SRC_RAM_TYPE")
     place = cube_at(start, (height, width, surfaces), atom, (line, surface))
     if group["BATCH_NUMBER"]:
         raise trap(BLOCK, f"{group['BATCH_NUMBER'] + 1} batches of a cube in memory", limit="1")
@@ -99,7 +99,7 @@ def _cube(group: Group, unit: str, port: Port, sizes: tuple[int, int, int], batc
     letter = {"BS": "B", "BN": "N", "EW": "E"}[unit]
     height, width, channels = size(group)
     surfaces = -(-channels // lanes)
-    start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH")
+    start = group.address(f"{unit}_BASE_ADDR_LOW", f"{unit}_BASE_ADDR_HIGH", f"{letter}RDMA_RAM_TYPE")
     if batch:
         start += batch * group.bytes(f"{unit}_BATCH_STRIDE")
     if group.named(f"{letter}RDMA_DATA_MODE") == "PER_KERNEL" or (height, width) == (1, 1):

@@ -1,7 +1,7 @@
 """Hardware operations: what one programming of NVDLA's blocks does, addresses included.
 
 The firmware's word for a layer that the hardware runs at once: a convolution with SDP behind it, SDP alone on a
-map in memory, PDP, CDP, or RUBIK. Everything here is what registers hold; emission writes them.
+map in memory, PDP, CDP, RUBIK, or BDMA. Everything here is what registers hold; emission writes them.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Kernels:
     """Of a kernel that is not compressed."""
     form: WeightForm = DIRECT
     mask: Mask | None = None
+    copied: bool = False
+    """Whether they lie where BDMA puts them."""
 
     @property
     def moved_bytes(self) -> int:
@@ -250,7 +252,15 @@ class Contraction:
     destination: Surface
 
 
-Operation = Convolution | Elementwise | Pooling | Normalisation | Contraction
+@dataclass(frozen=True)
+class Transfer:
+    """BDMA: bytes from one memory to the other, as cubes of one line of atoms."""
+
+    source: Surface
+    destination: Surface
+
+
+Operation = Convolution | Elementwise | Pooling | Normalisation | Contraction | Transfer
 
 
 def written(operation: Operation) -> Surface:

@@ -3,7 +3,8 @@
 CDMA fetches the input and the weights of a convolution while the one before computes, as far as the CBUF has room
 for them; the MAC array then goes on without a pause. Where two convolutions divide the banks differently, CDMA
 waits until the array has done with the first. The data banks are a ring in which a whole input lies until it is
-used, the weight banks one of kernel groups. Everything shares the bytes that memory moves in a clock.
+used, the weight banks one of kernel groups. Everything shares the bytes that memory moves in a clock; a second
+memory has its own.
 Source: convolutions and networks as measured on the nv_small RTL ("CSC starts only when the whole input cube of
 the pass is in CBUF"; banks in halves, so that "the next fetch hides behind the current tile").
 """
@@ -27,7 +28,7 @@ from npuc.targets.nvdla.operations.operation import (
     Normalisation,
     Operation,
     Pooling,
-    written,
+    Transfer,
 )
 from npuc.targets.nvdla.operations.scoreboard import Admission, Scoreboard
 
@@ -35,8 +36,8 @@ REMEMBERED = 8
 """Operations that may still be waited for, at most: each block has two groups."""
 GRAIN = 1024
 """Parts of a clock in which times are counted, so that sums are exact and equal layers take equal times."""
-PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, ENTRIES, DATA, WEIGHTS = (
-    0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 9 + REMEMBERED),
+PROGRAMMED, ENDS, FETCHED, COMPUTED, WRITTEN, POOLED, MOVED, SECOND, COPIED, ENTRIES, DATA, WEIGHTS = (
+    0, slice(1, 1 + REMEMBERED), *range(1 + REMEMBERED, 11 + REMEMBERED),
 )  # fmt: skip
 """Rows of Progress.state."""
 CLOCKS = slice(0, ENTRIES)
@@ -50,10 +51,12 @@ class Work:
     operation: Operation
     programming: float
     """Of the driver."""
-    moving: float
-    """Of memory for everything: what is read, or what is written if that is more."""
+    latency: int
+    """Of the slower memory that is read."""
+    moving: tuple[float, float]
+    """Of DRAM and of the second memory for everything: what is read, or what is written if that is more."""
     streaming: float
-    """Of SDP, PDP or CDP on a map in memory."""
+    """Of SDP, PDP or CDP on a map in memory, or of BDMA."""
     pooling: float
     """Of PDP behind SDP."""
     fetching: float = 0
@@ -73,30 +76,34 @@ class Work:
     @classmethod
     def of(cls, operation: Operation, machine: Machine) -> Work:
         """What the model of single operations says."""
-        speed = machine.dram_bytes_per_cycle
-        read, result = timing.read_bytes(operation, machine), timing.cube_bytes(written(operation), machine)
-        moving, programming = max(read, result) / speed, timing.programming_cycles(operation, machine)
-        behind = None if isinstance(operation, Pooling | Normalisation | Contraction) else operation.pooling
+        dram, second = timing.moving_cycles(operation, machine)
+        given = (
+            operation,
+            _counted(timing.programming_cycles(operation, machine)),
+            timing.latency(operation, machine),
+            (_counted(dram), _counted(second)),
+        )
+        behind = (
+            None if isinstance(operation, Pooling | Normalisation | Contraction | Transfer) else operation.pooling
+        )
         pooling = timing.pooling_cycles(behind, machine) if behind else 0.0
         if not isinstance(operation, Convolution):
             streaming = _counted(timing.stream_cycles(operation, machine))
-            return cls(operation, _counted(programming), _counted(moving), streaming, _counted(pooling))
+            return cls(*given, streaming, _counted(pooling))
         kernels, source, banks = operation.kernels, operation.source, operation.banks
-        together, size = machine.kernel_group(source.precision), timing.cube_bytes(source, machine)
+        together = machine.kernel_group(source.precision)
         held = banks.weights * machine.bank_bytes
         first = min(kernels.bytes, held, together * kernels.kernel_bytes)
         computing = timing.compute_cycles(kernels, operation.destination, machine)
         return cls(
-            operation,
-            _counted(programming),
-            _counted(moving),
+            *given,
             0,
             _counted(pooling),
             _counted(timing.fetch_cycles(source, kernels, machine)),
             _counted(computing),
             _counted(computing / ceil(kernels.count / together)),
-            _counted((size + kernels.moved_bytes) / speed),
-            _counted((first + min(first, size)) / speed),
+            _counted(timing.loading_cycles(source, kernels, machine)),
+            _counted(timing.beginning_cycles(source, kernels, first, machine)),
             banks.entries_per_slice * source.height,
             _counted(computing * (1 - held / kernels.bytes)) if kernels.bytes > held else None,
         )
@@ -113,8 +120,8 @@ class Progress:
 
     state: Array
     """A column for each beginning. Since when the driver goes on; the ends of the latest REMEMBERED operations,
-    the latest last; until when CDMA, the array, SDP, PDP and memory are busy; CBUF entries of the convolution
-    before, its banks for data (0 where there was none) and for weights."""
+    the latest last; until when CDMA, the array, SDP, PDP, DRAM, the second memory and BDMA are busy; CBUF entries
+    of the convolution before, its banks for data (0 where there was none) and for weights."""
 
     @classmethod
     def start(cls) -> Progress:
@@ -133,7 +140,7 @@ class Progress:
     def rebased(self) -> tuple[float, Progress]:
         """A time, and the same counted from then on; what is over for every engine is as if it were just over."""
         state = self.state.copy()
-        past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED]
+        past = [*range(ENDS.start, ENDS.stop), WRITTEN, POOLED, MOVED, SECOND, COPIED]
         state[past] = np.maximum(state[past], state[PROGRAMMED])
         base = float(state[PROGRAMMED].min())
         state[CLOCKS] -= base
@@ -159,7 +166,7 @@ class Progress:
         seen_program, seen_fetch, seen_write = self._passed(running)
         enabled = np.maximum(seen_program + work.programming, seen_fetch)
         allowed = np.maximum(enabled, seen_write)
-        start = timing.START + machine.latency
+        start = timing.START + work.latency
         new = np.empty_like(before)
         new[ENDS.start : ENDS.stop - 1], new[FETCHED:] = before[ENDS.start + 1 : ENDS.stop], before[FETCHED:]
         match work.operation:
@@ -176,9 +183,15 @@ class Progress:
                 new[POOLED] = end
             case Normalisation() | Contraction():
                 end = allowed + start + work.streaming
-        new[MOVED] = np.maximum(before[MOVED], enabled) + work.moving
+            case Transfer():
+                end = np.maximum(allowed, before[COPIED]) + start + work.streaming
+                new[COPIED] = end
+        for memory, moving in zip((MOVED, SECOND), work.moving, strict=True):
+            if moving or memory == MOVED:
+                new[memory] = np.maximum(before[memory], enabled) + moving
+                end = np.maximum(end, new[memory])
         new[PROGRAMMED] = allowed
-        new[ENDS.stop - 1] = np.maximum(end, new[MOVED])
+        new[ENDS.stop - 1] = end
         return Progress(new)
 
     def _passed(self, running: Array) -> Array:
@@ -199,7 +212,7 @@ class Progress:
             crowded = np.where(alike, np.clip((before[ENTRIES] - room) / work.entries, 0.0, 1.0), 0.0)
             left = np.round(work.fetching * crowded * GRAIN) / GRAIN
             here = np.where(crowded > 0, np.maximum(here, before[COMPUTED] + left), here)
-        delay = timing.START + machine.latency
+        delay = timing.START + work.latency
         start = np.maximum(np.maximum(here, begin + work.beginning) + delay, allowed)
         start = np.maximum(np.maximum(start, before[COMPUTED]), before[WRITTEN])
         loaded = begin + work.loading
@@ -226,6 +239,18 @@ def ends(operations: Sequence[tuple[Operation, Admission]], machine: Machine) ->
         progress = progress.after(Work.of(operation, machine), _running(admission, count), machine)
         found.append(float(progress.state[ENDS.stop - 1, 0]))
     return list(accumulate(found, max))
+
+
+def layer_ends(layers: Iterable[Sequence[Operation]], machine: Machine) -> list[float]:
+    """When each layer of a program and all before it have ended, in clocks from its start."""
+    scoreboard, pairs, counts = Scoreboard(machine.atom_bytes), list[tuple[Operation, Admission]](), list[int]()
+    for layer in layers:
+        for operation in layer:
+            admission, scoreboard = scoreboard.admit(operation)
+            pairs.append((operation, admission))
+        counts.append(len(pairs))
+    found = [0.0, *ends(pairs, machine)]
+    return [found[count] for count in counts]
 
 
 def alone(operations: Iterable[Operation], machine: Machine) -> float:

@@ -21,10 +21,11 @@ from npuc.targets.nvdla.operations.operation import (
     Operation,
     Pooling,
     Surface,
+    Transfer,
     written,
 )
 
-ENDS = {"SDP": "SDP", "PDP": "PDP", "CDP": "CDP", "RUBIK": "RBK"}
+ENDS = {"SDP": "SDP", "PDP": "PDP", "CDP": "CDP", "RUBIK": "RBK", "BDMA": "BDMA"}
 """The interrupts that end operations, in order, and the block that raises each."""
 CONVOLUTION = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
 
@@ -38,6 +39,8 @@ def blocks_of(operation: Operation) -> tuple[str, ...]:
             return ("CDP_RDMA", "CDP")
         case Contraction():
             return ("RBK",)
+        case Transfer():
+            return ("BDMA",)
         case _:
             flying = ("PDP",) if operation.pooling else ()
             return (*flying, "SDP_RDMA", "SDP", *(CONVOLUTION if isinstance(operation, Convolution) else ()))
@@ -45,15 +48,22 @@ def blocks_of(operation: Operation) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Touched:
-    """What an operation touches in memory: its input, the maps that are operands, its result."""
+    """What an operation touches in memory: its input, the maps that are operands, its result, weights."""
 
     source: Pattern
     operands: tuple[Pattern, ...]
     result: Pattern
+    weights: Pattern | None = None
+    """Where BDMA has put them; others are never written."""
+
+    @property
+    def read(self) -> tuple[Pattern, ...]:
+        """What is read."""
+        return (self.source, *self.operands, *((self.weights,) if self.weights else ()))
 
     def moved(self, source: int, result: int) -> Touched:
         """The same with input and result so many bytes further."""
-        return Touched(self.source.moved(source), self.operands, self.result.moved(result))
+        return replace(self, source=self.source.moved(source), result=self.result.moved(result))
 
 
 @dataclass(frozen=True)
@@ -78,13 +88,14 @@ class Issued:
 
     def holds_input(self, other: Issued) -> bool:
         """Whether it may still write what another one takes as input."""
-        return _overlap(self.touched.result, other.touched.source)
+        own, taken = self.touched.result, other.touched
+        return _overlap(own, taken.source) or (taken.weights is not None and _overlap(own, taken.weights))
 
     def holds_result(self, other: Issued) -> bool:
         """Whether it may still write an operand of another one, or touch what that one writes."""
         own = other.touched.result
         return any(_overlap(self.touched.result, each) for each in (*other.touched.operands, own)) or any(
-            _overlap(own, each) for each in (self.touched.source, *self.touched.operands)
+            _overlap(own, each) for each in self.touched.read
         )
 
 
@@ -140,10 +151,12 @@ class Scoreboard:
 
 
 def touched(operation: Operation, atom_bytes: int) -> Touched:
-    """What an operation touches in memory, weights and constant operands left out."""
+    """What an operation touches in memory, constants left out."""
     source, result = _place(operation.source, atom_bytes), _place(written(operation), atom_bytes)
     through_sdp = isinstance(operation, Convolution | Elementwise)
-    return Touched(source, _operands(operation, atom_bytes) if through_sdp else (), result)
+    operands = _operands(operation, atom_bytes) if through_sdp else ()
+    kernels = operation.kernels if isinstance(operation, Convolution) and operation.kernels.copied else None
+    return Touched(source, operands, result, Pattern(kernels.address, kernels.bytes) if kernels else None)
 
 
 def _operands(operation: Convolution | Elementwise, atom_bytes: int) -> tuple[Pattern, ...]:

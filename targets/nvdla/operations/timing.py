@@ -6,13 +6,14 @@ over a stripe's results, which it does before the next stripe may end. Input and
 so that the input takes twice as long while there are weights to fetch. Five numbers are fitted to clocks of the
 nv_small RTL (tests/nvdla/test_timing.py fits DRAIN again, each measurement left out of its own fit): the fifth is
 clocks_per_write of the machine. Those of other configurations scale with their widths. What memory does is the
-machine's: bytes_per_clock and latency. benchmarks/rtl_clocks.py has modelled and measured clocks side by side.
+machine's: bytes_per_clock and latency; a second memory has its own and works beside the first. benchmarks/
+rtl_clocks.py has modelled and measured clocks side by side.
 Source: the cycles measured on nv_small ("CACC needs 9 clocks per 8 outputs; stripes of 16 atoms drain").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 
 from npuc.targets.nvdla.machine.parameters import BYTES, Machine
@@ -25,6 +26,7 @@ from npuc.targets.nvdla.operations.operation import (
     Operation,
     Pooling,
     Surface,
+    Transfer,
     written,
 )
 
@@ -34,7 +36,14 @@ DRAIN = 37.5
 """Clocks until the first results of a stripe are out. Fitted."""
 START = 100
 """Clocks from enabling to the first atom and from the last one to the interrupt, less the latency. Fitted."""
-WRITES: Mapping[type, int] = {Convolution: 106, Elementwise: 42, Pooling: 48, Normalisation: 365, Contraction: 20}
+WRITES: Mapping[type, int] = {
+    Convolution: 106,
+    Elementwise: 42,
+    Pooling: 48,
+    Normalisation: 365,
+    Contraction: 20,
+    Transfer: 14,
+}
 """Registers that are written for an operation, about; for PDP behind SDP half of its own."""
 TABLES = 331
 """Registers that are written for the tables of EW."""
@@ -46,14 +55,32 @@ POOLING_RATE = 0.86
 
 def cycles(operation: Operation, machine: Machine) -> int:
     """Clocks from enabling to interrupt, nothing else running."""
-    begin = START + machine.latency
+    begin = START + latency(operation, machine)
     if not isinstance(operation, Convolution):
         streamed = stream_cycles(operation, machine)
-        return ceil(begin + max(streamed, read_bytes(operation, machine) / machine.dram_bytes_per_cycle))
+        return ceil(begin + max(streamed, *_clocks(read_by_memory(operation, machine), machine)))
     kernels = operation.kernels
     exposed = fetch_cycles(operation.source, kernels, machine)
-    rest = (kernels.moved_bytes + cube_bytes(operation.source, machine)) / machine.dram_bytes_per_cycle - exposed
+    rest = loading_cycles(operation.source, kernels, machine) - exposed
     return ceil(begin + exposed + max(compute_cycles(kernels, operation.destination, machine), rest))
+
+
+def _clocks(moved: tuple[int, int], machine: Machine) -> tuple[float, float]:
+    """Clocks that DRAM and the second memory take to hand over so many bytes each."""
+    return moved[0] / machine.dram_bytes_per_cycle, moved[1] / machine.sram_bytes_per_cycle
+
+
+def latency(operation: Operation, machine: Machine) -> int:
+    """Clocks to the first answer of the memories that an operation reads: of the slower one."""
+    dram, second = read_by_memory(operation, machine)
+    return max(machine.latency if dram else 0, machine.sram_latency if second else 0)
+
+
+def moving_cycles(operation: Operation, machine: Machine) -> tuple[float, float]:
+    """Clocks of DRAM and of the second memory for everything: what is read, or what is written if that is more."""
+    result = _by_memory(((written(operation).address, cube_bytes(written(operation), machine)),), machine)
+    read = read_by_memory(operation, machine)
+    return _clocks((max(read[0], result[0]), max(read[1], result[1])), machine)
 
 
 def programming_cycles(operation: Operation, machine: Machine) -> float:
@@ -64,8 +91,10 @@ def programming_cycles(operation: Operation, machine: Machine) -> float:
     return machine.clocks_per_write * writes
 
 
-def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction, machine: Machine) -> float:
-    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory."""
+def stream_cycles(
+    operation: Elementwise | Pooling | Normalisation | Contraction | Transfer, machine: Machine
+) -> float:
+    """Clocks of SDP, PDP, CDP or RUBIK on a map in memory, or of BDMA."""
     match operation:
         case Elementwise():
             return elements(operation.destination, machine) / (machine.sdp_elements * ELEMENTWISE_RATE)
@@ -75,6 +104,8 @@ def stream_cycles(operation: Elementwise | Pooling | Normalisation | Contraction
             return elements(operation.source, machine) / machine.cdp_elements
         case Contraction():
             return cube_bytes(operation.source, machine) / machine.rubik_bytes
+        case Transfer():
+            return cube_bytes(operation.source, machine) / machine.dma_bytes
 
 
 def pooling_cycles(operation: Pooling, machine: Machine) -> float:
@@ -144,9 +175,33 @@ def least_per_pixel(machine: Machine, precision: str) -> float:
 
 
 def fetch_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
-    """Clocks to bring a whole input into the CBUF, in turns with as much of the weights."""
-    size = cube_bytes(source, machine)
-    return (size + min(size, kernels.moved_bytes)) / machine.dram_bytes_per_cycle
+    """Clocks to bring a whole input into the CBUF, in turns with as much of the weights of the same memory."""
+    size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
+    return (size + (min(size, kernels.moved_bytes) if alike(source, kernels, machine) else 0)) / speed
+
+
+def loading_cycles(source: Surface, kernels: Kernels, machine: Machine) -> float:
+    """Clocks to bring a whole input and all weights into the CBUF."""
+    size, speed = cube_bytes(source, machine), bytes_per_clock(source.address, machine)
+    if alike(source, kernels, machine):
+        return (size + kernels.moved_bytes) / speed
+    return max(size / speed, kernels.moved_bytes / bytes_per_clock(kernels.address, machine))
+
+
+def beginning_cycles(source: Surface, kernels: Kernels, first: int, machine: Machine) -> float:
+    """Clocks to bring the first bytes of the weights, in turns with the input if that is in the same memory."""
+    turns = min(first, cube_bytes(source, machine)) if alike(source, kernels, machine) else 0
+    return (first + turns) / bytes_per_clock(kernels.address, machine)
+
+
+def alike(source: Surface, kernels: Kernels, machine: Machine) -> bool:
+    """Whether input and weights lie in the same memory."""
+    return machine.in_sram(source.address) == machine.in_sram(kernels.address)
+
+
+def bytes_per_clock(address: int, machine: Machine) -> float:
+    """What the memory of an address hands over."""
+    return machine.sram_bytes_per_cycle if machine.in_sram(address) else machine.dram_bytes_per_cycle
 
 
 def ideal_cycles(operation: Operation, machine: Machine) -> float:
@@ -160,19 +215,35 @@ def ideal_cycles(operation: Operation, machine: Machine) -> float:
 
 def moved_bytes(operation: Operation, machine: Machine) -> int:
     """Bytes between memory and NVDLA: input, weights, maps as operands and result."""
-    return read_bytes(operation, machine) + cube_bytes(written(operation), machine)
+    return sum(moved_by_memory(operation, machine))
 
 
-def read_bytes(operation: Operation, machine: Machine) -> int:
-    """Bytes that NVDLA reads: input, weights, maps as operands."""
-    moved = cube_bytes(operation.source, machine)
+def moved_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
+    """The same of DRAM and of the second memory."""
+    result = written(operation)
+    own = _by_memory(((result.address, cube_bytes(result, machine)),), machine)
+    dram, second = read_by_memory(operation, machine)
+    return dram + own[0], second + own[1]
+
+
+def read_by_memory(operation: Operation, machine: Machine) -> tuple[int, int]:
+    """Bytes that NVDLA reads of DRAM and of the second memory: input, weights, maps as operands."""
+    moved = [(operation.source.address, cube_bytes(operation.source, machine))]
     if isinstance(operation, Convolution):
-        moved += operation.kernels.moved_bytes
+        moved.append((operation.kernels.address, operation.kernels.moved_bytes))
     if isinstance(operation, Convolution | Elementwise):
-        units = (operation.sdp.x1, operation.sdp.x2)
-        maps = sum(unit.fetch is not None and unit.fetch.per_element for unit in units)
-        moved += maps * cube_bytes(operation.destination, machine)
-    return moved
+        size = cube_bytes(operation.destination, machine)
+        fetched = (unit.fetch for unit in (operation.sdp.x1, operation.sdp.x2))
+        moved += [(fetch.address, size) for fetch in fetched if fetch is not None and fetch.per_element]
+    return _by_memory(moved, machine)
+
+
+def _by_memory(moved: Iterable[tuple[int, int]], machine: Machine) -> tuple[int, int]:
+    """Bytes of DRAM and of the second memory, given addresses and bytes."""
+    found = [0, 0]
+    for address, size in moved:
+        found[machine.in_sram(address)] += size
+    return found[0], found[1]
 
 
 def bound(operation: Operation, machine: Machine) -> str:
@@ -185,7 +256,7 @@ def bound(operation: Operation, machine: Machine) -> str:
     spent = {
         "MACs": pixels * products_per_pixel(kernels, machine),
         "results": pixels * least_per_pixel(machine, out.precision),
-        "weights": kernels.moved_bytes / machine.dram_bytes_per_cycle,
+        "weights": kernels.moved_bytes / bytes_per_clock(kernels.address, machine),
         "input": fetch_cycles(operation.source, kernels, machine),
     }
     return max(spent, key=lambda name: spent[name])

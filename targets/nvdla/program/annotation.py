@@ -15,6 +15,7 @@ ROLES = {
     "CDMA.D_WEIGHT_ADDR_LOW": "weights",
     "CDMA.D_WMB_ADDR_LOW": "mask of compressed weights (WMB)",
     "CDMA.D_WGS_ADDR_LOW": "group sizes of compressed weights (WGS)",
+    "BDMA.CFG_SRC_ADDR_LOW": "weights that BDMA copies",
     "SDP_RDMA.D_BS_BASE_ADDR_LOW": "operands of X1 (BS)",
     "SDP_RDMA.D_BN_BASE_ADDR_LOW": "operands of X2 (BN)",
     "SDP_RDMA.D_EW_BASE_ADDR_LOW": "operands of Y (EW)",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from npuc.allocation import Buffer as Lifetime
 from npuc.allocation import allocate, lower_bound, peak
 from npuc.host import HostStep
 from npuc.host_nodes import constant_steps, host_step
@@ -14,8 +15,8 @@ from npuc.ops.attributes import DILATIONS
 from npuc.quantize.network.construction import Quantised
 from npuc.targets.nvdla.emission import Emitter, kind
 from npuc.targets.nvdla.formats.alignment import aligned
-from npuc.targets.nvdla.machine.parameters import BYTES, Machine
-from npuc.targets.nvdla.operations.operation import Operation
+from npuc.targets.nvdla.machine.parameters import BYTES, SRAM_BASE, Machine
+from npuc.targets.nvdla.operations.operation import Operation, Transfer
 from npuc.targets.nvdla.operations.scoreboard import Admission
 from npuc.targets.nvdla.operations.surfaces import (
     ComputedLanes,
@@ -40,9 +41,20 @@ from npuc.targets.nvdla.selection import (
     fly,
     select,
 )
+from npuc.targets.nvdla.selection.context import KernelKey, Piece
 from npuc.targets.nvdla.selection.copies import copied, packed, relaned
-from npuc.targets.nvdla.selection.phases import UNIT, computed_nodes, lifetimes_of, loads_of, phases_of, stores_of
+from npuc.targets.nvdla.selection.phases import (
+    UNIT,
+    computed_nodes,
+    lifetimes_of,
+    loads_of,
+    phases_of,
+    steps_of,
+    stores_of,
+)
 from npuc.targets.nvdla.selection.planning import Plan, plan
+from npuc.targets.nvdla.selection.prefetch import Prefetch, prefetch
+from npuc.targets.nvdla.selection.residence import residents
 
 BASE = 0x8000_0000
 """Where the program's memory begins, as in NVDLA's own test programs."""
@@ -74,7 +86,9 @@ class Lowered:
     registers: bytes
     constants: bytes
     activations: tuple[int, int]
-    """Bytes of memory for feature maps: as allocated, and the lower bound."""
+    """Bytes of DRAM for feature maps: as allocated, and the lower bound."""
+    second: tuple[int, int]
+    """The same of the second memory."""
 
 
 PLAIN = frozenset(
@@ -131,22 +145,19 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
     choices = _choices(graph, machine, weights)
     tiled = [name for name, choice in choices.convolutions.items() if choice.form.kind == "winograd"]
     surfaces = _surfaces(graph, machine, tiled).with_images(choices.images)
-    trial = _trial(graph, machine, surfaces)
+    trial = _trial(graph, machine, _nowhere(surfaces))
     turns = [layers(trial, part, choices.convolutions) if on_device else [] for on_device, part in phases]
     flying = {each.node.output for turn in turns for each in turn if each.pool}
     lifetimes = lifetimes_of(graph, phases, surfaces, loads_of(graph, computed_nodes(graph)), flying)
-    offsets = allocate(lifetimes)
-    constants = Constants(machine, BASE + aligned(UNIT * peak(lifetimes, offsets), 4096))
-    placed = {
-        name: Placed(view, BASE + UNIT * offsets.get(view.buffer.name, 0)) for name, view in surfaces.views.items()
-    }
-    counting = Context(graph, machine, placed, Constants(machine, 0, counted=True))
-    planned = plan(counting, [turn for turn in turns if turn])
-    context = Context(graph, machine, placed, constants, planned.data_banks)
+    steps = steps_of(phases, flying)
+    maps, planned = _placed_and_planned(
+        graph, machine, surfaces, lifetimes, [turn for turn in turns if turn], steps
+    )
+    constants = Constants(machine, BASE + aligned(maps.dram[0], 4096))
+    context = replace(_trial(graph, machine, maps), constants=constants, data_banks=planned.data_banks)
     program = _Program(context, choices.convolutions, planned, reasons)
     for (on_device, part), turn in zip(phases, turns, strict=True):
         program.device(part, turn) if on_device else program.host(part)
-    activations = UNIT * peak(lifetimes, offsets), UNIT * lower_bound(lifetimes)
     end = constants.base + aligned(len(constants.image), 4096)
     return Lowered(
         quantised,
@@ -156,8 +167,80 @@ def lower(quantised: Quantised, machine: Machine, reasons: Mapping[str, str], we
         Dram(BASE, max(end - BASE, 4096), (Image("weights.bin", constants.base),)),
         encode(program.emitter.writer.commands, program.emitter.writer.map),
         bytes(constants.image),
-        activations,
+        maps.dram,
+        maps.second,
     )
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """Where maps lie, and the bytes that they take of each memory: as allocated, and the lower bound."""
+
+    placed: Mapping[str, Placed]
+    dram: tuple[int, int]
+    second: tuple[int, int]
+    copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])
+    """Where BDMA puts weights."""
+    pieces: Mapping[str, Sequence[Piece]] = field(default_factory=dict[str, "Sequence[Piece]"])
+
+    @classmethod
+    def of(
+        cls,
+        surfaces: Surfaces,
+        lifetimes: Sequence[Lifetime],
+        kept: Collection[str] = (),
+        copies: Prefetch | None = None,
+    ) -> _Maps:
+        """kept: the buffers in the second memory; copies: weights in some of them."""
+        bases: dict[str, int] = {}
+        taken: list[tuple[int, int]] = []
+        for base, second in ((BASE, False), (SRAM_BASE, True)):
+            there = [each for each in lifetimes if (each.name in kept) is second]
+            offsets = allocate(there)
+            bases |= {name: base + UNIT * offset for name, offset in offsets.items()}
+            taken.append((UNIT * peak(there, offsets), UNIT * lower_bound(there)))
+        placed = {name: Placed(view, bases.get(view.buffer.name, BASE)) for name, view in surfaces.views.items()}
+        maps = cls(placed, taken[0], taken[1])
+        if copies is None:
+            return maps
+        copied = {key: bases[name] for key, name in copies.buffers.items()}
+        return replace(maps, copied=copied, pieces=copies.pieces)
+
+
+def _placed_and_planned(
+    graph: Graph,
+    machine: Machine,
+    surfaces: Surfaces,
+    lifetimes: Sequence[Lifetime],
+    turns: Sequence[Sequence[PlannedLayer]],
+    steps: Mapping[str, int],
+) -> tuple[_Maps, Plan]:
+    """Where maps lie, and the tiles: maps and weights in the second memory where the program then ends earlier.
+
+    steps: when each layer is computed, by what it computes.
+    """
+    maps = _Maps.of(surfaces, lifetimes)
+    planned = plan(_trial(graph, machine, maps), turns)
+    if not machine.sram_bytes:
+        return maps, planned
+    nodes, layers = computed_nodes(graph), [layer for turn in turns for layer in turn]
+    bound = {surfaces.views[name].buffer.name for name in (*loads_of(graph, nodes), *stores_of(graph, nodes))}
+    kept = residents(_trial(graph, machine, maps), layers, planned.edges, lifetimes, bound)
+    other = _Maps.of(surfaces, lifetimes, kept)
+    again = plan(_trial(graph, machine, other), turns) if kept else planned
+    if again.clocks < planned.clocks:
+        maps, planned = other, again
+    else:
+        kept = frozenset[str]()
+    if not machine.transfers:
+        return maps, planned
+    context = replace(_trial(graph, machine, maps), data_banks=planned.data_banks)
+    there = [each for each in lifetimes if each.name in kept]
+    copies = prefetch(context, layers, planned.edges, [steps[each.node.output] for each in layers], there)
+    names = {*kept, *copies.buffers.values()}
+    other = _Maps.of(surfaces, [*lifetimes, *copies.lifetimes], names, copies)
+    again = plan(_trial(graph, machine, other), turns) if copies.buffers else planned
+    return (other, again) if again.clocks < planned.clocks else (maps, planned)
 
 
 def expect_room(quantised: Quantised, machine: Machine, weights: str) -> None:
@@ -175,14 +258,19 @@ def transformable(quantised: Quantised, machine: Machine, weights: str) -> froze
 def _choices(graph: Graph, machine: Machine, weights: str, *, inexact: bool = False) -> Choices:
     """Forms of weights by what they cost: addresses do not matter."""
     nodes = computed_nodes(graph)
-    trial = _trial(graph, machine, _surfaces(graph, machine))
+    trial = _trial(graph, machine, _nowhere(_surfaces(graph, machine)))
     return choose(trial, nodes, loads_of(graph, nodes), weights, inexact=inexact)
 
 
-def _trial(graph: Graph, machine: Machine, surfaces: Surfaces) -> Context:
-    """What selection needs to say what things cost: addresses do not matter."""
-    placed = {name: Placed(view, 0) for name, view in surfaces.views.items()}
-    return Context(graph, machine, placed, Constants(machine, 0, counted=True))
+def _nowhere(surfaces: Surfaces) -> _Maps:
+    """Maps where addresses do not matter."""
+    return _Maps({name: Placed(view, 0) for name, view in surfaces.views.items()}, (0, 0), (0, 0))
+
+
+def _trial(graph: Graph, machine: Machine, maps: _Maps) -> Context:
+    """What selection needs to say what things cost."""
+    constants = Constants(machine, 0, counted=True)
+    return Context(graph, machine, maps.placed, constants, copied=maps.copied, pieces=maps.pieces)
 
 
 def _surfaces(graph: Graph, machine: Machine, tiled: Sequence[str] = ()) -> Surfaces:
@@ -295,10 +383,11 @@ class _Program:
         sources = tuple(dict.fromkeys(source for node in layer.nodes for source in node.sources))
         begin = len(self.emitter.writer.commands)
         admissions: list[Admission] = []
+        last = max(at for at, each in enumerate(operations) if not isinstance(each, Transfer))
         for position, operation in enumerate(operations):
             start = len(self.emitter.writer.commands)
             admissions.append(self.emitter.emit(operation))
-            result = self._move(layer.name) if position == len(operations) - 1 else None
+            result = self._move(layer.name) if position == last else None
             count = len(self.emitter.writer.commands) - start
             self.produced.append(Produced(start, count, kind(operation), sources, result))
         count = len(self.emitter.writer.commands) - begin

@@ -71,14 +71,23 @@ def summary(lowered: Lowered, machine: Machine) -> dict[str, Any]:
                 "capacity_bytes": LARGEST,
                 "lower_bound_bytes": bound + constants,
             },
+            **_second(lowered, machine),
             "cbuf": {"peak_bytes": used, "capacity_bytes": machine.cbuf_bytes, "lower_bound_bytes": used},
         },
         "traffic_bytes": sum(row["bytes"] for row in rows),
+        **({"sram_traffic_bytes": sum(row["sram_bytes"] for row in rows)} if machine.sram_bytes else {}),
         "host_steps": [{"node": step.node, "op": step.op, "reason": step.reason} for step in host_steps(lowered)],
         "layers": rows,
         "registers": len(lowered.registers) // 16,
         "nodes": len(graph.nodes),
     }
+
+
+def _second(lowered: Lowered, machine: Machine) -> dict[str, dict[str, int]]:
+    """The second memory, where there is one."""
+    peak, bound = lowered.second
+    use = {"peak_bytes": peak, "capacity_bytes": machine.sram_bytes, "lower_bound_bytes": bound}
+    return {"sram": use} if machine.sram_bytes else {}
 
 
 def _precision(lowered: Lowered) -> str:
@@ -100,6 +109,7 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
     graph, layer = lowered.quantised.graph, each.layer
     multiplied = macs(graph, layer.node)
     result = written(each.operations[0])
+    moved = [timing.moved_by_memory(operation, machine) for operation in each.operations]
     return {
         "name": lowered.quantised.floats.get(layer.name, layer.name),
         "op": kind(each.operations[0]),
@@ -108,7 +118,8 @@ def _layer(each: Emitted, taken: int, lowered: Lowered, machine: Machine) -> dic
         "cycles": taken,
         "ideal_cycles": multiplied / machine.macs_per_cycle(result.precision),
         "tile": [result.height, result.width],
-        "bytes": sum(timing.moved_bytes(operation, machine) for operation in each.operations),
+        "bytes": sum(dram for dram, _ in moved),
+        **({"sram_bytes": sum(second for _, second in moved)} if machine.sram_bytes else {}),
         "bound": timing.bound(each.operations[0], machine),
         "instruction": each.start,
         "jobs": len(each.operations),

@@ -18,6 +18,7 @@ from npuc.target import Observer
 from npuc.targets.nvdla.formats import feature, pixels
 from npuc.targets.nvdla.formats.precision import HOST_DTYPES, received
 from npuc.targets.nvdla.machine.commands import Command
+from npuc.targets.nvdla.machine.parameters import SECOND, SRAM_BASE
 from npuc.targets.nvdla.model import Memory, Nvdla
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
 
@@ -80,7 +81,8 @@ class Runner:
     def _memory(self) -> Memory:
         """Memory before the first step: zeros, and the images."""
         dram = self.contents.dram
-        memory = Memory.blank(dram.base, dram.bytes)
+        second = self.contents.machine.sram_bytes
+        memory = Memory.blank(dram.base, dram.bytes, (SECOND + SRAM_BASE, second) if second else None)
         for image in dram.images:
             memory.write(image.address, image.data(self.files))
         return memory
@@ -128,7 +130,8 @@ class Runner:
         return np.ascontiguousarray(values, HOST_DTYPES[cube.precision]).reshape(1, *move.shape)
 
     def _view(self, move: TensorMove, size: int, memory: Memory) -> Array:
-        found = memory.view(move.place.address, size)
+        at = move.place.address
+        found = memory.view(at + SECOND if self.contents.machine.in_sram(at) else at, size)
         if found is None:
             raise ArtefactError(
                 "E503", f"a tensor at {move.place.address:#x} lies outside memory", tensor=move.tensor

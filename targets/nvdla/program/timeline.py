@@ -11,13 +11,14 @@ from npuc.errors import ArtefactError
 from npuc.program import Program
 from npuc.storage.records import read
 from npuc.targets.nvdla.machine.commands import Write
+from npuc.targets.nvdla.machine.parameters import SRAM_BASE
 from npuc.targets.nvdla.program.artefact import Contents, Segment, TensorMove, decode, register_map_of
 from npuc.text import count
 from npuc.timeline import Activity, Buffer, Timeline
 
-OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction")
+OPERATIONS = ("convolution", "elementwise", "pooling", "normalisation", "contraction", "transfer")
 ARRAY, MEMORY = "CONV", "DRAM"
-UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK."}
+UNITS = {ARRAY: "CACC.", "SDP": "SDP.", "PDP": "PDP.", "CDP": "CDP.", "RUBIK": "RBK.", "BDMA": "BDMA."}
 """The units in the order in which data flows, and how the titles of their registers begin."""
 READS = re.compile(r"D_(DAIN_ADDR_LOW(_0)?|SRC_BASE_ADDR_LOW|(BS|BN|EW)_BASE_ADDR_LOW|WEIGHT_ADDR_LOW)$")
 """The registers that say where an operation reads."""
@@ -73,7 +74,7 @@ def _activities(
     lasts: list[int | None] = []
     for number, job in enumerate(jobs):
         layer = layers[job.layer]
-        makers = [lasts[at] for at in _makers(number, job, maps, contents.dram.base)]
+        makers = [lasts[at] for at in _makers(number, job, maps, contents)]
         producers = tuple(dict.fromkeys(each for each in makers if each is not None))
         units = [unit for unit, title in UNITS.items() if any(each.startswith(title) for each in job.registers)]
         for unit in units:
@@ -85,12 +86,14 @@ def _activities(
     return found
 
 
-def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], base: int) -> Iterator[int]:
+def _makers(number: int, job: _Job, maps: Sequence[tuple[int, Buffer]], contents: Contents) -> Iterator[int]:
     """The operations that completed what one reads."""
     for title, value in job.registers.items():
         if READS.search(title):
-            at = value - base
-            written = (maker for maker, each in maps if each.address <= at < each.address + each.size)
+            second = contents.machine.in_sram(value)
+            memory, at = ("sram", value - SRAM_BASE) if second else ("dram", value - contents.dram.base)
+            there = ((maker, each) for maker, each in maps if each.memory == memory)
+            written = (maker for maker, each in there if each.address <= at < each.address + each.size)
             maker = max((each for each in written if each < number), default=-1)
             if maker >= 0:
                 yield maker
@@ -149,7 +152,7 @@ def _constants(program: Program, contents: Contents, end: int) -> Iterator[Buffe
 
 
 def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[int, Buffer]]:
-    """The tensors in DRAM, each with the operation that completes it, -1 for those that the host stores."""
+    """The tensors in memory, each with the operation that completes it, -1 for those that the host stores."""
     segments = [step for step in contents.steps if isinstance(step, Segment)]
     fetched = {move.tensor for segment in segments for move in segment.stores}
     stored = [(-1, 0, move) for segment in segments for move in segment.loads]
@@ -165,7 +168,9 @@ def _maps(contents: Contents, jobs: Sequence[_Job], end: int) -> Iterator[tuple[
         reused = next(reuses, len(later))
         last = max((job.end for job in later[:reused] if _reads(job, first, first + size)), default=written)
         until = min(end if move.tensor in fetched else last, later[reused].start if reused < len(later) else end)
-        yield number, Buffer("dram", move.tensor, first - contents.dram.base, size, start, max(until, written))
+        second = contents.machine.in_sram(first)
+        memory, base = ("sram", SRAM_BASE) if second else ("dram", contents.dram.base)
+        yield number, Buffer(memory, move.tensor, first - base, size, start, max(until, written))
 
 
 def _reads(job: _Job, first: int, behind: int) -> bool:

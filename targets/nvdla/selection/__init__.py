@@ -20,6 +20,7 @@ from npuc.targets.nvdla.selection.convolution import (
     needed_lines,
     passes,
     select_convolutions,
+    transfers,
 )
 from npuc.targets.nvdla.selection.interleaving import select_interleaving
 from npuc.targets.nvdla.selection.normalisation import select_normalisation
@@ -33,7 +34,14 @@ COMPUTED = ("NvConv", "NvElementwise", "NvAveragePool", "MaxPool", "NvLrn", "Int
 
 
 def select(context: Context, layer: PlannedLayer, edges: Sequence[int] = ()) -> list[Operation]:
-    """The operations that compute a layer; edges: where its tiles of rows begin, and its height."""
+    """The operations that compute a layer, and copies behind them.
+
+    edges: where its tiles of rows begin, and its height.
+    """
+    return [*_computing(context, layer, edges), *transfers(context, layer)]
+
+
+def _computing(context: Context, layer: PlannedLayer, edges: Sequence[int]) -> list[Operation]:
     node = layer.node
     match node.op:
         case "NvConv":

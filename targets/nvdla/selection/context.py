@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from npuc.targets.nvdla.selection.parts import Part
 
 
+KernelKey = tuple[str, int, int, WeightForm]
+"""Weights of a pass: by result, its first lane, how many, and their form."""
+
+
 @dataclass
 class Constants:
     """The image of weights and operands; equal blobs are stored once."""
@@ -33,10 +37,8 @@ class Constants:
     image: bytearray = field(default_factory=bytearray)
     known: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """The address of each blob by its digest."""
-    kernels: dict[tuple[str, int, int, WeightForm], Kernels] = field(
-        default_factory=dict["tuple[str, int, int, WeightForm]", "Kernels"]
-    )
-    """Weights that are there already: by result, pass (its first lane, and how many) and form."""
+    kernels: dict[KernelKey, Kernels] = field(default_factory=dict[KernelKey, Kernels])
+    """Weights that are there already."""
     sdps: dict[tuple[str, int, int], Sdp] = field(default_factory=dict["tuple[str, int, int]", "Sdp"])
     """SDP where it is the same for every tile: by result, first lane and number of lanes."""
     counted: bool = False
@@ -95,6 +97,10 @@ class Context:
         default_factory=dict["tuple[str, Part, WeightForm]", "Geometry"]
     )
     """Passes as the hardware sees them, by result, pass and form of the weights."""
+    copied: Mapping[KernelKey, int] = field(default_factory=dict[KernelKey, int])
+    """Where BDMA puts weights."""
+    pieces: Mapping[str, Sequence[Piece]] = field(default_factory=dict[str, "Sequence[Piece]"])
+    """The copies behind the operations of layers, by name."""
 
     @property
     def preferred_banks(self) -> int:
@@ -119,3 +125,13 @@ class PlannedLayer:
     def nodes(self) -> tuple[Node, ...]:
         """What it computes."""
         return (self.node, self.pool) if self.pool else (self.node,)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of the weights of a layer's pass, from the first on, that BDMA copies at once."""
+
+    layer: PlannedLayer
+    part: Part
+    first: int
+    bytes: int

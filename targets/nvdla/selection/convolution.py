@@ -20,6 +20,7 @@ from npuc.targets.nvdla.operations.operation import (
     Convolution,
     Kernels,
     Surface,
+    Transfer,
 )
 from npuc.targets.nvdla.operations.tiling import (
     Geometry,
@@ -145,10 +146,11 @@ def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
     """What decides a layer's costs and which parts of its maps it reads and writes, and the maps' addresses.
 
     Equal for layers that differ in nothing but values and addresses; None where maps are operands, for pooling
-    behind SDP, and for compressed weights, whose sizes depend on values.
+    behind SDP, for weights that BDMA copies, and for compressed ones, whose sizes depend on values.
     """
     node = layer.node
-    if node.op != "NvConv" or layer.pool or layer.form.compressed:
+    copies = layer.name in context.pieces or any(key[0] == node.output for key in context.copied)
+    if node.op != "NvConv" or layer.pool or layer.form.compressed or copies:
         return None, 0, 0
     x, y = context.placed[node.inputs[0]], context.placed[node.output]
     parts = tuple(passes(context, node))
@@ -161,7 +163,9 @@ def likeness(context: Context, layer: PlannedLayer) -> tuple[object, int, int]:
     windows = tile_window(
         context.graph, node, shapes[0], RowTile(0, y.view.height, *shapes[0].lines(0, y.view.height))
     )
-    return (layer.form, parts, shapes, cubes, windows, bool(sdp.table)), whole[0].address, whole[1].address
+    memories = tuple(context.machine.in_sram(each.address) for each in whole)
+    alike = (layer.form, parts, shapes, cubes, windows, bool(sdp.table), memories)
+    return alike, whole[0].address, whole[1].address
 
 
 def needed_lines(context: Context, layer: PlannedLayer, rows: int) -> int:
@@ -181,12 +185,33 @@ def passes(context: Context, node: Node) -> list[Part]:
 
 
 def _kernels(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
+    """The weights of a pass where the hardware reads them."""
+    kernels = _stored(context, node, part, shape)
+    address = context.copied.get((node.output, part.first, part.count, shape.form))
+    return kernels if address is None else replace(kernels, address=address, copied=True)
+
+
+def _stored(context: Context, node: Node, part: Part, shape: Geometry) -> Kernels:
     """The weights of a pass, put among the constants once."""
     known, key = context.constants.kernels, (node.output, part.first, part.count, shape.form)
     if key not in known:
         views = context.placed[node.inputs[0]].view, context.placed[node.output].view
         known[key] = select_kernels(context, shape, partial(dense_weights, context.graph, node, part, views))
     return known[key]
+
+
+def transfers(context: Context, layer: PlannedLayer) -> Iterator[Transfer]:
+    """The copies of weights of other layers that come behind a layer's operations."""
+    atom = context.machine.atom_bytes
+    for each in context.pieces.get(layer.name, ()):
+        node, part = each.layer.node, each.part
+        shape = _shape(context, node, part, context.placed[node.inputs[0]], each.layer.form)
+        start = _stored(context, node, part, shape).address
+        places = start, context.copied[node.output, part.first, part.count, shape.form]
+        source, result = (
+            Surface(place + each.first, each.bytes // atom, 1, atom, each.bytes, each.bytes) for place in places
+        )
+        yield Transfer(source, result)
 
 
 def _in_tiles(result: Surface) -> Surface:

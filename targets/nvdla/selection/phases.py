@@ -72,6 +72,15 @@ def stores_of(graph: Graph, nodes: Sequence[Node]) -> list[str]:
     ]
 
 
+def steps_of(phases: Sequence[tuple[bool, list[Node]]], flying: Collection[str]) -> dict[str, int]:
+    """When NVDLA computes each of its nodes, by output: one behind another; what takes a flying tensor with it."""
+    nodes = [node for on_device, part in phases if on_device for node in part]
+    found: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        found[node.output] = found[node.inputs[0]] if node.inputs[0] in flying else position
+    return found
+
+
 def lifetimes_of(
     graph: Graph,
     phases: Sequence[tuple[bool, list[Node]]],
@@ -86,15 +95,15 @@ def lifetimes_of(
     what takes them is computed with them.
     """
     all_nodes = [node for on_device, part in phases if on_device for node in part]
+    steps = steps_of(phases, flying)
     stored = set(stores_of(graph, all_nodes))
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     step = 0
     for on_device, part in phases:
         begin, step = step, step + (len(part) if on_device else 0)
-        places: dict[str, int] = {}
-        for position, node in enumerate(part if on_device else ()):
-            at = places[node.output] = places[node.inputs[0]] if node.inputs[0] in flying else begin + position
+        for node in part if on_device else ():
+            at = steps[node.output]
             for name in (*node.inputs, *node.outputs):
                 if name not in surfaces.views or name in flying:
                     continue

@@ -45,6 +45,8 @@ class Plan:
 
     edges: Mapping[str, Edges]
     data_banks: int
+    clocks: float
+    """Of the program."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def plan(context: Context, turns: Sequence[Sequence[PlannedLayer]]) -> Plan:
         if found is None or cost < found[0]:
             found = cost, banks
     assert found is not None
-    return Plan({each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1])
+    return Plan({each.name: edges for each, edges in zip(layers, found[0][2], strict=True)}, found[1], found[0][0])
 
 
 class _Admissions:

@@ -35,7 +35,7 @@ class Trace:
     """What it is made for: nv_small, nv_large or nv_full."""
     commands: tuple[Command, ...]
     contents: tuple[tuple[int, bytes], ...]
-    """What memory holds before the run: later entries over earlier ones."""
+    """What memory holds before the run: later entries over earlier ones; the second memory from SECOND on."""
     checks: tuple[Check, ...]
     clocks: tuple[int, ...] = ()
     """For how long each wait may last, at most; none where nobody asked."""

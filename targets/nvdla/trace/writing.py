@@ -15,15 +15,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from npuc.errors import ArtefactError
+from npuc.targets.nvdla.emission import BRIDGE
 from npuc.targets.nvdla.machine.commands import SEQUENCERS, SEQUENTIAL, VERILATOR, Command, Poll, Wait, Write
+from npuc.targets.nvdla.machine.parameters import SECOND
 from npuc.targets.nvdla.machine.registers import Register, RegisterMap, register_map
 from npuc.targets.nvdla.model.nvdla import BLOCK_OF
 from npuc.targets.nvdla.trace.dat import packed
 from npuc.targets.nvdla.trace.program import Trace
 
-MEMORY = "pri_mem"
+MEMORIES = ("pri_mem", "sec_mem")
+"""DRAM and the second memory."""
 MEMORY_NUMBER = 1
-"""The same memory as check_crc names it."""
+"""DRAM as check_crc names it, where all results lie."""
 FINISHED = "finished"
 MASK, STATUS = "GLB.S_INTR_MASK", "GLB.S_INTR_STATUS"
 POLL_CLOCKS = 8
@@ -37,12 +40,12 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
     of some bits only, which the syntax has not.
     """
     files: dict[str, bytes] = {}
-    lines = [f"mem_init({MEMORY}, {at:#x}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
+    lines = [f"mem_init({_place(at)}, {size:#x}, ALL_ZERO);" for at, size in _cleared(trace)]
     loaded = [(address, data) for address, data in trace.contents if any(data)]
     for number, (address, data) in enumerate(loaded):
         name = f"{trace.name}_{number}.dat"
         files[name] = packed(data)
-        lines.append(f'mem_load({MEMORY}, {address:#x}, "{name}");')
+        lines.append(f'mem_load({_place(address)}, "{name}");')
     written = _PLAYED[player](register_map(trace.configuration), trace)
     for command in trace.commands:
         lines += written.command(command)
@@ -52,6 +55,12 @@ def written(trace: Trace, player: str = SEQUENTIAL) -> dict[str, bytes]:
         lines.append(f"check_crc({written.last()}, {region});")
     files[f"{trace.name}.cfg"] = ("\n".join(lines) + "\n").encode()
     return files
+
+
+def _place(address: int) -> str:
+    """The memory of an address, and the address in it."""
+    second, at = divmod(address, SECOND)
+    return f"{MEMORIES[second]}, {at:#x}"
 
 
 def _cleared(trace: Trace) -> list[tuple[int, int]]:
@@ -113,7 +122,8 @@ class _Sequenced(_Sequential):
         register = self.registers.at(command.address)
         block = f"NVDLA_{register.block}"
         yield from self._interrupts_before(block)
-        in_order = isinstance(command, Write) and (register.name == "D_OP_ENABLE" or register.block == "GLB")
+        enables = register.name == "D_OP_ENABLE" or register.name.startswith("CFG_LAUNCH")
+        in_order = isinstance(command, Write) and (enables or register.block == "GLB")
         if in_order and self.ordered and self.ordered[-1] != block:
             yield f"sync_wait({block}, {_order(len(self.ordered) - 1)});"
         yield from super().command(command)
@@ -154,13 +164,19 @@ class _Polled(_Sequential):
             return
         for _ in range(-(-self.trace.clocks[self.interrupts] // POLL_CLOCKS)):
             yield f"poll_reg_equal(NVDLA_{MASK}_0, {self.mask:#x});"
-        yield f"poll_reg_equal(NVDLA_{BLOCK_OF.get(command.source, command.source)}.S_STATUS_0, 0x0);"
+        yield self._idle(BLOCK_OF.get(command.source, command.source))
         self.interrupts += 1
         if self.interrupts == len(self.trace.clocks):
             yield f"intr_notify({command}, {self.last()});"
             return
         bit = self.registers[STATUS].places[f"{command.source}_DONE_STATUS{command.group}"].low
         yield f"reg_write(NVDLA_{STATUS}_0, {1 << bit:#x});"
+
+    def _idle(self, block: str) -> str:
+        """A poll that a block is idle: BDMA, which has no groups, is then as after reset."""
+        if block != BRIDGE:
+            return f"poll_reg_equal(NVDLA_{block}.S_STATUS_0, 0x0);"
+        return f"poll_reg_equal(NVDLA_{block}.STATUS_0, {self.registers[f'{block}.STATUS'].reset:#x});"
 
     def last(self) -> str:
         """The one event."""
