@@ -10,6 +10,7 @@ from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.ir import Array, Graph
+from npuc.network_name import network_name
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -59,6 +60,7 @@ class Bm1684(Target):
     precisions = ("fp32", "int8")
     exports = ("okkernel",)
     self_tests = ("okkernel",)
+    named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
@@ -195,8 +197,8 @@ class Bm1684(Target):
         player: str | None = None,  # noqa: ARG002
     ) -> dict[str, bytes]:
         """The device C, the host launcher, the weights, a map of what goes where, and how to build it all."""
-        name = sdk.network_name(program.manifest)
-        contents = replace(Contents.of(program.manifest), kernel=name)
+        name = network_name(program.manifest)
+        contents = replace(Contents.of(program.manifest), kernel=f"{name}_kernel")
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
         cycles = read(int, summary.get("cycles"), "report.cycles")
         code = exported_kernel.device_code(table_of(program), contents, layers_of(program), cycles)

@@ -273,4 +273,4 @@ def test_functions_and_files_are_called_as_the_model(file: str, name: str, small
     named = replace(small, manifest={**small.manifest, "model": {"name": file}})
     files = BM1684.exported(named, "okkernel")
     assert {f"{name}_ok_device_kernel.c", f"{name}_launch.cpp"} <= set(files)
-    assert f"OKKERNEL_FUNC_REGISTER({name})".encode() in files[f"{name}_ok_device_kernel.c"]
+    assert f"OKKERNEL_FUNC_REGISTER({name}_kernel)".encode() in files[f"{name}_ok_device_kernel.c"]
