@@ -30,9 +30,13 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
         f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
         f"(ideal {report['ideal_cycles']:,.0f})",
     ]
-    if "bound_cycles" in report:
+    if "busier_engine_cycles" in report:
         engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
-        lines.append(f"  bound {count(report['bound_cycles'])} cycles: the busier engine alone ({engines})")
+        least = f"{count(report['macs'])} MACs, {count(report['least_traffic_bytes'])} bytes to move"
+        lines += [
+            f"  no order of its calls takes less than {count(report['busier_engine_cycles'])} cycles ({engines})",
+            f"  no program takes less than {count(report['network_bound_cycles'])} cycles ({least})",
+        ]
     lines += [
         f"  {name:<7}{count(use['peak_bytes']):>10}{_capacity(use)} bytes "
         f"(lower bound {count(use['lower_bound_bytes'])})"

@@ -106,7 +106,7 @@ class Bm1684(Target):
         options.begin("planning and writing the kernel")
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
-        manifest = report.manifest(sliced, lowered, kernel, machine, contents)
+        manifest = report.manifest(sliced, lowered, kernel, machine, contents, network=graph)
         files = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
