@@ -32,8 +32,6 @@ from npuc.targets.bm1684.program.artefact import (
     Contents,
     Instruction,
     instructions,
-    layers_of,
-    table_of,
 )
 from npuc.targets.bm1684.program.origins import origin
 from npuc.targets.bm1684.program.outline import outline
@@ -201,7 +199,7 @@ class Bm1684(Target):
         contents = replace(Contents.of(program.manifest), kernel=f"{name}_kernel")
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
         cycles = read(int, summary.get("cycles"), "report.cycles")
-        code = exported_kernel.device_code(table_of(program), contents, layers_of(program), cycles)
+        code = exported_kernel.device_code(program, contents, cycles)
         return {
             f"{name}_ok_device_kernel.c": code.encode(),
             f"{name}_launch.cpp": launcher.host_code(contents).encode(),
