@@ -71,3 +71,26 @@ def test_an_exported_launcher_gives_what_run_gives(name: str, options: tuple[str
             assert found == (tests / "output_0.bin").read_bytes()
         else:
             assert found == values.astype(np.float32).tobytes()
+
+
+@pytest.mark.skipif(None in (shutil.which("cmake"), shutil.which("g++")), reason="there is no cmake or g++")
+def test_cmake_builds_both_sides(tmp_path: Path) -> None:
+    """The object has a name that the SDK's linker script puts into DDR; the launcher links with bmlib."""
+    model, artefact, folder = tmp_path / "resnet8.onnx", tmp_path / "a.npu", tmp_path / "out"
+    onnx.save(MODELS["resnet8"](), model)
+    npuc("compile", model, "--target", "bm1684", "-o", artefact).done()
+    npuc("export", artefact, "--format", "okkernel", "-o", folder, "--prefix", "Net-8").done()
+    bmlib, build = tmp_path / "bmlib", tmp_path / "build"
+    (bmlib / "lib").mkdir(parents=True)
+    shutil.copytree(DEVICE.parent, bmlib / "include")
+    undefined = ["-shared", "-fPIC", "-I", str(bmlib / "include"), "-o", str(bmlib / "lib" / "libbmlib.so")]
+    subprocess.run(["g++", *undefined, str(DEVICE), "-Wl,--unresolved-symbols=ignore-all"], check=True)
+    given = [
+        f"-DOKKERNEL={compilation.MODEL}",
+        f"-DBMLIB={bmlib}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",
+    ]
+    subprocess.run(["cmake", "-S", str(folder), "-B", str(build), *given], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(build)], check=True, capture_output=True)
+    assert (build / "Net_8_launch").is_file()
+    assert [each.name for each in build.rglob("*ok_device_*.o")] == ["Net_8_ok_device_kernel.c.o"]

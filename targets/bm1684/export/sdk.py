@@ -29,7 +29,7 @@ host: {name}_launch
 """
 CMAKE = """\
 # Builds what npuc exported for the SDK of BM1684: the device's object library and the host's program.
-cmake_minimum_required(VERSION 3.10)
+cmake_minimum_required(VERSION 3.13)
 project({name} C CXX)
 set(OKKERNEL okkernel/include CACHE PATH "folder of okk.h")
 set(BMLIB bmlib CACHE PATH "folder of bmlib")
