@@ -98,7 +98,7 @@ def _expect_together(
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
     if options.prefix is not None:
-        _expect_named(target, options.prefix, spelled("prefix"))
+        _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
     mixed = f"{spelled('mixed')} auto"
     if options.mixed and not isinstance(target, Mixing):
         raise ValueError(f"the host takes no layers over from {target.name}; {mixed} is not for it")
@@ -108,11 +108,11 @@ def _expect_together(
         raise ValueError(f"{spelled('strict')} and {mixed} exclude each other")
 
 
-def _expect_named(target: Target, prefix: str, flag: str) -> None:
+def _expect_named(target: Target, given: str, prefix: str, flag: str) -> None:
     if not isinstance(target, Naming):
         raise ValueError(f"no export of {target.name} begins with a name; {flag} is not for it")
-    if not identifier(prefix):
-        raise ValueError(f"{flag} '{prefix}' has no letter or digit of ASCII for a name of C")
+    if not prefix:
+        raise ValueError(f"{flag} '{given}' has no letter or digit of ASCII for a name of C")
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -132,5 +132,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "mixed": _mixed,
+    "prefix": identifier,
 }
 """How a value as people write it becomes a field of Options."""

@@ -236,11 +236,13 @@ def _renamed(program: Program, target: Target, form: str, prefix: str | None) ->
     from npuc.network_name import identifier, named
     from npuc.target import Naming
 
-    if prefix is not None and not (isinstance(target, Naming) and form in target.named_exports):
+    if prefix is None:
+        return program
+    if not (isinstance(target, Naming) and form in target.named_exports):
         raise click.UsageError(f"--prefix is for files and functions with the network's name, not for '{form}'")
-    if prefix is not None and not identifier(prefix):
+    if not identifier(prefix):
         raise click.UsageError(f"--prefix '{prefix}' has no letter or digit of ASCII for a name of C")
-    return named(program, prefix)
+    return named(program, identifier(prefix))
 
 
 SELF_TEST_SAMPLES = 2

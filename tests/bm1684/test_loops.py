@@ -68,6 +68,13 @@ def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
     ]
 
 
+def test_negative_numbers_grow_as_a_whole() -> None:
+    lines = [f"f({-5 - 2 * k}, AT_a + {16 * k + 16:#x});" for k in range(4)]
+    written = rolled(lines)
+    assert len(written) == 3
+    assert _calls(written) == _calls(lines)
+
+
 def test_a_number_that_an_int_cannot_hold_is_in_no_table() -> None:
     lines = [line for k in (1, 9, 2, 7) for line in ("start();", f"f({k << 31});", f"g({k});", "h(1);")]
     assert rolled(lines) == lines

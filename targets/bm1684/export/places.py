@@ -10,6 +10,7 @@ from typing import Any
 from npuc.escaping import c_comment, c_identifier
 from npuc.program import Program
 from npuc.targets.bm1684.lowering.kernel import Address, Call
+from npuc.targets.bm1684.machine.local_memory import Dim4
 from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed, Occupied
 from npuc.targets.bm1684.program.emission import local
 
@@ -45,9 +46,7 @@ class Places:
         }
         ordered = sorted(used, key=lambda at: (found.buffers[at].first, found.buffers[at].start))
         kept = {each.tensor: each for each in Contents.observed(program.manifest)}
-        weights = {
-            found.at(call.call.args[2], call.region): call.call for call in calls if call.call.name in WEIGHTS
-        }
+        weights = {found.at(call.call.args[2], call.region): call.call for call in calls if _weighted(call.call)}
         buffers = {at: found.buffers[at] for at in ordered}
         whats = [_what(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
         return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
@@ -88,6 +87,12 @@ class _Finder:
                 if each.start <= arg.offset < each.end and each.first <= region <= each.last:
                     return number
         return None
+
+
+def _weighted(call: Call) -> bool:
+    """Whether a call tells the shape of its weights; a table that others wrote may hold anything."""
+    args = call.args
+    return call.name in WEIGHTS and len(args) > 8 and (call.name == "bdc_matmul" or isinstance(args[4], Dim4))
 
 
 def _identifiers(buffers: Sequence[str]) -> list[str]:

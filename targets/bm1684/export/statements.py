@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-VALUE = re.compile(r"(AT_\w+(?: \+ 0x[0-9a-f]+)?|(?<![\w.])(?:0x[0-9a-f]+|\d+)(?![\w.]))")
+VALUE = re.compile(r"(AT_\w+(?: \+ 0x[0-9a-f]+)?|(?<![\w.])-?(?:0x[0-9a-f]+|\d+)(?![\w.]))")
 """A buffer's constant with bytes from its start, or a number that stands alone: no part of a name or a float."""
 MOST = 1 << 31
 """Where C's int ends."""
