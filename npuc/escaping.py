@@ -142,6 +142,18 @@ def c_string(text: str) -> str:
     return '"' + "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode("utf-8", "replace")) + '"'
 
 
+def c_identifier(text: str) -> str:
+    """What a function may be called: ASCII letters and digits, `_` for anything between; empty if there are none.
+
+    Something has to follow it (`_kernel`), as it may be a word of C itself.
+
+    >>> c_identifier("7 nets (é); int"), c_identifier("LeNet-5"), c_identifier("é")
+    ('n7_nets_int', 'LeNet_5', '')
+    """
+    words = re.sub("[^A-Za-z0-9]+", "_", text).strip("_")
+    return f"n{words}" if words[:1].isdigit() else words
+
+
 def c_comment(text: str) -> str:
     """A comment on one line; what could end it, or mean anything to a compiler, becomes a dot.
 

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import Any, TypedDict
 
-from npuc.target import FLOATING, Mixing, Options, Target
+from npuc.network_name import identifier
+from npuc.target import FLOATING, Mixing, Naming, Options, Target
 from npuc.text import closest
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -40,6 +41,7 @@ class Flags(TypedDict, total=False):
     mixed: bool | str
     allow: str | Sequence[str]
     proof: str
+    prefix: str
 
 
 def _same(name: str) -> str:
@@ -95,6 +97,8 @@ def _expect_together(
     if flags.get("scales") is not None and options.precision in FLOATING:
         what = f"{spelled('scales')} {flags['scales']}"
         raise ValueError(f"{target.name} has no scales in {options.precision}; {what} is not for it")
+    if options.prefix is not None:
+        _expect_named(target, flags.get("prefix", options.prefix), options.prefix, spelled("prefix"))
     mixed = f"{spelled('mixed')} auto"
     if options.mixed and not isinstance(target, Mixing):
         raise ValueError(f"the host takes no layers over from {target.name}; {mixed} is not for it")
@@ -102,6 +106,13 @@ def _expect_together(
         raise ValueError(f"{mixed} is for int8; in {options.precision} no layer costs as much accuracy")
     if options.mixed and options.strict:
         raise ValueError(f"{spelled('strict')} and {mixed} exclude each other")
+
+
+def _expect_named(target: Target, given: str, prefix: str, flag: str) -> None:
+    if not isinstance(target, Naming):
+        raise ValueError(f"no export of {target.name} begins with a name; {flag} is not for it")
+    if not prefix:
+        raise ValueError(f"{flag} '{given}' has no letter or digit of ASCII for a name of C")
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -121,5 +132,6 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "allow": _names,
     "bind": lambda values: tuple((name, float(value)) for name, value in dict(values).items()),
     "mixed": _mixed,
+    "prefix": identifier,
 }
 """How a value as people write it becomes a field of Options."""

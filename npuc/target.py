@@ -63,6 +63,8 @@ class Options:
     """Called with what begins, where it may take long."""
     proof: str = "one"
     """What the program is run on before it is given out: "one" sample, "all" of calibration, or "off"."""
+    prefix: str | None = None
+    """What the names of exported files and functions begin with; None: npuc_ and the model's name."""
 
     flags: Mapping[str, str] = field(default_factory=dict[str, str])
     """Values of the target's own flags, by name; absent ones have their usual value."""
@@ -239,6 +241,17 @@ class SelfTesting(Protocol):
         where that is no standard for hardware.
         """
         ...
+
+
+@runtime_checkable
+class Naming(Protocol):
+    """A target some of whose exports begin every file and function with the name of the network.
+
+    `npuc.network_name` has it; several such networks fit into one firmware.
+    """
+
+    named_exports: tuple[str, ...]
+    """Formats that do."""
 
 
 class Target(Protocol):

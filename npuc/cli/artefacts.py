@@ -21,6 +21,7 @@ from npuc.cli.options import (
     json_option,
     limit_options,
     modified_option,
+    prefix_option,
 )
 from npuc.cli.output import announce_synthetic, load_program, print_json, say, verified
 from npuc.escaping import printed, terminal
@@ -230,6 +231,20 @@ def _of_model(
         return {f"{model.stem}.onnx": annotated(found, report).SerializeToString(deterministic=True)}
 
 
+def _renamed(program: Program, target: Target, form: str, prefix: str | None) -> Program:
+    """The program under the name of --prefix. Raises UsageError where there is none to give, or none of C."""
+    from npuc.network_name import identifier, named
+    from npuc.target import Naming
+
+    if prefix is None:
+        return program
+    if not (isinstance(target, Naming) and form in target.named_exports):
+        raise click.UsageError(f"--prefix is for files and functions with the network's name, not for '{form}'")
+    if not identifier(prefix):
+        raise click.UsageError(f"--prefix '{prefix}' has no letter or digit of ASCII for a name of C")
+    return named(program, identifier(prefix))
+
+
 SELF_TEST_SAMPLES = 2
 """As many as fit into firmware."""
 
@@ -275,6 +290,7 @@ def _vectors(program: Program, files: Sequence[Path]) -> Mapping[str, Array]:
     multiple=True,
     help="Samples (.npz) for the self test, which uses two, or for the errors of a model's layers.",
 )
+@prefix_option
 @click.option("-o", "--output", type=PATH, required=True, help="The folder to create.")
 @modified_option
 @json_option
@@ -286,6 +302,7 @@ def export(
     model: Path | None,
     self_test: bool,
     data: tuple[Path, ...],
+    prefix: str | None,
     output: Path,
     allow_modified: bool,
     as_json: bool,
@@ -310,6 +327,7 @@ def export(
         raise click.UsageError(f"{target.name} has no format '{form}'; it has: {', '.join(target.exports)}")
     if player is not None and (form != "nvdla-trace" or player not in target.players):
         raise click.UsageError(f"--player is for nvdla-trace, not for '{form}'")
+    program = _renamed(program, target, form, prefix)
     if data and not self_test and model is None:
         raise click.UsageError(f"--data is for --self-test, {' and '.join(OF_MODELS)}")
     if self_test and not (isinstance(target, SelfTesting) and form in target.self_tests):

@@ -25,6 +25,7 @@ from npuc.cli.options import (
     method_option,
     mixed_option,
     precision_option,
+    prefix_option,
     scales_option,
     shape_option,
     shapes_option,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     default="one",
     help="Samples on which to prove the program against the model before writing it [default: one].",
 )
+@prefix_option
 @limit_options
 @force_option
 @click.option(

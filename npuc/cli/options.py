@@ -322,6 +322,11 @@ def limit_options(command: Callable[..., T]) -> Callable[..., T]:
     return limited
 
 
+prefix_option = click.option(
+    "--prefix",
+    metavar="NAME",
+    help="What exported files and functions begin with (okkernel) [default: npuc_ and the model's name].",
+)
 modified_option = click.option("--allow-modified", is_flag=True, help="Load files that do not match their sha256.")
 
 

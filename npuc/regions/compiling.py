@@ -19,6 +19,7 @@ from npuc.errors import NpucError, Problem
 from npuc.frontend.binding import input_types
 from npuc.frontend.reading import read_model
 from npuc.ir import Graph, TensorType
+from npuc.network_name import named
 from npuc.pipeline import Hook
 from npuc.program import Program, file_sha256
 from npuc.regions import partition
@@ -77,7 +78,7 @@ def compile_model(
                 raise
             refusal = error
         else:
-            return with_shares(program, imported[0]), samples
+            return named(with_shares(program, imported[0]), options.prefix), samples
     with budget():
         target.machine_values(options.machine)
         network = surveyed(model, options, shapes)
@@ -87,7 +88,8 @@ def compile_model(
         plan = Plan(network, target, options, hook, denied, refusals=refusals(network, refusal))
         program, samples = _composite(plan, calibration)
     origin = {"name": model.name, "sha256": file_sha256(model)}
-    return replace(program, manifest={**program.manifest, "model": origin}), samples
+    program = replace(program, manifest={**program.manifest, "model": origin})
+    return named(program, options.prefix), samples
 
 
 def compile_variants(
@@ -100,14 +102,16 @@ def compile_variants(
 ) -> tuple[list[Program], Samples]:
     """A program for every set of input shapes, and the samples that the first was calibrated on.
 
-    Each is calibrated on the files whose samples have its shapes. Raises as compile_model does, and DataError
-    (E402) where no file has them.
+    Each is calibrated on the files whose samples have its shapes; a prefix gets the number of the set. Raises as
+    compile_model does, and DataError (E402) where no file has them.
     """
     found: list[Program] = []
     samples: list[Samples] = []
-    for each in shapes:
-        taken = with_samples(calibration, _types(model, each)) if len(shapes) > 1 else calibration
-        program, own = compile_model(model, target, options, each, taken, hook)
+    several, prefix = len(shapes) > 1, options.prefix
+    for number, each in enumerate(shapes):
+        taken = with_samples(calibration, _types(model, each)) if several else calibration
+        called = replace(options, prefix=f"{prefix}_{number}") if several and prefix is not None else options
+        program, own = compile_model(model, target, called, each, taken, hook)
         found.append(program)
         samples.append(own)
     return found, samples[0]

@@ -10,13 +10,14 @@ from typing import Any
 from npuc.annotation import MemoryAnnotation
 from npuc.errors import ArtefactError, NpucError, Problem
 from npuc.ir import Array, Graph, Node
+from npuc.network_name import named, network_name
 from npuc.outline import Heading, Line, by_nodes, names_of
 from npuc.pipeline import Hook, Pass
 from npuc.program import MANIFEST, Program, canonical_json
 from npuc.regions.artefact import HOST, Contents, ProgramPart, is_composite, part_of
 from npuc.regions.running import CompositeRunner, CompositeStepper, within
 from npuc.storage.data import Samples
-from npuc.target import Options, Origin, Outlining, SelfTesting, Stepper, Target, names
+from npuc.target import Naming, Options, Origin, Outlining, SelfTesting, Stepper, Target, names
 from npuc.target import target as find
 from npuc.timeline import Activity, Timeline
 
@@ -47,6 +48,7 @@ class Composite:
         self.chip_models, self.inexact, self.flags = inner.chip_models, inner.inexact, inner.flags
         self.left_out = inner.left_out
         self.self_tests = inner.self_tests if isinstance(inner, SelfTesting) else ()
+        self.named_exports = inner.named_exports if isinstance(inner, Naming) else ()
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
         """The target's."""
@@ -181,7 +183,7 @@ class Composite:
         contents = Contents.of(program.manifest)
         regions = [step for step in contents.steps if step not in contents.parts]
         files = {step.path: program.files[step.path] for step in regions if step.path in program.files}
-        for step, part in _parts(program):
+        for step, part in _named_parts(program):
             made = _part_exported(self.inner, step, part, (form, player), [each.path for each in regions])
             files |= {f"{step.path}/{name}": data for name, data in made.items()}
         if form == "c":
@@ -199,7 +201,7 @@ class Composite:
         self.runner(program).watched(inputs, lambda number, given, _seen, _out: fed.update({number: given}))
         return {
             f"{step.path}/{name}": data
-            for number, (step, part) in enumerate(_parts(program))
+            for number, (step, part) in enumerate(_named_parts(program))
             for name, data in self.inner.self_test(part, form, fed[number]).items()
         }
 
@@ -244,6 +246,12 @@ def _parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
     """The parts of the NPU in order."""
     for step in Contents.of(program.manifest).parts:
         yield step, part_of(program, step.path)
+
+
+def _named_parts(program: Program) -> Iterator[tuple[ProgramPart, Program]]:
+    """The same, each under a name of its own."""
+    for number, (step, part) in enumerate(_parts(program)):
+        yield step, named(part, f"{network_name(program.manifest)}_part_{number}")
 
 
 def parts(program: Program) -> Sequence[Program]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +21,28 @@ CHIP_MODELS = {
 }
 
 
+def _an_image(report: Mapping[str, Any]) -> str:
+    """What an image of a batch takes; nothing where the program takes one."""
+    each = report.get("cycles_per_image", report["cycles"])
+    return "" if each == report["cycles"] else f" ({each:,.0f} an image)"
+
+
 def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
     """What `npuc compile` did."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
         f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
         f"{count(report['macs'])} MACs",
-        f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
-        f"(ideal {report['ideal_cycles']:,.0f})",
+        f"  {count(report['cycles'])} cycles modelled{_an_image(report)}, "
+        f"utilisation {report['utilization'] or 0:.3f} (ideal {report['ideal_cycles']:,.0f})",
     ]
-    if "bound_cycles" in report:
+    if "busier_engine_cycles" in report:
         engines = f"BDC {count(report['bdc_cycles'])}, GDMA {count(report['gdma_cycles'])}"
-        lines.append(f"  bound {count(report['bound_cycles'])} cycles: the busier engine alone ({engines})")
+        least = f"{count(report['macs'])} MACs, {count(report['least_traffic_bytes'])} bytes to move"
+        lines += [
+            f"  no order of its calls takes less than {count(report['busier_engine_cycles'])} cycles ({engines})",
+            f"  no program takes less than {count(report['network_bound_cycles'])} cycles ({least})",
+        ]
     lines += [
         f"  {name:<7}{count(use['peak_bytes']):>10}{_capacity(use)} bytes "
         f"(lower bound {count(use['lower_bound_bytes'])})"

@@ -10,6 +10,7 @@ from npuc.annotation import MemoryAnnotation
 from npuc.errors import DoesNotFit, Problem
 from npuc.evidence import float_evidence, signature
 from npuc.ir import Array, Graph
+from npuc.network_name import network_name
 from npuc.outline import Heading
 from npuc.pipeline import Hook, Pass
 from npuc.program import Program, canonical_json
@@ -32,8 +33,6 @@ from npuc.targets.bm1684.program.artefact import (
     Contents,
     Instruction,
     instructions,
-    layers_of,
-    table_of,
 )
 from npuc.targets.bm1684.program.origins import origin
 from npuc.targets.bm1684.program.outline import outline
@@ -60,6 +59,7 @@ class Bm1684(Target):
     precisions = ("fp32", "int8")
     exports = ("okkernel",)
     self_tests = ("okkernel",)
+    named_exports = ("okkernel",)
     chip_models = ("own", "vendor")
 
     def passes(self, options: Options) -> tuple[Pass, ...]:
@@ -107,6 +107,8 @@ class Bm1684(Target):
         contents = report.contents(graph, lowered, machine)
         manifest = report.manifest(sliced, lowered, kernel, machine, contents)
         files: dict[str, Content] = {
+        manifest = report.manifest(sliced, lowered, kernel, machine, contents, network=graph)
+        files = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
@@ -196,11 +198,11 @@ class Bm1684(Target):
         player: str | None = None,  # noqa: ARG002
     ) -> dict[str, bytes]:
         """The device C, the host launcher, the weights, a map of what goes where, and how to build it all."""
-        name = sdk.network_name(program.manifest)
-        contents = replace(Contents.of(program.manifest), kernel=name)
+        name = network_name(program.manifest)
+        contents = replace(Contents.of(program.manifest), kernel=f"{name}_kernel")
         summary = read(Mapping[str, Any], program.manifest.get("report"), "report")
         cycles = read(int, summary.get("cycles"), "report.cycles")
-        code = exported_kernel.device_code(table_of(program), contents, layers_of(program), cycles)
+        code = exported_kernel.device_code(program, contents, cycles)
         return {
             f"{name}_ok_device_kernel.c": code.encode(),
             f"{name}_launch.cpp": launcher.host_code(contents).encode(),

@@ -1,5 +1,6 @@
 """Batches whose images are computed one after the other."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +42,12 @@ def _network(*, images: int = 3, extent: int = 20) -> Graph:
 
 
 def test_every_image_has_a_network_with_the_same_meaning() -> None:
-    graph = _network()
-    found = apart(graph)
-    assert found is not None and len(found.nodes) > 3 * len(graph.nodes)
-    x = np.random.default_rng(0).standard_normal((3, 6, 20, 20)).astype(np.float32)
-    wanted, got = (run(each, {"x": x}) for each in (graph, found))
-    assert all(np.allclose(wanted[name], got[name], atol=1e-5) for name in ("y", "s"))
+    for graph in (_network(), _upwards()):
+        found = apart(graph)
+        assert found is not None and len(found.nodes) > 3 * len(graph.nodes)
+        x = np.random.default_rng(0).standard_normal((3, 6, 20, 20)).astype(np.float32)
+        wanted, got = (run(each, {"x": x}) for each in (graph, found))
+        assert all(np.allclose(wanted[name], got[name], atol=1e-5) for name in graph.outputs)
 
 
 MEETING: dict[str, tuple[tuple[Node, ...], dict[str, object]]] = {
@@ -54,6 +55,15 @@ MEETING: dict[str, tuple[tuple[Node, ...], dict[str, object]]] = {
     "joined": ((node("Concat", "x x", "y", axis=0),), {}),
     "compared": ((node("Softmax", "x", "y", axis=0),), {}),
     "counted anew": ((node("Reshape", "x", "y", shape=(2, 6, 3)),), {}),
+    "padded": (
+        (
+            node("Pad", "x", "p", pads=(0, 0, 0, 1, 0, 0)),
+            node("Slice", "p", "y", axes=(0,), starts=(1,), ends=(5,), steps=(1,)),
+        ),
+        {},
+    ),
+    "larger": ((node("Resize", "x", "y", sizes=(4, 6, 3), scales=(1.2, 2.0, 1.0)),), {}),
+    "the largest": ((node("ReduceMax", "x", "m", axes=(0, 1), keepdims=1), node("Add", "x m", "y")), {}),
     "a constant of its own": ((node("Add", "x c", "y"),), {"c": (4, 3, 3)}),
     "one for all": ((node("ReduceMean", "x", "m", axes=(0,), keepdims=1), node("Add", "x m", "y")), {}),
 }
@@ -72,11 +82,32 @@ def test_one_image_and_names_that_are_taken_stay() -> None:
     )
 
 
-@pytest.mark.parametrize(("images", "extent"), [(3, 20), (4, 160)])
-def test_programs_are_right_and_no_image_costs_more_than_alone(images: int, extent: int, tmp_path: Path) -> None:
+def _upwards(*, images: int = 3, extent: int = 20) -> Graph:
+    """A way up, as in a U-Net, and what else keeps images apart."""
+    enlarged = (images, 6, 2 * extent, 2 * extent)
+    return network(
+        (images, 6, extent, extent),
+        "y m",
+        node("LRN", "x", "l", size=3),
+        node(
+            "Resize", "l", "r", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0), mode="nearest", nearest_mode="floor"
+        ),
+        node("Resize", "l", "i", sizes=enlarged, scales=(1.0, 1.0, 2.0, 2.0), mode="linear"),
+        node("Add", "r i", "s"),
+        node("Pad", "s", "p", pads=(0, 0, 1, 0, 0, 0, 1, 2)),
+        node("Conv", "p a", "y", pads=(0, 0, 0, 0)),
+        node("ReduceMax", "y", "m", axes=(1, 3), keepdims=1),
+        a=(10, 6, 3, 3),
+    )
+
+
+@pytest.mark.parametrize(("build", "images", "extent"), [(_network, 3, 20), (_network, 4, 160), (_upwards, 4, 16)])
+def test_programs_are_right_and_no_image_costs_more_than_alone(
+    build: Callable[..., Graph], images: int, extent: int, tmp_path: Path
+) -> None:
     need_compiler()
-    graph, machine = _network(images=images, extent=extent), Machine()
-    one = planner.cost(_fitted(_network(images=1, extent=extent), machine)[2].regions, machine).cycles
+    graph, machine = build(images=images, extent=extent), Machine()
+    one = planner.cost(_fitted(build(images=1, extent=extent), machine)[2].regions, machine).cycles
     kernel = _planned(graph, machine)[2]
     assert planner.cost(kernel.regions, machine).cycles <= images * one
     x = np.random.default_rng(0).standard_normal((2, *graph.shape("x"))).astype(np.float32)

@@ -189,7 +189,7 @@ def test_the_exported_c_computes_what_the_table_does(tmp_path: Path) -> None:
     arguments = (SYSTEM_START + starts[:-1]).astype("<u8").tobytes()
     sources = {path.name: path.read_bytes() for path in (tmp_path / "c").glob("*.[ch]")}
     assert b"not run on silicon" in sources["npuc_m_ok_device_kernel.c"]
-    found = simulator.simulate(sources, "npuc_m", arguments, memory, Machine())
+    found = simulator.simulate(sources, "npuc_m_kernel", arguments, memory, Machine())
     image = tmp_path / "memory"
     memory.tofile(image)
     cost = simulator.carry_out(program.files["calls.txt"], arguments, image, Machine())

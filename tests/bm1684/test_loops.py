@@ -9,28 +9,31 @@ from hypothesis import strategies as st
 
 from npuc.targets.bm1684.export.loops import rolled
 
+BUFFERS = {"AT_a": 4096, "AT_b": 64, "AT_c": 77777}
+"""Constants of buffers that the statements name."""
 
-def _unrolled(lines: list[str]) -> list[str]:
-    """What the lines execute, loops written out."""
-    found: list[str] = []
-    body: list[str] | None = None
-    count = 0
-    for line in lines:
-        head = re.fullmatch(r"for \(int i = 0; i < (\d+); i\+\+\) \{", line)
-        if head:
-            body, count = [], int(head[1])
-        elif line == "}" and body is not None:
-            found += [_at(each, i) for i in range(count) for each in body]
-            body = None
-        elif body is not None:
-            body.append(line.strip())
+
+def _calls(lines: list[str]) -> list[tuple[object, ...]]:
+    """The calls that C of this form makes, with the values of their arguments: it is read as Python."""
+    python, depth = list[str](), 0
+    for line in map(str.strip, lines):
+        if head := re.fullmatch(r"for \(int i = 0; i < (\d+); i\+\+\) \{", line):
+            python.append(f"{' ' * depth}for i in range({head[1]}):")
+            depth += 1
+        elif re.fullmatch(r"static const int each\[\d+\]\[\d+\] = \{", line):
+            python.append(f"{' ' * depth}each = [")
+        elif line == "};":
+            python.append("]")
+        elif row := re.fullmatch(r"\{(.*)\},", line):
+            python.append(f"[{row[1]}],")
+        elif line == "}":
+            depth -= 1
         else:
-            found.append(line)
+            python.append(f"{' ' * depth}{line.rstrip(';')}")
+    found: list[tuple[object, ...]] = []
+    functions = {name: lambda *args, name=name: found.append((name, *args)) for name in ("f", "g", "h", "start")}
+    exec("\n".join(python), {**BUFFERS, **functions})
     return found
-
-
-def _at(line: str, i: int) -> str:
-    return re.sub(r"(\d+) ([+-]) i \* (\d+)", lambda m: str(eval(f"{m[1]} {m[2]} {i} * {m[3]}")), line)
 
 
 def test_evenly_growing_statements_become_a_loop() -> None:
@@ -38,9 +41,44 @@ def test_evenly_growing_statements_become_a_loop() -> None:
     assert rolled(lines) == [
         "for (int i = 0; i < 5; i++) {",
         "    start();",
-        "    copy(0 + i * 128, 900 - i * 10, 7, 0.5f);",
+        "    copy(i * 128, 900 - i * 10, 7, 0.5f);",
         "}",
     ]
+
+
+def test_rows_of_a_buffer_grow_from_its_constant() -> None:
+    lines = ["f(AT_a, 3);", *(f"f(AT_a + {64 * k:#x}, {3 + k});" for k in range(1, 4))]
+    assert rolled(lines) == ["for (int i = 0; i < 4; i++) {", "    f(AT_a + i * 64, 3 + i);", "}"]
+
+
+def test_addresses_that_follow_no_rule_stand_in_a_table() -> None:
+    places = ["AT_c", "AT_a + 0x40", "AT_b", "AT_a", "AT_a", "AT_c"]
+    lines = [
+        line for k, at in enumerate(places) for line in ("start();", f"f({at}, {at}, 9);", f"g({k}, {k * k});")
+    ]
+    assert rolled(lines) == [
+        "for (int i = 0; i < 6; i++) {",
+        "    static const int each[6][2] = {",
+        *(f"        {{{at}, {k * k}}}," for k, at in enumerate(places)),
+        "    };",
+        "    start();",
+        "    f(each[i][0], each[i][0], 9);",
+        "    g(i, each[i][1]);",
+        "}",
+    ]
+
+
+def test_negative_numbers_grow_as_a_whole() -> None:
+    lines = [f"f({-5 - 2 * k}, AT_a + {16 * k + 16:#x});" for k in range(4)]
+    written = rolled(lines)
+    assert len(written) == 3
+    assert _calls(written) == _calls(lines)
+
+
+def test_a_number_that_an_int_cannot_hold_is_in_no_table() -> None:
+    lines = [line for k in (1, 9, 2, 7) for line in ("start();", f"f({k << 31});", f"g({k});", "h(1);")]
+    assert rolled(lines) == lines
+    assert rolled(lines, tables=False) == lines
 
 
 def test_two_short_statements_stay_as_they_are() -> None:
@@ -52,9 +90,22 @@ def test_digits_of_names_and_floats_do_not_grow() -> None:
     assert rolled(lines) == lines
 
 
-@given(st.lists(st.tuples(st.sampled_from("fgh"), st.integers(0, 4), st.integers(0, 4)), max_size=40))
-def test_loops_execute_the_statements_in_order(calls: list[tuple[str, int, int]]) -> None:
-    lines = [f"{name}({a}, {b});" for name, a, b in calls]
-    written = rolled(lines)
-    assert _unrolled(written) == lines
+ADDRESS = st.builds(
+    lambda name, further: f"{name}{f' + {further:#x}' if further else ''}",
+    st.sampled_from(sorted(BUFFERS)),
+    st.sampled_from((0, 16, 32, 48)),
+)
+NUMBER = st.one_of(st.integers(0, 4).map(str), st.just(str(1 << 31)), ADDRESS)
+CALL = st.tuples(st.sampled_from("fgh"), NUMBER, NUMBER)
+
+
+@given(st.lists(CALL, max_size=6), st.lists(CALL, max_size=3), st.integers(1, 8), st.booleans())
+def test_loops_execute_the_statements_in_order(
+    calls: list[tuple[str, str, str]], block: list[tuple[str, str, str]], times: int, tables: bool
+) -> None:
+    repeated = [(name, f"{k * k % 5}", b) for k in range(times) for name, _, b in block]
+    lines = [f"{name}({a}, {b});" for name, a, b in [*calls, *repeated, *calls]]
+    written = rolled(lines, tables=tables)
+    assert _calls(written) == _calls(lines)
     assert len(written) <= len(lines)
+    assert tables or not any("static const" in line for line in written)

@@ -1,87 +1,112 @@
-"""Statements of C that repeat with evenly growing numbers, written as loops where that is shorter."""
+"""Statements of C that repeat, written as loops where that is shorter.
+
+Numbers that grow evenly are computed from the loop's counter; other numbers and addresses stand in a table.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-INTEGER = re.compile(r"(?<![\w.])(0x[0-9a-f]+|\d+)(?![\w.])")
-"""A number that stands alone: not part of a name or of a float."""
+from npuc.targets.bm1684.export.statements import MOST, Statement, Value, follows, step
+
 LONGEST = 12
 """Statements of a loop's body."""
+COLUMNS = 8
+"""Of a loop's table, at most."""
 INDENT = "    "
 
 
 @dataclass(frozen=True)
-class _Statement:
-    """A line's text around its numbers, and the numbers as they are written."""
+class _Loop:
+    """Statements of the body, how often they run, and in each turn the values that a table has."""
 
-    texts: tuple[str, ...]
-    numbers: tuple[str, ...]
-
-    @classmethod
-    def of(cls, line: str) -> _Statement:
-        parts = INTEGER.split(line)
-        return cls(tuple(parts[::2]), tuple(parts[1::2]))
+    body: tuple[str, ...]
+    count: int
+    table: tuple[tuple[str, ...], ...]
 
     @property
-    def values(self) -> tuple[int, ...]:
-        return tuple(int(number, 0) for number in self.numbers)
-
-    def growing(self, steps: Sequence[int]) -> str:
-        """The line with `i` times its step added to each number."""
-        written = [self.texts[0]]
-        for number, step, text in zip(self.numbers, steps, self.texts[1:], strict=True):
-            grown = number if step == 0 else f"{number} {'+' if step > 0 else '-'} i * {abs(step)}"
-            written += [grown, text]
-        return "".join(written)
+    def lines(self) -> list[str]:
+        """As C."""
+        rows = [f"{2 * INDENT}{{{', '.join(row)}}}," for row in self.table]
+        columns = len(self.table[0]) if self.table else 0
+        head = f"{INDENT}static const int each[{self.count}][{columns}] = {{"
+        table = [head, *rows, f"{INDENT}}};"] if columns else []
+        inside = [f"{INDENT}{line}" for line in self.body]
+        return [f"for (int i = 0; i < {self.count}; i++) {{", *table, *inside, "}"]
 
 
-def rolled(lines: Sequence[str]) -> list[str]:
-    """The same statements in as few lines, loops over i where they repeat."""
-    statements, found, at = [_Statement.of(line) for line in lines], list[str](), 0
+def rolled(lines: Sequence[str], *, tables: bool = True) -> list[str]:
+    """The same statements in as few lines, loops over i where they repeat. tables: loops may have some."""
+    statements, found, at = [Statement.of(line) for line in lines], list[str](), 0
     while at < len(lines):
-        period, count = _best(statements, at)
-        if count < 2:
+        loop = _best(statements, at, tables=tables)
+        if loop is None:
             found.append(lines[at])
             at += 1
-            continue
-        found.append(f"for (int i = 0; i < {count}; i++) {{")
-        for first, second in zip(statements[at : at + period], statements[at + period :], strict=False):
-            steps = [b - a for a, b in zip(first.values, second.values, strict=True)]
-            found.append(INDENT + first.growing(steps))
-        found.append("}")
-        at += period * count
+        else:
+            found += loop.lines
+            at += len(loop.body) * loop.count
     return found
 
 
-def _best(statements: Sequence[_Statement], at: int) -> tuple[int, int]:
-    """The loop from a statement on that saves most lines: statements of its body, times it runs (3 or more)."""
-    best, saved = (1, 1), 0
+def _best(statements: Sequence[Statement], at: int, *, tables: bool) -> _Loop | None:
+    """The loop from a statement on that saves most lines; None where none saves any."""
+    best, saved = None, 0
     for period in range(1, min(LONGEST, (len(statements) - at) // 2) + 1):
-        count = _repetitions(statements, at, period)
-        saving = (count - 1) * period - 2
-        if count > 2 and saving > saved:
-            best, saved = (period, count), saving
+        even = _repetitions(statements, at, period, even=True)
+        counts = {even, _repetitions(statements, at, period, even=False)} if tables and period > 1 else {even}
+        for count in (each for each in counts if each > 1):
+            loop = _loop(statements, at, period, count)
+            saving = count * period - len(loop.lines) if loop is not None else 0
+            if saving > saved:
+                best, saved = loop, saving
     return best
 
 
-def _repetitions(statements: Sequence[_Statement], at: int, period: int) -> int:
-    """How often the next `period` statements follow each other with evenly growing numbers."""
+def _repetitions(statements: Sequence[Statement], at: int, period: int, *, even: bool) -> int:
+    """How often the next `period` statements follow each other; even: with evenly growing values."""
     count = 1
     while at + (count + 1) * period <= len(statements):
         start = at + count * period
-        if not all(_follows(statements, at + j, start + j, period, count) for j in range(period)):
+        pairs = [(statements[at + j], statements[start + j]) for j in range(period)]
+        if any(first.texts != later.texts for first, later in pairs):
+            break
+        if even and not all(_grows(statements, at + j, start + j, period, count) for j in range(period)):
             break
         count += 1
     return count
 
 
-def _follows(statements: Sequence[_Statement], first: int, later: int, period: int, count: int) -> bool:
-    a, b = statements[first], statements[later]
-    if a.texts != b.texts:
-        return False
-    second = statements[first + period]
-    steps = [y - x for x, y in zip(a.values, second.values, strict=True)]
-    return all(x + count * step == y for x, step, y in zip(a.values, steps, b.values, strict=True))
+def _grows(statements: Sequence[Statement], first: int, later: int, period: int, count: int) -> bool:
+    """Whether a statement's values have grown evenly from the one that stands `count` periods before it."""
+    columns = zip(*(statements[each].values for each in (first, first + period, later)), strict=True)
+    return all(follows(start, second, value, count) for start, second, value in columns)
+
+
+def _columns(statements: Sequence[Statement], at: int, period: int, count: int) -> list[list[Value]]:
+    """For each value of a loop's body what it is turn by turn."""
+    return [
+        [statements[at + turn * period + j].values[k] for turn in range(count)]
+        for j in range(period)
+        for k in range(len(statements[at + j].values))
+    ]
+
+
+def _loop(statements: Sequence[Statement], at: int, period: int, count: int) -> _Loop | None:
+    """The loop of so many turns; None where a table would be too wide, or a number too large for it."""
+    written: list[str] = []
+    table: dict[tuple[Value, ...], str] = {}
+    for column in _columns(statements, at, period, count):
+        if all(follows(column[0], column[1], later, turn) for turn, later in enumerate(column)):
+            written.append(column[0].growing(step(column[0], column[1]) or 0))
+            continue
+        if any(value.number >= MOST for value in column):
+            return None
+        written.append(table.setdefault(tuple(column), f"each[i][{len(table)}]"))
+    if len(table) > COLUMNS:
+        return None
+    values = iter(written)
+    body = [each.line([next(values) for _ in each.values]) for each in statements[at : at + period]]
+    rows = tuple(zip(*([value.text for value in column] for column in table), strict=True))
+    return _Loop(tuple(body), count, rows)

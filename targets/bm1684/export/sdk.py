@@ -6,13 +6,6 @@ memory for instructions. Files and functions begin with the network's name, so t
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from pathlib import PurePath
-from typing import Any
-
-from npuc.targets.bm1684.program.artefact import IDENTIFIER, KERNEL
-
 MAKE = """\
 # Builds what npuc exported for the SDK of BM1684; nothing here needs to be edited.
 #
@@ -36,7 +29,7 @@ host: {name}_launch
 """
 CMAKE = """\
 # Builds what npuc exported for the SDK of BM1684: the device's object library and the host's program.
-cmake_minimum_required(VERSION 3.10)
+cmake_minimum_required(VERSION 3.13)
 project({name} C CXX)
 set(OKKERNEL okkernel/include CACHE PATH "folder of okk.h")
 set(BMLIB bmlib CACHE PATH "folder of bmlib")
@@ -51,16 +44,6 @@ target_compile_options({name}_launch PRIVATE -Wall -Wextra -Werror)
 target_link_directories({name}_launch PRIVATE ${{BMLIB}}/lib)
 target_link_libraries({name}_launch PRIVATE bmlib)
 """
-
-
-def network_name(manifest: Mapping[str, Any]) -> str:
-    """What files and functions of a network are called: its model's file name as an identifier of C."""
-    model = manifest.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
-    stem = PurePath(name).stem.lower() if isinstance(name, str) else ""
-    words = re.sub("[^a-z0-9]+", "_", stem).strip("_")
-    made = f"npuc_{words}"[:40].rstrip("_")
-    return made if words and IDENTIFIER.fullmatch(made) else KERNEL
 
 
 def build_files(name: str) -> dict[str, bytes]:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from npuc.ir import Array
+from npuc.network_name import network_name
 from npuc.program import Program
 from npuc.self_test.comparing import FOLDER, comparing
-from npuc.targets.bm1684.export.sdk import build_files, network_name
+from npuc.targets.bm1684.export.sdk import build_files
 from npuc.targets.bm1684.program.artefact import WEIGHTS_FILE, Placement, Region, to_words
 from npuc.targets.bm1684.simulate.running import Runner
 

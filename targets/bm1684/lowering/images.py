@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from npuc.ir import Graph, Node, TensorType
-from npuc.ops.attributes import AXES, AXIS, PERM
+from npuc.ops.attributes import AXES, AXIS, PERM, SCALES, SIDES, SIZES
 from npuc.targets.bm1684.lowering.elementwise import BINARY
 from npuc.targets.bm1684.lowering.functions import RECIPES
 
@@ -14,7 +14,7 @@ MOST_NODES = 2000
 """Of all images together: more calls are no faster to load than to compute."""
 SINGLE = {
     *RECIPES, "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool",
-    "BatchNormalization", "InstanceNormalization", "PRelu", "Identity", "DepthToSpace", "SpaceToDepth",
+    "BatchNormalization", "InstanceNormalization", "PRelu", "Identity", "DepthToSpace", "SpaceToDepth", "LRN",
 }  # fmt: skip
 """Operators that compute every image of their first operand by itself; others are constant."""
 
@@ -52,8 +52,12 @@ def _separable(graph: Graph, node: Node, images: int) -> bool:
             return AXIS(node) % len(shape) != 0 and len(computed) == len(node.inputs)
         case "Split" | "Softmax":
             return AXIS(node) % len(shape) != 0
-        case "Slice" | "ReduceMean":
+        case "Slice" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceSum":
             return all(axis % len(shape) for axis in AXES(node))
+        case "Pad":
+            return not (SIDES(node)[0] or SIDES(node)[len(shape)]) and computed == [node.inputs[0]]
+        case "Resize":
+            return SCALES(node)[0] == 1
         case "Reshape":
             return True
         case "Transpose":
@@ -92,6 +96,8 @@ def _one(graph: Graph, image: int) -> Iterator[tuple[Node, dict[str, TensorType]
         made = replace(node, inputs=inputs, outputs=outputs, name=outputs[0])
         if node.op == "Reshape":
             made = made.with_attrs(shape=_type(graph, node.output).shape)
+        if node.op == "Resize":
+            made = made.with_attrs(sizes=(1, *SIZES(node)[1:]))
         yield made, {_name(name, image): _type(graph, name) for name in node.outputs if name}
 
 

@@ -43,8 +43,8 @@ def streams(lo: Lowering, node: Node) -> bool:
 
 def stream(lo: Lowering, node: Node) -> None:
     """A convolution of an input of the network, strip by strip of its rows, with more channels where that pays."""
-    form, view = form_of(lo, node, add=False), lo.view(node.inputs[0])
-    image, out = Dim4(*lo.graph.shape(node.inputs[0])), lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
+    form, view = _folded(lo, form_of(lo, node, add=False), lo.view(node.inputs[0]))
+    image, out = Dim4(*view.shape), lo.output(node.output, Dim4(*lo.graph.shape(node.output)))
     channels = _cheapest_channels(form, image.c, lo)
     more = np.zeros((len(form.weights), channels - image.c, *form.weights.shape[2:]), np.float32)
     form = replace(form, weights=np.concatenate([form.weights, more], axis=1))
@@ -61,14 +61,54 @@ def stream(lo: Lowering, node: Node) -> None:
     lo.define(node.output, out)
 
 
+def _folded(lo: Lowering, form: Form, view: View) -> tuple[Form, View]:
+    """The convolution with rows of the image as further channels, where its stride allows it and it costs less.
+
+    Row f * q + p of channel c is row q of channel p * C + c, and the kernel's rows follow. Windows of 7 rows, two
+    apart, on three channels become ones of 4 rows on six: 84 products instead of 98.
+    """
+    window, rows = form.window, view.shape[2]
+    ways = [each for each in range(1, window.strides[0] + 1) if window.strides[0] % each == rows % each == 0]
+    if window.dilations[0] > 1 or len(view.axes[2]) > 1:
+        ways = [1]
+    forms = {each: _fold(form, each) for each in ways}
+
+    def cost(each: int) -> tuple[int, int]:
+        folded = forms[each]
+        return _cost(folded, _cheapest_channels(folded, folded.weights.shape[1], lo), lo), each
+
+    best = min(ways, key=cost)
+    if best == 1:
+        return form, view
+    batch, channels, ((extent, step),), columns = view.axes
+    axes = (batch, ((best, step), *channels), ((extent // best, step * best),), columns)
+    return forms[best], replace(view, axes=axes)
+
+
+def _fold(form: Form, by: int) -> Form:
+    """The convolution of an image whose rows count as channels, `by` rows in one."""
+    window, (outputs, inputs, height, width) = form.window, form.weights.shape
+    begin = ceil_div(window.begins[0], by)
+    above = begin * by - window.begins[0]
+    kernel = ceil_div(above + height, by)
+    weights = np.zeros((outputs, inputs, kernel * by, width), np.float32)
+    weights[:, :, above : above + height] = form.weights
+    weights = weights.reshape(outputs, inputs, kernel, by, width).transpose(0, 3, 1, 2, 4)
+    begins, ends = (begin, window.begins[1]), (ceil_div(window.ends[0], by), window.ends[1])
+    strides = (window.strides[0] // by, window.strides[1])
+    folded = Window((kernel, width), strides, begins, ends, window.dilations)
+    return replace(form, window=folded, weights=weights.reshape(outputs, by * inputs, kernel, width))
+
+
+def _cost(form: Form, channels: int, lo: Lowering) -> int:
+    """Cycles of some groups of the result with so many input channels."""
+    kernel, stride = form.window.kernel, form.window.strides[1]
+    return timing.conv2d(16, channels, kernel[0], kernel[1], stride, form.bias is not None, lo.machine)
+
+
 def _cheapest_channels(form: Form, channels: int, lo: Lowering) -> int:
     """As many input channels as cost least, up to four: three cost more than four."""
-    kernel, stride = form.window.kernel, form.window.strides[1]
-
-    def cost(count: int) -> tuple[int, int]:
-        return timing.conv2d(16, count, kernel[0], kernel[1], stride, form.bias is not None, lo.machine), count
-
-    return min(range(channels, max(channels, 4) + 1), key=cost)
+    return min(range(channels, max(channels, 4) + 1), key=lambda count: (_cost(form, count, lo), count))
 
 
 def _single_rows(out: Tensor, npus: int) -> Iterator[tuple[int, int]]:

@@ -248,7 +248,7 @@ class Contents:
         }
 
 
-IDENTIFIER = re.compile("[a-z][a-z0-9_]{0,62}")
+IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]{0,62}")
 """What may name something in C."""
 
 

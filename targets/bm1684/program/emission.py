@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isinf, isnan
 
 from npuc.targets.bm1684.lowering.kernel import Address, Arg, Call, Local, Padding, Pair, System
@@ -11,17 +12,26 @@ FIRMWARE = "bdc_fix8b_"
 """How calls begin that the firmware library beside the interface carries out."""
 
 
-def call_text(call: Call) -> str:
+Writer = Callable[[Address], str]
+"""How an address of local memory is written."""
+
+
+def local(address: Address) -> str:
+    """The NPU, and bytes from the start of its memory."""
+    return f"LOCAL({address.npu}, {address.offset:#x})"
+
+
+def call_text(call: Call, write: Writer = local) -> str:
     """A placed call as C, without the semicolon."""
     name = call.name.replace("bdc_", "npuc_", 1) if call.name.startswith(FIRMWARE) else f"okk_{call.name}"
-    return f"{name}({', '.join(_argument(call, index) for index in range(len(call.args)))})"
+    return f"{name}({', '.join(_argument(call, index, write) for index in range(len(call.args)))})"
 
 
-def _argument(call: Call, index: int) -> str:
+def _argument(call: Call, index: int, write: Writer) -> str:
     arg = call.args[index]
     if call.name == "bdc_32bit_set_C" and index == 1:
-        return f"(x32){{.fp32 = {_number(arg)}}}"
-    return _number(arg)
+        return f"(x32){{.fp32 = {_text(arg, write)}}}"
+    return _text(arg, write)
 
 
 def _float(value: float) -> str:
@@ -33,7 +43,7 @@ def _float(value: float) -> str:
     return f"{value!r}f"
 
 
-def _number(arg: Arg) -> str:
+def _text(arg: Arg, write: Writer) -> str:
     match arg:
         case None:
             return "NULL"
@@ -43,8 +53,8 @@ def _number(arg: Arg) -> str:
             return _float(arg)
         case int():
             return str(arg)
-        case Address(npu, offset):
-            return f"LOCAL({npu}, {offset:#x})"
+        case Address():
+            return write(arg)
         case System(region, offset):
             return f"SYSTEM({region}, {offset:#x})"
         case Dim4(n, c, h, w):

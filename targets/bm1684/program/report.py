@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from npuc.host import HostStep
@@ -21,6 +21,7 @@ from npuc.targets.bm1684.plan import pricing
 from npuc.targets.bm1684.plan.planner import cost, lower_bound
 from npuc.targets.bm1684.program import table
 from npuc.targets.bm1684.program.artefact import (
+    ELEMENT,
     KERNEL,
     WEIGHTS_FILE,
     Computed,
@@ -209,8 +210,29 @@ def macs(graph: Graph, node: Node) -> int:
     return 0
 
 
-def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents) -> dict[str, Any]:
-    """The compile report of the command line's contract, without status."""
+def least_bytes(graph: Graph, element: int) -> int:
+    """Bytes that any program of a network moves: its inputs, its outputs and the weights of its products, once."""
+    products = (node for node in graph.nodes if macs(graph, node))
+    weights = {node.inputs[1] for node in products} & graph.constants.keys()
+    return element * sum(prod(graph.shape(name)) for name in {*weights, *graph.inputs, *graph.outputs})
+
+
+def _bounds(network: Graph, fixed: bool, busier: int, machine: Machine) -> dict[str, int]:
+    """What no order of these calls takes less than, and what no program of the network does."""
+    peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
+    bytes_moved = least_bytes(network, 1 if fixed else ELEMENT)
+    multiplying = sum(macs(network, node) for node in network.nodes) / peak
+    return {
+        "busier_engine_cycles": busier,
+        "network_bound_cycles": ceil(max(multiplying, bytes_moved / machine.dram_bytes_per_cycle)),
+        "least_traffic_bytes": bytes_moved,
+    }
+
+
+def summary(
+    graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, system: Contents, network: Graph
+) -> dict[str, Any]:
+    """The compile report of the command line's contract, without status. network: before slices of it are made."""
     fixed = any(place.dtype != "float32" for place in system.placements)
     peak = machine.fixed_macs_per_cycle if fixed else machine.macs_per_cycle
     total = cost(kernel.regions, machine)
@@ -226,7 +248,7 @@ def summary(graph: Graph, lowered: Lowered, kernel: Kernel, machine: Machine, sy
         "macs": multiplied,
         "cycles": total.cycles,
         "cycles_per_image": total.cycles / max(images, 1),
-        "bound_cycles": total.bound,
+        **_bounds(network, fixed, total.bound, machine),
         "bdc_cycles": total.bdc,
         "gdma_cycles": total.gdma,
         "ideal_cycles": ideal,
@@ -259,8 +281,9 @@ def manifest(
     machine: Machine,
     system: Contents,
     dtype: Callable[[str], str] = lambda _name: "float32",
+    network: Graph | None = None,
 ) -> dict[str, Any]:
-    """The target's part of the manifest. dtype: of a tensor in local memory."""
+    """The target's part of the manifest. dtype: of a tensor in local memory; network: the graph before slices."""
     return {
         "target": "bm1684",
         "precision": "int8" if system.steps else "fp32",
@@ -269,5 +292,5 @@ def manifest(
         "layers": [_entry(each) for each in _computed(kernel)],
         "buffers": _buffers(kernel),
         "results": _results(graph, lowered, kernel, dtype),
-        "report": summary(graph, lowered, kernel, machine, system),
+        "report": summary(graph, lowered, kernel, machine, system, network or graph),
     }

@@ -1,0 +1,148 @@
+"""The layers of a program as functions of C; those that make the same calls at other addresses share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from npuc.escaping import c_comment
+from npuc.program import Program
+from npuc.targets.bm1684.export.copies import Copies, may_be_row
+from npuc.targets.bm1684.export.loops import INDENT, rolled
+from npuc.targets.bm1684.export.places import Places
+from npuc.targets.bm1684.export.statements import Statement
+from npuc.targets.bm1684.program.artefact import Computed, Instruction, layers_of, table_of
+from npuc.targets.bm1684.program.emission import FIRMWARE, call_text
+from npuc.targets.bm1684.program.table import Region
+
+NAMES = 12
+"""Nodes and tensors that a comment lists."""
+SHORTEST = 2
+"""Lines of a function that layers share, at least."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's number, what it computes and moves for others, its lines."""
+
+    number: int
+    comment: str
+    lines: tuple[str, ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """The lines in parts."""
+        return tuple(map(Statement.of, self.lines))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of C, and how each layer calls it."""
+
+    text: str
+    calls: Mapping[int, str]
+
+
+def layers(program: Program, calls: Sequence[Instruction], places: Places, copies: Copies) -> list[Layer]:
+    """The layers in order. copies: gets their copies from system memory."""
+    waiting, found = iter(calls), list[Layer]()
+    for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
+        own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
+        title = f"layer {number}: {what.op} {what.tensor}"
+        lines = [line for region, each in own for line in _lines(region, each, places, copies, title)]
+        for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
+        found.append(Layer(number, _comment(title, what, list(for_others)), tuple(rolled(lines))))
+    return found
+
+
+def _comment(title: str, what: Computed, others: Sequence[str]) -> str:
+    """What a layer computes, of which ONNX nodes, and for what later layers it moves data beside that."""
+    lines = [f"{title}, of {_listed(what.nodes)}" if what.nodes else title]
+    lines += [f"    beside it: data for {_listed(others)}"] if others else []
+    return "\n".join(map(c_comment, lines))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + more
+
+
+def _lines(
+    region: Region, calls: Sequence[Instruction], places: Places, copies: Copies, title: str
+) -> Iterator[str]:
+    """The statements of a region; copies in a row are one."""
+    kind = "npuc" if any(call.call.name.startswith(FIRMWARE) for call in calls) else "okk"
+    if region.parallel:
+        yield f"{kind}_parallel_start();"
+    for is_row, group in groupby(calls, key=may_be_row):
+        if is_row:
+            rows = list(group)
+            first = copies.begin(title)
+            for each in rows:
+                copies.add(each, places.writer(each.region))
+            yield f"load(to, {first}, {len(rows)});"
+        else:
+            yield from (f"{call_text(each.call, places.writer(each.region))};" for each in group)
+    if region.parallel:
+        yield f"{kind}_parallel_end();"
+
+
+def functions(made: Sequence[Layer]) -> list[Function]:
+    """A function for each layer, or for several that make the same calls at other addresses."""
+    alike: dict[object, list[Layer]] = {}
+    for layer in made:
+        alike.setdefault(_shape(layer), []).append(layer)
+    return [_shared(group) if len(group) > 1 else _alone(group[0]) for group in alike.values()]
+
+
+def _shape(layer: Layer) -> object:
+    """What layers that share a function have in common: all but addresses and rows of the table of copies."""
+    if len(layer.lines) < SHORTEST or any("static const" in line for line in layer.lines):
+        return layer.number
+    return tuple((each.texts, each.values[:0] if _moves(each) else _fixed(each)) for each in layer.statements)
+
+
+def _moves(statement: Statement) -> bool:
+    return statement.texts[0].startswith("load(")
+
+
+def _fixed(statement: Statement) -> tuple[str, ...]:
+    """The values that are no address of a buffer."""
+    return tuple("" if value.base else value.text for value in statement.values)
+
+
+def _alone(layer: Layer) -> Function:
+    name = f"layer_{layer.number}"
+    text = _function(layer.comment, f"{name}(const arguments *to)", layer.lines)
+    return Function(text, {layer.number: f"{name}(to)"})
+
+
+def _shared(group: Sequence[Layer]) -> Function:
+    """A function of several layers, and the table of what differs."""
+    columns = list(
+        zip(*([each for line in layer.statements for each in line.values] for layer in group), strict=True)
+    )
+    differing = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
+    names = {column: f"at[{at}]" for at, column in enumerate(differing)}
+    values = iter(names[column] if column in names else column[0].text for column in columns)
+    body = [each.line([next(values) for _ in each.values]) for each in group[0].statements]
+    name, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
+    if not differing:
+        text = _function(comment, f"{name}(const arguments *to)", body)
+        return Function(text, {layer.number: f"{name}(to)" for layer in group})
+    rows = [
+        f"{INDENT}{{{', '.join(column[at].text for column in differing)}}},  {c_comment(f'layer {layer.number}')}"
+        for at, layer in enumerate(group)
+    ]
+    head = f"static const int {name}_at[{len(group)}][{len(differing)}] = {{"
+    text = _function(comment, f"{name}(const arguments *to, const int *at)", body)
+    calls = {layer.number: f"{name}(to, {name}_at[{at}])" for at, layer in enumerate(group)}
+    return Function("\n".join((head, *rows, "};\n", text)), calls)
+
+
+def _function(comment: str, declared: str, lines: Sequence[str]) -> str:
+    used = any("SYSTEM(" in line or "load(to" in line for line in lines)
+    body = "\n".join(f"{INDENT}{line}" for line in lines)
+    unused = "" if used else f"{INDENT}(void)to;\n"
+    return f"{comment}\nstatic void {declared}\n{{\n{unused}{body}\n}}\n"

@@ -1,0 +1,117 @@
+"""Names of what lies in local memory: a constant of C for every buffer, with its shape and layout in a comment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from npuc.escaping import c_comment, c_identifier
+from npuc.program import Program
+from npuc.targets.bm1684.lowering.kernel import Address, Call
+from npuc.targets.bm1684.machine.local_memory import Dim4
+from npuc.targets.bm1684.program.artefact import Contents, Instruction, Observed, Occupied
+from npuc.targets.bm1684.program.emission import local
+
+LONGEST = 40
+"""Characters of a buffer's name in its constant's."""
+WEIGHTS: Mapping[str, Callable[[tuple[Any, ...]], str]] = {
+    "bdc_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} in 2IC mode, compact",
+    "bdc_fix8b_conv2d": lambda args: f"weights {[args[5], args[4].c, *args[6:8]]} of 8 bits, compact",
+    "bdc_depthwise2d": lambda args: f"weights {[args[4].c, *args[5:7]]}, compact",
+    "bdc_fix8b_depthwise2d": lambda args: f"weights {[args[4].c, *args[5:7]]} of 8 bits, compact",
+    "bdc_matmul": lambda args: f"right matrix {list(args[5:7])} in the matrix layout, W = {args[8]}",
+}
+"""What the third argument of a call is: its shape and layout."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The buffers of local memory that calls use; each has a constant that is called after it."""
+
+    buffers: Sequence[Occupied]
+    names: Sequence[str]
+    """The constant of each."""
+    whats: Sequence[str]
+    """What each holds."""
+
+    @classmethod
+    def of(cls, program: Program, calls: Sequence[Instruction]) -> Places:
+        """Raises ArtefactError (E502) for a damaged manifest."""
+        regions = 1 + max((call.region for call in calls), default=-1)
+        found = _Finder(Contents.occupied(program.manifest, regions))
+        used = {
+            at: call for call in calls for arg in call.call.args if (at := found.at(arg, call.region)) is not None
+        }
+        ordered = sorted(used, key=lambda at: (found.buffers[at].first, found.buffers[at].start))
+        kept = {each.tensor: each for each in Contents.observed(program.manifest)}
+        weights = {found.at(call.call.args[2], call.region): call.call for call in calls if _weighted(call.call)}
+        buffers = {at: found.buffers[at] for at in ordered}
+        whats = [_what(each, kept.get(each.buffer), weights.get(at)) for at, each in buffers.items()]
+        return cls(list(buffers.values()), _identifiers([each.buffer for each in buffers.values()]), whats)
+
+    def writer(self, region: int) -> Callable[[Address], str]:
+        """How the calls of a region write an address: the buffer that it is in, and bytes from its start."""
+
+        def text(address: Address) -> str:
+            at = self._finder.at(address, region)
+            if at is None:
+                return local(address)
+            further = address.offset - self.buffers[at].start
+            return f"LOCAL({address.npu}, {self.names[at]}{f' + {further:#x}' if further else ''})"
+
+        return text
+
+    @cached_property
+    def _finder(self) -> _Finder:
+        return _Finder(self.buffers)
+
+    def definitions(self) -> Iterator[str]:
+        """The lines of an enumeration, in the order of use."""
+        for name, each, what in zip(self.names, self.buffers, self.whats, strict=True):
+            note = c_comment(f"{each.buffer}: {what}{each.end - each.start} bytes")
+            yield f"    {name} = {each.start:#x},  {note}"
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds buffers by address and time."""
+
+    buffers: Sequence[Occupied]
+
+    def at(self, arg: object, region: int) -> int | None:
+        """The number of the buffer in which an address is while a region runs."""
+        if isinstance(arg, Address):
+            for number, each in enumerate(self.buffers):
+                if each.start <= arg.offset < each.end and each.first <= region <= each.last:
+                    return number
+        return None
+
+
+def _weighted(call: Call) -> bool:
+    """Whether a call tells the shape of its weights; a table that others wrote may hold anything."""
+    args = call.args
+    return call.name in WEIGHTS and len(args) > 8 and (call.name == "bdc_matmul" or isinstance(args[4], Dim4))
+
+
+def _identifiers(buffers: Sequence[str]) -> list[str]:
+    """A constant for each, no two the same."""
+    found: dict[str, None] = {}
+    for buffer in buffers:
+        stem = name = f"AT_{c_identifier(buffer)[:LONGEST]}"
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{stem}_{number}"
+        found[name] = None
+    return list(found)
+
+
+def _what(buffer: Occupied, kept: Observed | None, weighted: Call | None) -> str:
+    """Shape and layout of what a buffer holds, and a comma; nothing where no call tells them."""
+    if kept is not None and kept.offset == buffer.start:
+        words = "in words of four images (4N), " if kept.dtype != "float32" else ""
+        local_shape = "" if kept.local_shape == kept.shape else f"as {list(kept.local_shape)} "
+        return f"{kept.dtype} {list(kept.shape)} {words}{local_shape}aligned from NPU {kept.npu}, "
+    return f"{WEIGHTS[weighted.name](weighted.args)}, " if weighted is not None else ""

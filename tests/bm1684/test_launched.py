@@ -1,0 +1,96 @@
+"""An export as its user builds it, on the vendor's chip model: launcher and kernel give what `npuc run` gives."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from npuc.models import MODELS
+from npuc.program import load
+from npuc.targets.bm1684.simulate import compilation, vendor
+from tests.bm1684.kernels import vendor_libraries
+from tests.cli.process import npuc
+from tests.files import arrays
+
+DEVICE = Path(__file__).with_name("bmlib") / "vendor_device.cpp"
+SONAME = "libbackend_1684.so"
+"""What the vendor's library calls itself."""
+ROOM = 1 << 27
+"""Of system memory."""
+
+
+def built(folder: Path, name: str, libraries: str) -> Path:
+    """The launcher with its kernel and the vendor's model, by the rules of the SDK."""
+    kernel = folder / f"{name}_ok_device_kernel.o"
+    make = ["make", "-C", str(folder), "kernel", "CROSS=", f"OKKERNEL={compilation.MODEL}"]
+    subprocess.run(make, check=True, capture_output=True)
+    flags = ["-std=c++11", "-Wall", "-Wextra", "-O1", "-rdynamic", "-I", str(DEVICE.parent)]
+    (folder / SONAME).symlink_to(Path(libraries).resolve() / vendor.LIBRARY)
+    linked = [f"-Wl,-rpath,{folder}:{libraries}", str(folder / SONAME), "-ldl", "-Wl,--allow-shlib-undefined"]
+    sources = [str(folder / f"{name}_launch.cpp"), str(DEVICE), str(kernel)]
+    subprocess.run(["g++", *flags, "-o", str(folder / "launched"), *sources, *linked], check=True)
+    return folder / "launched"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("resnet8", ()), ("unet_small", ()), ("digits", ("--precision", "int8"))]
+)
+def test_an_exported_launcher_gives_what_run_gives(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """To the bit, on the same model; its cycles are npuc's within a thousandth."""
+    libraries = vendor_libraries()
+    if shutil.which("g++") is None or shutil.which("make") is None:
+        pytest.skip("there is no g++ or make")
+    model, artefact, folder = tmp_path / f"{name}.onnx", tmp_path / "a.npu", tmp_path / "out"
+    onnx.save(MODELS[name](), model)
+    npuc("compile", model, "--target", "bm1684", "-o", artefact, *options).done()
+    program = load(artefact)
+    (port,), (result,) = program.inputs, program.outputs
+    x = np.random.default_rng(3).normal(0.4, 1.5, (2, *port.shape[1:])).astype(np.float32)
+    np.savez(tmp_path / "x.npz", **{port.name: x})
+    arguments = ("--data", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--chip-model", "vendor")
+    npuc("run", artefact, *arguments, "--okk-libs", libraries).done()
+    wanted = arrays(tmp_path / "y.npz")[result.name]
+    npuc(
+        "export", artefact, "--format", "okkernel", "-o", folder, "--self-test", "--data", tmp_path / "x.npz"
+    ).done()
+    launched = built(folder, f"npuc_{name}", libraries)
+    for sample, values in enumerate(wanted):
+        tests = folder / "self_test" / str(sample)
+        command = [str(launched), "weights.bin", str(tests / "input_0.bin"), "found.bin"]
+        done = subprocess.run(
+            command, cwd=folder, env={"SYSTEM_BYTES": str(ROOM)}, capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout.split()[-1]) == pytest.approx(program.report["cycles"], rel=0.001)
+        found = (folder / "found.bin").read_bytes()
+        if options:
+            assert found == (tests / "output_0.bin").read_bytes()
+        else:
+            assert found == values.astype(np.float32).tobytes()
+
+
+@pytest.mark.skipif(None in (shutil.which("cmake"), shutil.which("g++")), reason="there is no cmake or g++")
+def test_cmake_builds_both_sides(tmp_path: Path) -> None:
+    """The object has a name that the SDK's linker script puts into DDR; the launcher links with bmlib."""
+    model, artefact, folder = tmp_path / "resnet8.onnx", tmp_path / "a.npu", tmp_path / "out"
+    onnx.save(MODELS["resnet8"](), model)
+    npuc("compile", model, "--target", "bm1684", "-o", artefact).done()
+    npuc("export", artefact, "--format", "okkernel", "-o", folder, "--prefix", "Net-8").done()
+    bmlib, build = tmp_path / "bmlib", tmp_path / "build"
+    (bmlib / "lib").mkdir(parents=True)
+    shutil.copytree(DEVICE.parent, bmlib / "include")
+    undefined = ["-shared", "-fPIC", "-I", str(bmlib / "include"), "-o", str(bmlib / "lib" / "libbmlib.so")]
+    subprocess.run(["g++", *undefined, str(DEVICE), "-Wl,--unresolved-symbols=ignore-all"], check=True)
+    given = [
+        f"-DOKKERNEL={compilation.MODEL}",
+        f"-DBMLIB={bmlib}",
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",
+    ]
+    subprocess.run(["cmake", "-S", str(folder), "-B", str(build), *given], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", str(build)], check=True, capture_output=True)
+    assert (build / "Net_8_launch").is_file()
+    assert [each.name for each in build.rglob("*ok_device_*.o")] == ["Net_8_ok_device_kernel.c.o"]
