@@ -1,4 +1,4 @@
-"""The judge of improvements: the noise where int8 ends, and what it does behind, on samples that exchange errors."""
+"""The judge of improvements: the noise where int8 ends, and behind it, where samples exchange errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_behind_int8_the_network_s_inputs_and_constants_are_the_sample_s_own() -
     graph = network(
         (1, 4, 2, 2), "y z",
         node("Conv", "x w", "d"), node("Neg", "x", "n"), node("Mul", "d n", "p"),
-        node("Softmax", "p", "y", axis=1), node("Mul", "d k", "z"), w=weights(4, 4, 1, 1), k=np.full((1, 4, 1, 1), 3, np.float32),
+        node("Softmax", "p", "y", axis=1), node("Mul", "d k", "z"),
+        w=weights(4, 4, 1, 1), k=np.full((1, 4, 1, 1), 3, np.float32),
     )  # fmt: skip
     tail = Tail.of(graph, ["d"], ["y", "z"])
     assert sorted(tail.graph.inputs) == ["d", "x"]
