@@ -105,7 +105,7 @@ def rows(
     yield _row(task, "fp32", exact, exact, labels)
     for method in methods:
         started = process_time()
-        theirs = _by_onnxruntime(model, calibration, method)
+        theirs = by_onnxruntime(model, calibration, method)
         seconds = process_time() - started
         yield _row(task, f"onnxruntime int8, {method}", _outputs(theirs, samples), exact, labels, seconds)
     for name in names():
@@ -166,7 +166,7 @@ def _decibels(found: Array, exact: Array) -> float | None:
     return 10 * float(np.log10(float(np.square(exact, dtype=np.float64).sum()) / noise)) if noise else None
 
 
-def _by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
+def by_onnxruntime(model: Path, calibration: Path, method: str) -> bytes:
     """The model as onnxruntime's quantize_static makes it with a CalibrationMethod."""
     import onnx
     from onnx import version_converter

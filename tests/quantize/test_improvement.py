@@ -266,19 +266,3 @@ def test_a_level_is_never_worse_than_the_one_below_on_what_is_held_out() -> None
         assert (list(judge.exact), list(judge.outputs)) == (["d"], ["y"])
         least, usual, everything = (judge.noise(each) for each in found)
         assert everything <= usual <= least
-
-
-def test_the_judge_takes_the_mean_of_both_noises() -> None:
-    graph = network((1, 4, 2, 2), "y", node("Conv", "x w", "d"), node("Softmax", "d", "y", axis=1),
-                    w=weights(4, 4, 1, 1))  # fmt: skip
-    feeds = list(samples(graph, 5).feeds())
-    made, _ = best_network(graph, RECIPE, samples(graph, 5), LEVELS["0"])
-    noise: list[float] = []
-    for name in "dy":
-        exact, found = (
-            [run(each, feed, [name])[name] for feed in feeds] for each in (graph, made.quantised.graph)
-        )
-        noise.append(float(np.square(np.subtract(exact, found)).sum() / np.square(exact).sum()))
-    assert acceptance(graph, made.quantised, feeds).noise(made.quantised) == pytest.approx(
-        np.mean(noise), rel=1e-3
-    )

@@ -73,8 +73,8 @@ class Histogram:
         """The histogram without the values of the bins above a magnitude."""
         return Histogram(np.where(np.arange(BINS) * self.width < limit, self.counts, 0), self.width)
 
-    def error(self, scales: Array, levels: int = 127) -> Array:
-        """The expected sum of squared errors when quantised with each of these scales (symmetric, saturating).
+    def error(self, scales: Array, levels: Array | int = 127) -> Array:
+        """The expected sum of squared errors with each of these scales; so many steps above 0 values saturate.
 
         Inside the range a rounding error is spread evenly, s*s/12 a value, and altogether no more than where all
         become 0; outside it is |x| - levels*s.

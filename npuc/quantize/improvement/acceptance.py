@@ -3,17 +3,65 @@
 Judged are the float tensors where int8 ends (the logits before a softmax on the host, say) and the network's
 outputs behind them, by the mean of both noises: the worse of the two decides. Outputs alone would not do: behind a
 softmax that is sure of most samples they hardly show any noise, or that of a few samples hard to tell apart.
+
+What an error does to an output depends on the sample that it meets, and a sample that is hard to tell apart meets
+but one error. So the errors of the samples held out are exchanged among them: every sample meets those of its
+neighbours as well, and the outputs' noise is the mean over all pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from npuc.ir import Array, Graph
+from npuc.ir import Array, Graph, Node
+from npuc.ops import build as build_graph
 from npuc.quantize.network.construction import Quantised
+
+MOST_PAIRS = 16
+"""So many samples' errors each sample meets at most."""
+MOST_ELEMENTS = 1 << 22
+"""Of all tensors behind int8, over all pairs: larger outputs show many errors in a single sample."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What the host computes behind int8: outputs from tensors where int8 ends, and from the network's inputs."""
+
+    graph: Graph
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, ends: Collection[str], outputs: Sequence[str]) -> Tail:
+        """The part of a float graph from the ends of int8 to these outputs."""
+        wanted, nodes = set(outputs), list[Node]()
+        for node in reversed(graph.nodes):
+            if wanted.intersection(node.outputs) and not set(node.outputs) <= set(ends):
+                nodes.append(node)
+                wanted.update(name for name in node.inputs if name and name not in ends)
+        read = {name for node in nodes for name in node.inputs if name}
+        made = {name for node in nodes for name in node.outputs}
+        types = {
+            name: graph.tensors[name] for name in graph.tensors if name in read - made - graph.constants.keys()
+        }
+        held = {name: value for name, value in graph.constants.items() if name in read}
+        return cls(build_graph("tail", nodes[::-1], types, outputs, held, graph.operators), tuple(outputs))
+
+    @cached_property
+    def session(self) -> Any:
+        """An onnxruntime.InferenceSession of it."""
+        from npuc.reference import graph_session
+
+        return graph_session(self.graph, self.outputs)
+
+    def pairs(self, samples: int) -> int:
+        """How many samples' errors each of them meets: its own at least."""
+        size = sum(self.graph.tensors[name].size for node in self.graph.nodes for name in node.outputs)
+        return max(min(samples, MOST_PAIRS, MOST_ELEMENTS // max(size * samples, 1)), 1)
 
 
 @dataclass(frozen=True)
@@ -23,6 +71,7 @@ class Acceptance:
     feeds: tuple[Mapping[str, Array], ...]
     exact: Mapping[str, tuple[Array, ...]]
     outputs: Mapping[str, tuple[Array, ...]] = field(default_factory=dict[str, tuple[Array, ...]])
+    tail: Tail | None = None
 
     def noise(self, quantised: Quantised) -> float:
         """Squared error over squared signal; 0 is exact.
@@ -33,16 +82,28 @@ class Acceptance:
         from npuc.export_onnx import onnx_bytes
         from npuc.reference import session
 
-        wanted = {**self.exact, **self.outputs}
-        names = list(wanted)
+        names = list(self.exact)
         run = session(onnx_bytes(quantised.graph, names))
-        found = [run.run(names, dict(feed)) for feed in self.feeds]
-        ratio = {
-            name: _ratio(wanted[name], [values[position] for values in found])
-            for position, name in enumerate(names)
-        }
-        kinds = (self.exact, self.outputs)
-        return float(np.mean([np.mean([ratio[name] for name in kind]) for kind in kinds if kind]))
+        columns = zip(*(run.run(names, dict(feed)) for feed in self.feeds), strict=True)
+        found = dict(zip(names, columns, strict=True))
+        inner = float(np.mean([_ratio(self.exact[name], found[name]) for name in names]))
+        return inner if self.tail is None else (inner + self.behind(self.tail, found)) / 2
+
+    def behind(self, tail: Tail, found: Mapping[str, Sequence[Array]]) -> float:
+        """The mean noise of the outputs behind int8: every sample meets the errors of some."""
+        noise, count = np.zeros(len(tail.outputs)), len(self.feeds)
+        pairs = tail.pairs(count)
+        ends = [name for name in tail.graph.inputs if name in self.exact]
+        errors = {name: [b - a for a, b in zip(self.exact[name], found[name], strict=True)] for name in ends}
+        for index, feed in enumerate(self.feeds):
+            values = {name: feed[name] for name in tail.graph.inputs if name not in self.exact}
+            for step in range(pairs):
+                met = {name: self.exact[name][index] + errors[name][(index + step) % count] for name in ends}
+                results = tail.session.run(tail.outputs, values | met)
+                for at, (name, result) in enumerate(zip(tail.outputs, results, strict=True)):
+                    noise[at] += np.square(result.astype(np.float64) - self.outputs[name][index]).sum() / pairs
+        signals = [_energy(self.outputs[name]) for name in tail.outputs]
+        return float(np.mean([_relative(*each) for each in zip(noise, signals, strict=True)]))
 
     def better(self, first: Quantised, *others: Quantised) -> Quantised:
         """The one with the least noise; the first where none has less."""
@@ -51,8 +112,15 @@ class Acceptance:
 
 
 def _ratio(exact: Sequence[Array], found: Sequence[Array]) -> float:
-    signal = sum(float(np.square(each, dtype=np.float64).sum()) for each in exact)
     noise = sum(float(np.square(b.astype(np.float64) - a).sum()) for a, b in zip(exact, found, strict=True))
+    return _relative(noise, _energy(exact))
+
+
+def _energy(values: Sequence[Array]) -> float:
+    return sum(float(np.square(each, dtype=np.float64).sum()) for each in values)
+
+
+def _relative(noise: float, signal: float) -> float:
     return noise / signal if signal else float(noise > 0)
 
 
@@ -83,9 +151,8 @@ def acceptance(graph: Graph, quantised: Quantised, feeds: Sequence[Mapping[str, 
     run = graph_session(graph, names)
     columns = zip(*(run.run(names, dict(feed)) for feed in feeds), strict=True)
     values = dict(zip(names, columns, strict=True))
-    return Acceptance(
-        tuple(feeds), {name: values[name] for name in inner}, {name: values[name] for name in behind}
-    )
+    exact, outputs = ({name: values[name] for name in kind} for kind in (inner, behind))
+    return Acceptance(tuple(feeds), exact, outputs, Tail.of(graph, exact, behind) if behind else None)
 
 
 def decibels(noise: float) -> float | None:

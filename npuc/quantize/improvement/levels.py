@@ -9,12 +9,16 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Variant:
     """A way to quantise a network: calibration method, zero points where they help, share of equalisation, and
-    whether outlier channels are split."""
+    whether outlier channels are split.
+
+    alone: it is judged as it is, and not improved, which takes most of a level's time.
+    """
 
     method: str
     share: float | None
     offsets: bool = True
     split: bool = False
+    alone: bool = False
 
     def __str__(self) -> str:
         parts = [self.method]
@@ -54,11 +58,18 @@ BIASES = ("bias by weights", "bias by results")
 ALL = (*BIASES, "rounding in turn")
 
 LEAST = Level("minmax")
-USUAL = Level("mse", (Variant("mse", 0.5),), samples=16, proposals=(ALL,), depth=640, below=LEAST)
+USUAL = Level(
+    "mse",
+    (Variant("mse", None, alone=True), Variant("mse", 0.5)),
+    samples=16,
+    proposals=(ALL,),
+    depth=640,
+    below=LEAST,
+)
 EVERYTHING = Level(
     "mse",
     (
-        *(Variant(method, share) for method in ("mse", "output", "percentile") for share in (None, 0.5, 1.0)),
+        *(Variant(method, share) for method in ("mse", "output", "minmax") for share in (None, 0.5, 1.0)),
         Variant("mse", None, split=True),
     ),
     samples=64,

@@ -101,7 +101,7 @@ def solved(layer: JudgedLayer, weights: LayerWeights) -> LayerWeights:
     Quantization for Generative Pre-trained Transformers", 2022.
     """
     groups, depth = layer.found.shape[1:]
-    x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64)
+    x = layer.found[layer.training].transpose(1, 0, 2).astype(np.float64, order="C")
     x -= x.mean(axis=1, keepdims=True)
     hessian = x.transpose(0, 2, 1) @ x
     wanted = layer.exact.reshape(groups, -1, depth) * weights.power.reshape(groups, -1, 1)

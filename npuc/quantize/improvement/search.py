@@ -30,6 +30,7 @@ from npuc.quantize.scales.constraints import tensors_of
 from npuc.quantize.scales.model_scales import Steps
 from npuc.quantize.scales.offsets import IN_BIASES, ZeroPoints, offset_inputs, offset_results
 from npuc.quantize.scales.results import node_histograms
+from npuc.quantize.scales.sides import one_sided
 from npuc.storage.data import Samples
 
 FEWEST_SAMPLES = 4
@@ -222,6 +223,8 @@ class _Climb:
         self.acceptance = acceptance(plain.graph, plain.quantised, self.held_out)
         self.noise = self.acceptance.noise(plain.quantised)
         self.steps: list[Trial] = []
+        self.equal: dict[tuple[bool, float | None, int], Network] = {}
+        """Equalised networks with their histograms, which every method but "output" shares."""
 
     def climbed(self) -> tuple[Network, tuple[Trial, ...]]:
         """The best network and the steps."""
@@ -229,8 +232,12 @@ class _Climb:
             self._enter(level)
             if self._method(level.method) != self._method(self.top.method):
                 self._try(level.method, lambda level=level: self._plain(level.method))
-            made = [self._try(str(each), lambda each=each: self._variant(each)) for each in level.variants]
-            for network, _ in sorted(filter(None, made), key=lambda each: each[1])[: level.improved]:
+            made = [
+                (each.alone, self._try(str(each), lambda each=each: self._variant(each)))
+                for each in level.variants
+            ]
+            found = [each for alone, each in made if each is not None and not alone]
+            for network, _ in sorted(found, key=lambda each: each[1])[: level.improved]:
                 self._improve(network)
         return self.best, tuple(self.steps)
 
@@ -296,8 +303,11 @@ class _Climb:
         given: dict[str, Steps] = {}
         taken = self.maker.recipe.zero_points
         if taken is not None and variant.offsets:
-            given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=self.level.thorough)
-            given |= offset_results(network.graph, network.nodes, network.histograms, taken)
+            anyway = self.level.thorough
+            given = offset_inputs(network.graph, network.nodes, self.training, taken, anyway=anyway)
+            given |= offset_results(network.graph, network.nodes, network.histograms, taken, anyway=anyway)
+            if anyway:
+                given |= one_sided(network.graph, network.nodes, self.training, network.histograms, taken)
         if given:
             return self.maker.quantised(network, method, given)
         return network
@@ -310,9 +320,15 @@ class _Climb:
         if not groups:
             same = graph is self.plain.graph and method == self._method(self.top.method)
             return self.plain if same else self.maker.drawn(graph, method, known=known)
+        key = graph is self.plain.graph, share, len(self.training)
+        if key in self.equal and method != "output":
+            return self.maker.quantised(self.equal[key], method, {})
         sizes = equalisation.sizes(graph, groups, self.training)
         equal = equalisation.equalised(graph, groups, sizes, share or 0.0)
-        return self.maker.drawn(equal.graph, method, equal.factors, known)
+        found = self.maker.drawn(equal.graph, method, equal.factors, known)
+        if method != "output":
+            self.equal[key] = found
+        return found
 
     def _in_lockstep(self, network: Network, evidence: Sampled, names: Sequence[str]) -> Network:
         wanted = [proposals.PROPOSALS[name] for name in names]

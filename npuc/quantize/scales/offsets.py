@@ -31,12 +31,14 @@ class ZeroPoints:
     """Where a target takes zero points at no cost, or at one that is worth it.
 
     reads: whether a node takes such an input; its second argument: whatever it costs. writes: the operators that
-    give such results where a ReLU ends them. power_of_two: what every scale must be.
+    give such results where a ReLU ends them. power_of_two: what every scale must be. tables: whether tables read
+    and write tensors with any zero point.
     """
 
     reads: Callable[[Node, bool], bool]
     writes: tuple[str, ...] = ("Conv",)
     power_of_two: bool = False
+    tables: bool = False
 
     def scale(self, wanted: float) -> float:
         """The finest scale allowed that is not below the one wanted."""
@@ -53,7 +55,7 @@ def by_convolutions(node: Node, anyway: bool) -> bool:
     return node.op == "Conv" and not SELECTS(node) and (anyway or not any(PADS(node)))
 
 
-IN_BIASES = ZeroPoints(by_convolutions)
+IN_BIASES = ZeroPoints(by_convolutions, tables=True)
 """Of a machine without zero points: biases take them."""
 
 
@@ -96,9 +98,14 @@ def _source(graph: Graph, name: str) -> str | None:
 
 
 def offset_results(
-    graph: Graph, nodes: Sequence[Node], known: Mapping[str, Histogram], zero_points: ZeroPoints = IN_BIASES
+    graph: Graph,
+    nodes: Sequence[Node],
+    known: Mapping[str, Histogram],
+    zero_points: ZeroPoints = IN_BIASES,
+    *,
+    anyway: bool = False,
 ) -> dict[str, Steps]:
-    """Steps for the results of ReLUs whose readers take a zero point at no cost."""
+    """Steps for the results of ReLUs whose readers take a zero point at no cost; anyway: whatever it costs."""
     integer = set(nodes)
     found: dict[str, Steps] = {}
     for node in nodes:
@@ -107,19 +114,19 @@ def offset_results(
         if (
             limited
             and name in known
-            and _taken(graph, name, integer, zero_points, anyway=False)
+            and _taken(graph, name, integer, zero_points, anyway=anyway)
             and known[name].largest
         ):
             limit = MAX(node) / LEVELS
             top = [zero_points.scale(limit)] if np.isfinite(limit) else []
             candidates = np.append(zero_points.candidates[limit > zero_points.candidates], top)
-            coarse = candidates[candidates >= _finest(graph, node, known)]
+            coarse = candidates[candidates >= finest(graph, node, known)]
             if len(coarse):
                 found[name] = Steps(float(coarse[np.argmin(known[name].error(coarse, LEVELS))]), -128)
     return found
 
 
-def _finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
+def finest(graph: Graph, node: Node, known: Mapping[str, Histogram]) -> float:
     """The scale with which a step of a convolution's input is up to FINEST steps of its result; 0 for others."""
     if node.op != "Conv" or node.inputs[0] not in known:
         return 0.0

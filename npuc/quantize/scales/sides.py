@@ -1,0 +1,114 @@
+"""Zero points for tensors whose values reach further to one side than to the other, whatever reading them costs.
+
+What tables read or write seldom lies evenly around 0: a HardSwish needs nothing below -3 and gives nothing below
+-0.375, a detector's logits are nearly all negative. With the zero point where 8 bits hold both ends, steps are up
+to half as large. The bias of the convolution that writes the tensor takes the zero point up, as do the entries of
+the table that reads or writes it and the bias of a convolution that reads it; windows that reach into padding cost
+an instruction (module offsets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from npuc.ir import Array, Graph, Node
+from npuc.ops.attributes import ACTIVATION, SELECTS
+from npuc.quantize.arithmetic.tables import TABLE_OPS, as_unary, domains
+from npuc.quantize.calibration.histograms import EMPTY, Histogram, computed
+from npuc.quantize.scales.constraints import floors
+from npuc.quantize.scales.model_scales import Steps
+from npuc.quantize.scales.offsets import LEVELS, ZeroPoints, finest
+
+SHARES = np.linspace(0, 1, 5)[:, None]
+"""Of what exceeds 8 bits: how much of it is cut off below rather than above."""
+MOST_STEPS = 2048
+"""Of the whole range of a tensor, however much of it saturates."""
+WORTH = 0.9
+"""Of the error with the zero point 0: what it must fall to at least."""
+
+
+def one_sided(
+    graph: Graph,
+    nodes: Sequence[Node],
+    feeds: Sequence[Mapping[str, Array]],
+    known: Mapping[str, Histogram],
+    zero_points: ZeroPoints,
+) -> dict[str, Steps]:
+    """Steps for tensors that tables write or read, where another zero point than 0 lessens their error.
+
+    feeds: samples that show how far values reach to either side. known: histograms of tensors, by which inputs of
+    tables matter. Whatever it costs to read them.
+    """
+    names = _candidates(graph, nodes, zero_points) if zero_points.tables else []
+    names = [name for name in names if name in known]
+    limits = domains(graph, nodes, {name: histogram.largest for name, histogram in known.items()})
+    below, above = dict.fromkeys(names, EMPTY), dict.fromkeys(names, EMPTY)
+    for values in computed(graph, feeds, names) if names else ():
+        for name, value in values.items():
+            within = np.clip(value, *limits[name]) if name in limits else value
+            below[name] = below[name].with_values(np.minimum(within, 0))
+            above[name] = above[name].with_values(np.maximum(within, 0))
+    noise = floors(graph, nodes, known)
+    whole = {name for name in names if name in limits and np.isfinite(limits[name]).all()}
+    found = {
+        name: _best(
+            below[name],
+            above[name],
+            max(finest(graph, graph.producers[name], known), 0.0 if name in whole else noise.get(name, 0.0)),
+            zero_points,
+            whole=name in whole,
+        )
+        for name in names
+    }
+    return {name: steps for name, steps in found.items() if steps is not None}
+
+
+def _candidates(graph: Graph, nodes: Sequence[Node], zero_points: ZeroPoints) -> list[str]:
+    """The results of convolutions and tables that only such read, a table on one side at least."""
+    integer = set(nodes)
+    tables = {node for node in nodes if node.op in TABLE_OPS and as_unary(graph, node) is not None}
+    found: list[str] = []
+    for node in nodes:
+        readers = graph.readers[node.output]
+        plain = node.op == "Conv" and not ACTIVATION(node) and not SELECTS(node)
+        mine = node in tables or (plain and any(reader in tables for reader in readers))
+        taken = all(each in tables or (each in integer and zero_points.reads(each, True)) for each in readers)
+        if mine and taken and readers and node.output not in graph.outputs:
+            found.append(node.output)
+    return found
+
+
+def _best(
+    below: Histogram, above: Histogram, floor: float, zero_points: ZeroPoints, *, whole: bool
+) -> Steps | None:
+    """The steps with the least error; None where the zero point 0 is as good.
+
+    below, above: the magnitudes of negative and of positive values. whole: none may saturate, as all of them
+    change a result: the rare large ones most, which are a detector's objects.
+    """
+    reach = below.largest + above.largest
+    least = max(floor, reach / (LEVELS - 1) if whole else reach / MOST_STEPS)
+    scales = zero_points.candidates[(zero_points.candidates >= least) & (zero_points.candidates < reach)]
+    if not len(scales):
+        return None
+    excess = np.maximum(reach - LEVELS * scales, 0)
+    zeros = np.ceil((below.largest - SHARES * excess) / scales - 1e-9).clip(0, LEVELS) - 128
+    errors = np.stack([_error(below, above, scales, each) for each in zeros])
+    row, column = np.unravel_index(np.argmin(errors), errors.shape)
+    if not errors[row, column] < _usual(below, above, least, zero_points, whole=whole) * WORTH:
+        return None
+    return Steps(float(scales[column]), int(zeros[row, column]))
+
+
+def _usual(below: Histogram, above: Histogram, least: float, zero_points: ZeroPoints, *, whole: bool) -> float:
+    """The least error with the zero point 0."""
+    least = max(below.largest, above.largest) / 127 if whole else least
+    scales = zero_points.candidates[zero_points.candidates >= least]
+    return float(_error(below, above, scales, np.zeros(len(scales))).min())
+
+
+def _error(below: Histogram, above: Histogram, scales: Array, zeros: Array) -> Array:
+    """The expected squared error with each of these scales and its zero point."""
+    return below.error(scales, zeros + 128) + above.error(scales, 127 - zeros)
