@@ -105,10 +105,8 @@ class Bm1684(Target):
         options.begin("planning and writing the kernel")
         sliced, lowered, kernel = _planned(graph, machine)
         contents = report.contents(graph, lowered, machine)
-        manifest = report.manifest(sliced, lowered, kernel, machine, contents)
-        files: dict[str, Content] = {
         manifest = report.manifest(sliced, lowered, kernel, machine, contents, network=graph)
-        files = {
+        files: dict[str, Content] = {
             TABLE_FILE: report.table_of(kernel).data(contents.places, machine),
             WEIGHTS_FILE: lowered.weights,
         }
