@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 Model = Union[str, "PathLike[str]", "onnx.ModelProto"]
 """A file, or a model in memory."""
 Data = Union[str, "PathLike[str]", Array, Mapping[str, Array]]
-"""An .npz file, arrays by input name, or the array of the only input; axis 0 is samples."""
+"""An .npz file, a folder of them or a pattern (`"samples/*.npz"`), arrays by input name, or the array of the only
+input; axis 0 is samples."""
 Shapes = Mapping[str, Sequence[int]]
 
 

@@ -31,6 +31,7 @@ from npuc.program import (
 )
 from npuc.storage import data
 from npuc.storage.records import read
+from npuc.storage.sources import files_of
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -121,9 +122,12 @@ def undecided(directory: Path, found: Sequence[Variant]) -> ArtefactError:
 
 
 def with_samples(files: Sequence[Path], types: Mapping[str, TensorType]) -> list[Path]:
-    """The calibration files whose samples have a variant's shapes. Raises DataError where none have."""
+    """The calibration files, also of folders and patterns, whose samples have a variant's shapes.
+
+    Raises DataError where none have.
+    """
     taken, refusals = list[Path](), list[DataError]()
-    for path in files:
+    for path in files_of(files):
         try:
             data.load([path], types)
         except DataError as error:

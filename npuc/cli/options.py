@@ -148,14 +148,21 @@ mixed_option = click.option(
     default="off",
     help="auto: run the few layers that lose the most accuracy in int8 on the host, in float.",
 )
-calibration_option = click.option("--calibration", type=PATH, multiple=True, help="Calibration samples (.npz).")
+calibration_option = click.option(
+    "--calibration",
+    type=PATH,
+    multiple=True,
+    help="Calibration samples: an .npz file, a folder of them or a quoted pattern.",
+)
 cache_option = click.option(
     "--calibration-cache",
     "cache",
     type=PATH,
     help="File or folder that keeps calibration results for later compilations.",
 )
-data_option = click.option("--data", type=PATH, multiple=True, help="Samples (.npz).")
+data_option = click.option(
+    "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")

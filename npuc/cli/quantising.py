@@ -13,6 +13,7 @@ from npuc.cli.options import (
     TargetCommand,
     asked,
     cache_option,
+    calibration_option,
     custom_ops_option,
     data_option,
     json_option,
@@ -36,7 +37,7 @@ from npuc.escaping import shown
 @click.argument("model", type=PATH)
 @click.option("-o", "--output", type=PATH, required=True, help="The quantised model to write (.onnx).")
 @target_option
-@click.option("--calibration", type=PATH, multiple=True, help="Calibration samples (.npz).")
+@calibration_option
 @machine_option
 @shape_option
 @target_flags

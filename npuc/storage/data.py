@@ -19,9 +19,10 @@ from npuc.budget import budget, expect_room, limits, take_data
 from npuc.errors import DataError
 from npuc.ir import Array, TensorType
 from npuc.program import OBJECT, STRING
-from npuc.storage import structured
+from npuc.storage import streams, structured
 from npuc.storage.files import replacing
-from npuc.storage.streams import DAMAGED, LARGE, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
+from npuc.storage.sources import files_of
+from npuc.storage.streams import DAMAGED, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
@@ -79,13 +80,16 @@ class Samples:
 
 
 def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
-    """The samples of one or more .npz files, one after the other.
+    """The samples of .npz files, folders of them and patterns (`files_of`), one after the other.
 
-    inputs: name and type of every input of the model. Raises DataError: E401 for a file that cannot be read or
-    lacks an input, E402 for a wrong shape, type or number of samples.
+    inputs: name and type of every input of the model. Many files are held no more than one: each may keep its
+    share of LARGE in memory, and what is larger is read block by block, one file at a time.
+    Raises DataError: E401 for a file that cannot be read or lacks an input, a folder without .npz files and a
+    pattern without a match; E402 for a wrong shape, type or number of samples.
     """
+    files = files_of(paths)
     with budget():
-        parts = [_load_one(path, inputs) for path in paths]
+        parts = [_load_one(path, inputs, streams.LARGE // max(len(files), 1)) for path in files]
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
@@ -216,10 +220,11 @@ def save(path: Path, arrays: Mapping[str, Array]) -> None:
                 np.lib.format.write_array(member, values)
 
 
-def _load_one(path: Path, inputs: Mapping[str, TensorType]) -> Samples:
-    large = {name: each for name in (*inputs, "x") if (each := member(path, name)) is not None}
+def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int) -> Samples:
+    """The samples of a file, whose arrays of more bytes than `most` are not held."""
+    large = {name: each for name in (*inputs, "x") if (each := member(path, name, most)) is not None}
     several = tuple(f"{name}/" for name, each in inputs.items() if _is_structured(each))
-    held = _arrays(path, {*inputs, "x", "y"} - large.keys(), several)
+    held = _arrays(path, {*inputs, "x", "y"} - large.keys(), most, several)
     arrays = {**held, **large, **_structured(path, held, inputs)}
     rows = {name: _samples(path, _pick(path, name, arrays, inputs), name, each) for name, each in inputs.items()}
     small = {name: each.values for name, each in rows.items() if isinstance(each, InMemory)}
@@ -266,17 +271,20 @@ def _labels(values: Array | None, count: int) -> tuple[Array | None, str]:
     return values.ravel().astype(np.int64), ""
 
 
-def _arrays(path: Path, wanted: Collection[str], several: tuple[str, ...] = ()) -> dict[str, Array | None]:
+def _arrays(
+    path: Path, wanted: Collection[str], most: int, several: tuple[str, ...] = ()
+) -> dict[str, Array | None]:
     """The arrays of an .npz file by name: None for those not wanted, damaged, or of Python objects.
 
-    several: beginnings of other names that are wanted. Raises DataError (E401) if the file cannot be read at all.
+    most: bytes of those that `member` has counted. several: beginnings of other names that are wanted.
+    Raises DataError (E401) if the file cannot be read at all.
     """
     try:
         with path.open("rb") as file:
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.lib.npyio.NpzFile):
                 return {
-                    name: _array(path, archive, name) if name in wanted or name.startswith(several) else None
+                    name: _array(path, archive, name, most) if name in wanted or name.startswith(several) else None
                     for name in archive.files
                 }
         reason = "it is a single array, not an .npz file"
@@ -291,9 +299,9 @@ def _members(archive: np.lib.npyio.NpzFile) -> list[zipfile.ZipInfo]:
     return [] if archive.zip is None else archive.zip.infolist()
 
 
-def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> Array | None:
+def _array(path: Path, archive: np.lib.npyio.NpzFile, name: str, most: int) -> Array | None:
     member = next((each for each in _members(archive) if each.filename in (name, f"{name}.npy")), None)
-    if member is not None and (name == "y" or member.file_size > LARGE):  # else `member` has counted it
+    if member is not None and (name == "y" or member.file_size > most):  # else `member` has counted it
         take_data(member.file_size, path.name, name)
     try:
         found: Any = archive[name]  # bytes, where the member is no array

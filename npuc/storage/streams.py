@@ -65,7 +65,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Member:
-    """An array in an .npz file, in C order."""
+    """An array in an .npz file: in C order, or small enough to be read whole."""
 
     path: Path
     name: str
@@ -73,16 +73,24 @@ class Member:
     dtype: np.dtype[np.generic]
     convert: Callable[[Array], Array] = np.asarray
     """What becomes of a block."""
+    fortran: bool = False
+    """Whether the last axis is the slowest to change: its rows do not lie one after the other."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def blocks(self, size: int) -> Iterator[Array]:
-        """Read anew each time. Raises DataError (E401) where the file turns out to be damaged."""
+        """Read anew each time, in C order a block at a time.
+
+        Raises DataError (E401) where the file turns out to be damaged.
+        """
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
             npy_header(file)
+            whole = self._read(file, self.shape[::-1]).T if self.fortran else None
             for start in range(0, len(self), size):
-                yield self.convert(self._read(file, (min(size, len(self) - start), *self.shape[1:])))
+                count = min(size, len(self) - start)
+                rows = self._read(file, (count, *self.shape[1:])) if whole is None else whole[start : start + size]
+                yield self.convert(rows)
 
     def _read(self, file: IO[bytes], shape: tuple[int, ...]) -> Array:
         try:
@@ -154,19 +162,21 @@ def rows_of(arrays: Mapping[str, Array]) -> Mapping[str, Rows]:
     return arrays.rows if isinstance(arrays, Streamed) else {name: InMemory(each) for name, each in arrays.items()}
 
 
-def member(path: Path, name: str) -> Member | None:
-    """An array of an .npz file if it is too large to be held; None also for what cannot be read in order."""
+def member(path: Path, name: str, most: int) -> Member | None:
+    """An array of an .npz file if it has more bytes than may be held; None also for what cannot be streamed."""
     try:
         with zipfile.ZipFile(path) as archive:
             found = next((each for each in archive.infolist() if each.filename in (name, f"{name}.npy")), None)
-            if found is None or (found.file_size <= LARGE and fits(found.file_size)):
+            if found is None or (found.file_size <= most and fits(found.file_size)):
                 return None
             with archive.open(found) as file:
                 shape, fortran, dtype = npy_header(file)
     except (OSError, *DAMAGED):
         return None
-    readable = shape and not fortran and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
-    return Member(path, found.filename, shape, dtype) if readable else None
+    readable = shape and dtype.kind in "fiub" and prod(shape) * dtype.itemsize < found.file_size
+    if not readable or (fortran and found.file_size > LARGE):
+        return None
+    return Member(path, found.filename, shape, dtype, fortran=fortran)
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:

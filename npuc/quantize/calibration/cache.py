@@ -19,6 +19,7 @@ from npuc.errors import ArtefactError
 from npuc.ir import Array, Graph
 from npuc.quantize.calibration.histograms import BINS, Histogram, HistogramSource, histograms, source
 from npuc.storage.data import save
+from npuc.storage.sources import files_of
 from npuc.storage.streams import DAMAGED
 from npuc.target import Options
 
@@ -77,7 +78,7 @@ def remembering(options: Options, path: Path | None, files: Sequence[Path], tell
 def _key(files: Sequence[Path]) -> str:
     """A digest of the files' bytes; one that cannot be read is reported by whoever needs it."""
     found = hashlib.sha256(VERSION.encode())
-    for path in files:
+    for path in (files[0], *files_of(files[1:])):
         one = hashlib.sha256()
         try:
             with path.open("rb") as file:

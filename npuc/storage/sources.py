@@ -1,0 +1,36 @@
+"""The .npz files that a folder or a pattern stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from glob import escape, glob, has_magic
+from pathlib import Path
+
+from npuc.errors import DataError
+
+
+def files_of(paths: Iterable[Path]) -> list[Path]:
+    """Every file as it is, a folder by its .npz files, a pattern (`*`, `?`, `[..]`, `**`) by the files it matches.
+
+    Files of a folder or a pattern come in the order of their paths, character by character; hidden ones are left
+    out. Raises DataError (E401) for a folder without .npz files and a pattern without a match. Whether a file
+    that is named exists is said by what opens it.
+    """
+    return [file for path in paths for file in _files(path)]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        pattern = str(Path(escape(str(path)), "*.npz"))
+        reason, remedy = f"the folder '{path}' has no .npz files", "name a folder, a pattern or files with samples"
+    elif has_magic(str(path)) and not path.exists():
+        pattern = str(path)
+        reason = f"no file matches '{path}'"
+        remedy = "put the pattern in quotes, so that the shell leaves it to npuc, and check its folder"
+    else:
+        return [path]
+    names = glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes hidden files too)
+    found = sorted(name for name in names if Path(name).is_file())
+    if not found:
+        raise DataError("E401", reason, remedy=remedy)
+    return [Path(name) for name in found]
