@@ -31,7 +31,7 @@ from npuc.storage import data
 from npuc.target import Options, Quantising, names
 from npuc.target import target as find
 from npuc.text import as_json, table
-from npuc.verification.accuracy import interval
+from npuc.verification.judging.intervals import interval
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

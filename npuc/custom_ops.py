@@ -36,6 +36,11 @@ def custom_ops(files: Sequence[Path | str]) -> Generator[None]:
         _libraries.reset(token)
 
 
+def libraries() -> tuple[str, ...]:
+    """Those of the block, for another process."""
+    return _libraries.get()
+
+
 def _expect_libraries(files: Sequence[str]) -> None:
     import onnxruntime as ort
 

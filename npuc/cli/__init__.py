@@ -12,7 +12,18 @@ import sys
 import click
 
 from npuc import __version__, interrupts
-from npuc.cli import artefacts, comparing, compiling, hardware, listing, quantising, reporting, running, sweeping
+from npuc.cli import (
+    artefacts,
+    comparing,
+    compiling,
+    hardware,
+    judging,
+    listing,
+    quantising,
+    reporting,
+    running,
+    sweeping,
+)
 from npuc.cli.output import print_json, say
 from npuc.errors import ArtefactError, NpucError
 
@@ -113,6 +124,6 @@ for command in (
     listing.operators,
     listing.completion,
     quantising.quantize,
-    quantising.accuracy,
+    judging.accuracy,
 ):
     npuc.add_command(command)

@@ -98,6 +98,13 @@ def _binding(ctx: click.Context, param: click.Parameter, value: str) -> tuple[st
     return name, number
 
 
+def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An address with a port."""
+    if value is not None and not value.rpartition(":")[2].isdecimal():
+        raise click.BadParameter(f"'{value}' is not of the form tcp://HOST:PORT", ctx, param)
+    return value
+
+
 target_option = click.option("--target", type=TargetChoice(), required=True, help="Target machine family.")
 machine_option = click.option(
     "--machine", metavar="NAME|FILE", help="Machine description: a shipped name or a TOML file."
@@ -164,6 +171,12 @@ data_option = click.option(
     "--data", type=PATH, multiple=True, help="Samples: an .npz file, a folder of them or a quoted pattern."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+scheduler_option = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    callback=_address,
+    help="Compute on this Dask cluster instead; needs npuc[dask].",
+)
 force_option = click.option("--force", is_flag=True, help="Replace an output that is not an npuc artefact.")
 strict_option = click.option("--strict", is_flag=True, help="Refuse every host step but input/output conversion.")
 precision_option = click.option(

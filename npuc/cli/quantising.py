@@ -1,4 +1,4 @@
-"""`npuc quantize` and `npuc accuracy`: the integer network as a model, and what it costs in accuracy."""
+"""`npuc quantize`: the integer network as a model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from npuc.cli.options import (
     cache_option,
     calibration_option,
     custom_ops_option,
-    data_option,
     json_option,
     level_option,
     limit_options,
     machine_option,
     method_option,
     mixed_option,
-    modified_option,
     scales_option,
     shape_option,
     target_flags,
     target_option,
     tell_cache,
 )
-from npuc.cli.output import announce_synthetic, load_program, print_json, say
-from npuc.escaping import shown
+from npuc.cli.output import announce_synthetic, print_json, say
 
 
 @click.command(cls=TargetCommand)
@@ -95,49 +92,3 @@ def quantize(
         print_json({"status": "ok", "output": str(output), "bytes": len(written), "quantisation": report})
     else:
         say(f"{output}  {len(written):,} bytes")
-
-
-@click.command()
-@click.argument("model", type=PATH)
-@click.argument("artefact", type=PATH)
-@data_option
-@click.option("--qdq", type=PATH, help="A model from `npuc quantize`; adds a row for it.")
-@modified_option
-@custom_ops_option
-@limit_options
-@json_option
-def accuracy(
-    model: Path,
-    artefact: Path,
-    data: tuple[Path, ...],
-    qdq: Path | None,
-    allow_modified: bool,
-    as_json: bool,
-) -> None:
-    """Count how often MODEL and its program give the labelled class. Labels are `y` in the data.
-
-    \b
-    Examples:
-      npuc accuracy resnet8.onnx resnet8.npu --data test.npz
-      npuc accuracy resnet8.onnx resnet8.npu --data test.npz --qdq q.onnx --json
-    """
-    from npuc.driver import program_inputs
-    from npuc.progress import progress
-    from npuc.reports import summaries
-    from npuc.storage import data as samples_of
-    from npuc.variants import chosen
-    from npuc.verification import accuracy as counting
-
-    if not data:
-        raise click.UsageError("Missing option '--data'.")
-    artefact = chosen(artefact, data, allow_modified=allow_modified)
-    program, target = load_program(artefact, allow_modified)
-    samples = samples_of.load(data, program_inputs(program))
-    with progress("accuracy", quiet=as_json) as bar:
-        report = counting.accuracy(
-            model, artefact, program, target, samples, qdq=qdq, allow_modified=allow_modified, bar=bar
-        )
-    if as_json:
-        print_json(report)
-    else:
-        say(summaries.accuracies(shown(report)))

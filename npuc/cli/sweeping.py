@@ -17,6 +17,7 @@ from npuc.cli.options import (
     format_options,
     limit_options,
     machine_option,
+    scheduler_option,
     shape_option,
     strict_option,
     target_flags,
@@ -27,13 +28,6 @@ from npuc.text import closest
 
 if TYPE_CHECKING:
     from npuc.reports.sweep import Grid
-
-
-def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """An address with a port."""
-    if value is not None and not value.rpartition(":")[2].isdecimal():
-        raise click.BadParameter(f"'{value}' is not of the form tcp://HOST:PORT", ctx, param)
-    return value
 
 
 @click.command(cls=TargetCommand)
@@ -58,12 +52,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 )
 @click.option("-o", "--output", type=PATH, metavar="F.html", help="A page with the Pareto fronts drawn.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Parallel processes [default: one per CPU].")
-@click.option(
-    "--scheduler",
-    metavar="ADDRESS",
-    callback=_address,
-    help="Compute on this Dask cluster instead; needs npuc[dask].",
-)
+@scheduler_option
 @shape_option
 @target_flags
 @strict_option

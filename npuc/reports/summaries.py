@@ -25,7 +25,7 @@ def compiled(report: Shown, directory: Path, *, verbose: bool) -> str:
     """What `npuc compile` did."""
     lines = [
         f"{directory}: {report['target']}, machine {report['machine']}",
-        f"  {_plural(report['instructions'], 'instruction')} in {_plural(report['segments'], 'segment')}, "
+        f"  {plural(report['instructions'], 'instruction')} in {plural(report['segments'], 'segment')}, "
         f"{count(report['macs'])} MACs",
         f"  {count(report['cycles'])} cycles modelled, utilisation {report['utilization'] or 0:.3f} "
         f"(ideal {report['ideal_cycles']:,.0f})",
@@ -67,7 +67,7 @@ def _proof(proof: Shown) -> str:
         return "not proved: the program was not run"
     against = "integer reference in every bit" if proof["bit_exact"] else "onnxruntime layer by layer"
     model = ", rewritten graph with the model" if proof["model"] else ""
-    return f"proved on {_plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
+    return f"proved on {plural(proof['samples'], 'sample')}: chip model agrees with {against}{model}"
 
 
 PLACES = {"npu": "on the NPU", "host": "on the host, under onnxruntime"}
@@ -83,7 +83,7 @@ def places(report: Shown) -> list[str]:
     share = report["npu_macs_share"]
     known = "known " if any(_uncounted(each) for region in regions for each in region["reasons"]) else ""
     macs = "" if share is None else f"; {100 * share:.1f} % of the {known}MACs on the NPU"
-    lines = [f"  {_plural(parts, 'part')} on the NPU, {_plural(len(regions), 'region')} on the host{macs}"]
+    lines = [f"  {plural(parts, 'part')} on the NPU, {plural(len(regions), 'region')} on the host{macs}"]
     if not parts:
         lines = ["  NOTHING runs on the NPU: the host runs all of the model"]
     return lines + [f"  host: {_reason(each, report['macs'])}" for region in regions for each in region["reasons"]]
@@ -103,7 +103,7 @@ def _reason(each: Shown, macs: int) -> str:
     if _uncounted(each):
         share = "MACs not known, "
     remedy = f"; to the NPU: {each['remedy']}" if each["remedy"] else ""
-    named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {_plural(each['count'], 'node')}"
+    named = f" '{each['nodes'][0]}'" if each["count"] == 1 else f", {plural(each['count'], 'node')}"
     return f"{each['op']}{named} ({share}{count(each['bytes'])} bytes cross): {each['reason']}{remedy}"
 
 
@@ -133,32 +133,13 @@ def _accuracy(quantisation: Shown | None) -> list[str]:
     return ["", table(header, rows)]
 
 
-def accuracies(report: Shown) -> str:
-    """What `npuc accuracy` counted."""
-    header = ("computation", "top-1 %", "95 % interval", "top-5 %", "as fp32 %", "difference", "95 % interval")
-    rows = [
-        (
-            name,
-            100 * row["top1"],
-            _range(row["interval"]),
-            None if row["top5"] is None else 100 * row["top5"],
-            100 * row["agreement"],
-            100 * row["difference"],
-            _range(row["difference_interval"]),
-        )
-        for name in ("fp32", "qdq", "integer", "simulator")
-        if (row := report[name]) is not None
-    ]
-    return f"{table(header, rows)}\n{_plural(report['samples'], 'sample')}, {count(report['classes'])} classes"
+def plural(number: int, noun: str, several: str = "") -> str:
+    """How many there are of what.
 
-
-def _range(limits: Sequence[float]) -> str:
-    low, high = limits
-    return f"{100 * low:.2f} .. {100 * high:.2f}"
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    >>> plural(1, "class"), plural(1000, "class", "classes")
+    ('1 class', '1,000 classes')
+    """
+    return f"{count(number)} {noun if number == 1 else several or noun + 's'}"
 
 
 def _layers(layers: Sequence[Shown]) -> str:
@@ -231,7 +212,7 @@ def verified(report: Shown, tolerance: Tolerance) -> str:
         for each in report["outputs"]
     ]
     if report["argmax_agreement"] is not None:
-        lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {_plural(report['samples'], 'sample')}")
+        lines.append(f"argmax as fp32: {report['argmax_agreement']:.4f} of {plural(report['samples'], 'sample')}")
     lines += _task(report["task"])
     if report["bit_exact"] is not None:
         exact = "agree in every bit" if report["bit_exact"] else "DIFFER"
@@ -281,7 +262,7 @@ def _first_difference(found: Shown) -> list[str]:
     lines = [
         f"first difference: layer {found['layer']} ({found['op']}), tensor {found['tensor']}{at}, "
         f"sample {found['sample']}: {found['found']} where {found['expected']} is right "
-        f"({_plural(found['differing'], 'element')} of it differ)"
+        f"({plural(found['differing'], 'element')} of it differ)"
     ]
     origin = found["origin"]
     if origin is not None:
@@ -295,8 +276,8 @@ def dumped(report: Shown) -> str:
     rows = [(each["tensor"], each["file"], each["differing"]) for each in report["dumps"]]
     lines = [table(("tensor", "dump", "elements that differ"), rows)]
     if report["difference"] is None:
-        samples = _plural(report["samples"], "sample")
-        return "\n".join([*lines, f"verified: {_plural(len(rows), 'dump')} of {samples} agree"])
+        samples = plural(report["samples"], "sample")
+        return "\n".join([*lines, f"verified: {plural(len(rows), 'dump')} of {samples} agree"])
     found = report["difference"]
     nodes = [f"  nodes {', '.join(found['nodes'])}"] if found["nodes"] else []
     return "\n".join([*lines, *_first_difference(found), *nodes, "MISMATCH"])
@@ -323,7 +304,7 @@ def difference(report: Shown, first: Path, second: Path) -> str:
             f"  {key.replace('_', ' ')}: {_value(a)} -> {_value(b)}" for key, (a, b) in group["changed"].items()
         ]
         lines += [f"  - {text}" for text in group["removed"]] + [f"  + {text}" for text in group["added"]]
-    lines += ["", f"{_plural(report['unchanged_layers'], 'layer')} unchanged"]
+    lines += ["", f"{plural(report['unchanged_layers'], 'layer')} unchanged"]
     lines += [
         f"output {each['name']}, second against first: {_decibels(each['sqnr_db'])}, "
         f"largest difference {each['max_abs_error']:.6g}"

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from npuc import budget, interrupts
-from npuc.errors import ArtefactError, NpucError
+from npuc.cluster import on_cluster
+from npuc.errors import ArtefactError
 from npuc.reports.comparison import Candidate, Subject, compiled
 from npuc.storage.machine_files import as_toml
 from npuc.target import Options, target
@@ -69,7 +69,10 @@ def sweep(
         Task(subject, grid.target, {**base, **point, "name": name_of(point)}, point, options, budget.limits())
         for point in grid.points()
     ]
-    rows = list(_on_cluster(tasks, scheduler, advance) if scheduler else _in_processes(tasks, jobs, advance))
+    if scheduler:
+        rows = list(on_cluster(compiled_point, lambda _: tasks, scheduler, advance))
+    else:
+        rows = list(_in_processes(tasks, jobs, advance))
     fronts = {cost: front(rows, cost) for cost in costs}
     refused = all(row["status"] == "refused" for row in rows)
     points = [
@@ -171,22 +174,3 @@ def _ending() -> Generator[None]:
         for each in active_children():
             each.terminate()
         raise
-
-
-def _on_cluster(tasks: Sequence[Task], scheduler: str, advance: Advance) -> Iterator[dict[str, Any]]:
-    """The same from a Dask cluster, whose workers have npuc and see the same files."""
-    try:
-        distributed: Any = import_module("distributed")
-    except ImportError:
-        reason = "--scheduler needs Dask, which is not installed"
-        raise ArtefactError("E507", reason, remedy="pip install 'npuc[dask]', or leave --scheduler out") from None
-    try:
-        with distributed.Client(scheduler, timeout=10, set_as_default=False) as client:
-            for future in client.map(compiled_point, tasks, pure=False):
-                yield future.result()
-                advance(1)
-    except NpucError:
-        raise
-    except Exception as error:  # whatever fails on a worker comes back as itself
-        reason = f"the Dask cluster at '{scheduler}' fails ({type(error).__name__}: {error})"
-        raise ArtefactError("E507", reason, remedy="check the address, and that its workers have npuc") from None

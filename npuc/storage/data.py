@@ -22,7 +22,7 @@ from npuc.program import OBJECT, STRING
 from npuc.storage import streams, structured
 from npuc.storage.files import replacing
 from npuc.storage.sources import files_of
-from npuc.storage.streams import DAMAGED, Head, InMemory, Joined, Member, Rows, Streamed, member, rows_of
+from npuc.storage.streams import DAMAGED, InMemory, Joined, Member, Part, Rows, Streamed, member, rows_of
 
 SYNTHETIC_SAMPLES = 8
 COPIES = 8
@@ -43,6 +43,8 @@ class Samples:
     synthetic: bool = False
     left_out: str = ""
     """Why labels that the files have are none; empty where they have none, or they are taken."""
+    truth: Array | None = None
+    """`y` as the files have it, (samples, ...) of any type: what outputs other than classes are judged by."""
 
     def __len__(self) -> int:
         """How many samples; one of a network without inputs."""
@@ -64,19 +66,23 @@ class Samples:
     def batches(self, size: int) -> Iterator[Samples]:
         """The samples in order, this many at a time."""
         for position, inputs in enumerate(self._blocks(size)):
-            part = slice(position * size, (position + 1) * size)
-            labels = None if self.labels is None else self.labels[part]
-            yield Samples(inputs, labels, self.synthetic, self.left_out)
+            yield self._with(inputs, slice(position * size, (position + 1) * size))
 
     def first(self, count: int | None) -> Samples:
         """At most this many samples."""
-        labels = None if self.labels is None else self.labels[:count]
-        inputs: Mapping[str, Array] = self.inputs
-        if count is not None and isinstance(inputs, Streamed):
-            inputs = Streamed({name: Head(rows, count) for name, rows in inputs.rows.items()})
-        elif count is not None:
-            inputs = {name: values[:count] for name, values in inputs.items()}
-        return Samples(inputs, labels, self.synthetic, self.left_out)
+        return self if count is None else self.part(0, count)
+
+    def part(self, first: int, stop: int) -> Samples:
+        """The samples from `first` on, and before `stop`."""
+        if isinstance(self.inputs, Streamed):
+            rows = {name: Part(each, first, stop) for name, each in self.inputs.rows.items()}
+            return self._with(Streamed(rows), slice(first, stop))
+        return self._with({name: each[first:stop] for name, each in self.inputs.items()}, slice(first, stop))
+
+    def _with(self, inputs: Mapping[str, Array], part: slice) -> Samples:
+        """These inputs, and what belongs to them."""
+        labels, truth = (None if each is None else each[part] for each in (self.labels, self.truth))
+        return replace(self, inputs=inputs, labels=labels, truth=truth)
 
 
 def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
@@ -93,9 +99,17 @@ def load(paths: Sequence[Path], inputs: Mapping[str, TensorType]) -> Samples:
     merged = _merged([part.inputs for part in parts], inputs)
     labels = [part.labels for part in parts if part.labels is not None]
     left_out = "; ".join(part.left_out for part in parts if part.left_out)
+    truth = _joined([part.truth for part in parts])
     if len(labels) == len(parts):
-        return Samples(merged, np.concatenate(labels))
-    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""))
+        return Samples(merged, np.concatenate(labels), truth=truth)
+    return Samples(merged, left_out=left_out or ("only some files have labels" if labels else ""), truth=truth)
+
+
+def _joined(parts: Sequence[Array | None]) -> Array | None:
+    """The labels of all files; None where they do not go together."""
+    found = [part for part in parts if part is not None]
+    alike = len({(part.shape[1:], part.dtype.kind) for part in found}) == 1
+    return np.concatenate(found) if alike and len(found) == len(parts) else None
 
 
 def _merged(parts: Sequence[Mapping[str, Array]], names: Iterable[str]) -> Mapping[str, Array]:
@@ -236,8 +250,10 @@ def _load_one(path: Path, inputs: Mapping[str, TensorType], most: int) -> Sample
         raise DataError("E402", f"'{path}' has no samples")
     if "y" not in held or "y" in inputs:
         return Samples(found)
-    labels, reason = _labels(held["y"], *counts)
-    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "")
+    values = held["y"]
+    labels, reason = _labels(values, *counts)
+    truth = values if values is not None and values.shape[:1] == tuple(counts) else None
+    return Samples(found, labels, left_out=f"'{path}': {reason}" if reason else "", truth=truth)
 
 
 def _is_structured(each: TensorType) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from os import SEEK_CUR
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, Protocol
@@ -44,8 +45,8 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def blocks(self, size: int) -> Iterator[Array]:
-        """All rows in order, at most so many at a time."""
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
+        """The rows from `start` on in order, at most so many at a time."""
         ...
 
 
@@ -58,9 +59,9 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.values)
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """Slices of the array."""
-        return (self.values[start : start + size] for start in range(0, len(self), size))
+        return (self.values[at : at + size] for at in range(start, len(self), size))
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Member:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """Read anew each time, in C order a block at a time.
 
         Raises DataError (E401) where the file turns out to be damaged.
@@ -87,18 +88,29 @@ class Member:
         with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as file:
             npy_header(file)
             whole = self._read(file, self.shape[::-1]).T if self.fortran else None
-            for start in range(0, len(self), size):
-                count = min(size, len(self) - start)
-                rows = self._read(file, (count, *self.shape[1:])) if whole is None else whole[start : start + size]
+            if whole is None and start:
+                self._pass_over(file, start)
+            for at in range(start, len(self), size):
+                count = min(size, len(self) - at)
+                rows = self._read(file, (count, *self.shape[1:])) if whole is None else whole[at : at + size]
                 yield self.convert(rows)
+
+    def _pass_over(self, file: IO[bytes], rows: int) -> None:
+        try:
+            file.seek(rows * prod(self.shape[1:]) * self.dtype.itemsize, SEEK_CUR)
+        except (OSError, *DAMAGED) as error:
+            raise self._damaged(error) from None
 
     def _read(self, file: IO[bytes], shape: tuple[int, ...]) -> Array:
         try:
             content = file.read(prod(shape) * self.dtype.itemsize)
             return np.frombuffer(content, self.dtype).reshape(shape)
         except (OSError, *DAMAGED) as error:
-            reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
-            raise DataError("E401", reason, remedy="save plain numbers with numpy.savez") from None
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> DataError:
+        reason = f"'{self.path}' has an array '{self.name.removesuffix('.npy')}' that is damaged: {error}"
+        return DataError("E401", reason, remedy="save plain numbers with numpy.savez")
 
 
 @dataclass(frozen=True)
@@ -110,35 +122,44 @@ class Joined:
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """Blocks of exactly this size, but for the last, so that inputs of other files stay beside each other."""
         left: list[Array] = []
-        for block in chain.from_iterable(part.blocks(size) for part in self.parts):
+        for block in chain.from_iterable(part.blocks(size, first) for part, first in self._from(start)):
             left.append(block)
             if sum(map(len, left)) >= size:
                 whole = np.concatenate(left)
                 yield whole[:size]
                 left = [whole[size:]]
-        rest = np.concatenate(left)
-        if len(rest):
-            yield rest
+        rest = sum(map(len, left))
+        if rest:
+            yield np.concatenate(left)
+
+    def _from(self, start: int) -> Iterator[tuple[Rows, int]]:
+        """The parts that have rows from `start` on, each with the first of its own."""
+        for part in self.parts:
+            if start < len(part):
+                yield part, start
+            start = max(start - len(part), 0)
 
 
 @dataclass(frozen=True)
-class Head:
-    """At most the first so many rows."""
+class Part:
+    """The rows from `first` on, and before `stop`."""
 
     rows: Rows
-    count: int
+    first: int
+    stop: int
 
     def __len__(self) -> int:
-        return min(self.count, len(self.rows))
+        return max(min(self.stop, len(self.rows)) - self.first, 0)
 
-    def blocks(self, size: int) -> Iterator[Array]:
+    def blocks(self, size: int, start: int = 0) -> Iterator[Array]:
         """No more is read than that."""
-        found = self.rows.blocks(size)
-        for start in range(0, len(self), size):
-            yield next(found)[: len(self) - start]
+        count = len(self)
+        found = self.rows.blocks(size, self.first + start)
+        for at in range(start, count, size):
+            yield next(found)[: count - at]
 
 
 @dataclass(frozen=True)

@@ -1,121 +1,205 @@
-"""How often a network's largest output is the labelled class: in fp32, as QDQ, as integers, on the machine.
+"""How good a network is at its task: in fp32, as QDQ, as integers, on the machine.
 
 All four see the same samples, so the difference from fp32 is that of pairs: what counts is the samples on which
-only one of both is right.
+they differ. A sample leaves a digest of each computation, and the metric makes the report of them: outputs are not
+kept, and blocks of samples may be computed anywhere.
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from npuc.driver import run_program
-from npuc.errors import DataError
+from npuc import budget
+from npuc.cluster import on_cluster
+from npuc.custom_ops import custom_ops, libraries
+from npuc.driver import batch_of, program_inputs, run_batches
+from npuc.errors import NpucError
 from npuc.frontend.reading import read_model
 from npuc.ir import Array
-from npuc.program import Program, load_evidence
+from npuc.program import Program, load, load_evidence
 from npuc.progress import SILENT, Progress
 from npuc.reference import session
+from npuc.regions.composite import target_of
+from npuc.storage import data
 from npuc.storage.data import Samples
-from npuc.target import FLOATING, Target, quickest
+from npuc.target import FLOATING, quickest
 from npuc.verification.checking import check_model
-from npuc.verification.metrics import agreement, ranks, task
+from npuc.verification.judging.choosing import Asked, chosen
+from npuc.verification.judging.metric import FP32, Metric, Outputs
 
-NORMAL_95 = 1.959964
-"""Of a normal variable's values 95 % are within so many deviations."""
-
-
-def interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share: right of count. Source: Wilson, 1927.
-
-    >>> low, high = interval(8, 10)
-    >>> round(low, 3), round(high, 3)
-    (0.49, 0.943)
-    """
-    share, z2 = right / count, NORMAL_95**2
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = NORMAL_95 / (1 + z2 / count) * sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
+COMPUTATIONS = (FP32, "qdq", "integer", "simulator")
+BLOCKS = 4
+"""For each worker of a cluster, so that none waits long for the last."""
+Digests = dict[str, list[Any]]
 
 
-def paired_difference(first: Array, second: Array) -> tuple[float, float, float]:
-    """The mean of second - first, both (samples,) bool, and its 95 % confidence interval.
+@dataclass(frozen=True)
+class Subject:
+    """What is run, by its files: a process of another folder finds it where the paths are absolute."""
 
-    Source: Agresti and Min, 2005: half a sample is added to each of the four cells of the table of pairs.
-    """
-    count = len(first) + 2
-    gained, lost = (float((a & ~b).sum()) + 0.5 for a, b in ((second, first), (first, second)))
-    mean = (gained - lost) / count
-    half = NORMAL_95 * sqrt(max((gained + lost) / count - mean**2, 0.0) / count)
-    return float(second.mean() - first.mean()), max(mean - half, -1.0), min(mean + half, 1.0)
+    model: Path
+    directory: Path
+    qdq: Path | None = None
+    allow_modified: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A block of samples, with all that a process needs to run it."""
+
+    subject: Subject
+    data: tuple[Path, ...]
+    metric: Metric
+    truths: Array | None
+    """Of the samples of the block."""
+    first: int
+    stop: int
+    limits: budget.Limits
+    libraries: tuple[str, ...]
 
 
 def accuracy(
-    model: Path,
-    directory: Path,
+    subject: Subject,
     program: Program,
-    target: Target,
-    samples: Samples,
+    files: Sequence[Path],
+    asked: Asked,
     *,
-    qdq: Path | None = None,
-    allow_modified: bool = False,
+    scheduler: str | None = None,
     bar: Progress = SILENT,
 ) -> dict[str, Any]:
-    """The report of `npuc accuracy`; the first output of the model counts.
+    """The report of `npuc accuracy`.
 
-    `integer` is None for floats, and for programs with host regions, which have no integer network of the whole.
-
-    qdq: the network as `npuc quantize` wrote it. Raises DataError (E401) where the samples have no labels.
+    A computation that there is not is None: `qdq` where no such model is given, `integer` for floats, and for
+    programs with host regions, which have no integer network of the whole.
+    scheduler: of a Dask cluster, whose workers see the same files; the report is the same.
+    Raises DataError (E401, E402) for data and outputs that cannot be judged, ArtefactError (E507) where the
+    cluster fails, and NotTaken for what is asked of a metric that does not take it.
     """
-    check_model(model, program, allow_modified)
-    labels = _labels(samples)
-    evidence = load_evidence(directory, program, allow_modified=allow_modified)
-    output = program.outputs[0].name
-    integer = program.precision not in FLOATING
-    models: dict[str, Any] = {
-        "fp32": read_model(model),
-        "qdq": None if qdq is None else read_model(qdq),
-        "integer": evidence.get("reference.onnx") if integer else None,
-    }
-    bar.begin("running the models")
-    found: dict[str, Array | None] = {
-        name: None if each is None else _by_onnxruntime(each, samples, output) for name, each in models.items()
-    }
-    bar.begin("simulating", len(samples))
-    simulated = run_program(program, target, samples, bar.advance, chip_model=quickest(target))[output]
-    found["simulator"] = simulated.reshape(len(samples), -1)
-    exact = found["fp32"]
-    assert exact is not None
-    if exact.shape[1] < 2:
-        raise DataError("E402", "the output has one element: there are no classes to count", tensor=output)
-    rows = {name: None if each is None else _row(each, exact, labels) for name, each in found.items()}
-    return {"status": "ok", "samples": len(samples), "classes": exact.shape[1], **rows}
+    check_model(subject.model, program, subject.allow_modified)
+    samples = data.load(files, program_inputs(program))
+    metric, why, truths = chosen(program, samples, asked)
+    if scheduler is None:
+        bar.begin("running the models and simulating", len(samples))
+        found = _digests(subject, program, metric, samples, truths, bar.advance)
+    else:
+
+        def tasks(side_by_side: int) -> list[Task]:
+            made = _tasks(subject, program, files, metric, truths, len(samples), side_by_side)
+            bar.begin("running blocks of samples", len(made))
+            return made
+
+        found = _merged(on_cluster(computed, tasks, scheduler, bar.advance))
+    bar.begin("judging")
+    report = metric.report(found, truths)
+    rows = {name: report.pop(name, None) for name in COMPUTATIONS}
+    return {"status": "ok", "metric": metric.name, "chosen": why, "samples": len(samples), **report, **rows}
 
 
-def _labels(samples: Samples) -> Array:
-    if samples.labels is None:
-        reason = samples.left_out or "the data has no labels: an array 'y' with a class for every sample"
-        raise DataError("E401", reason, tensor="y", remedy="save them with numpy.savez(..., y=labels)")
-    return samples.labels
+def _tasks(
+    subject: Subject,
+    program: Program,
+    files: Sequence[Path],
+    metric: Metric,
+    truths: Array | None,
+    count: int,
+    side_by_side: int,
+) -> list[Task]:
+    """Blocks of whole batches: every sample is simulated beside the same others as here."""
+    batch = batch_of(program)
+    size = batch * -(-count // (batch * BLOCKS * max(side_by_side, 1)))
+    absolute = tuple(each.absolute() for each in files)
+    return [
+        Task(
+            subject,
+            absolute,
+            metric,
+            None if truths is None else truths[at : at + size],
+            at,
+            min(at + size, count),
+            budget.limits(),
+            libraries(),
+        )
+        for at in range(0, count, size)
+    ]
 
 
-def _by_onnxruntime(model: Any, samples: Samples, output: str) -> Array:
-    """(samples, elements) of one output."""
-    run = session(model, confined=True)
-    return np.stack([run.run([output], feed)[0].ravel() for feed in samples.feeds()])
+def computed(task: Task) -> Digests:
+    """The digests of a block."""
+    subject = task.subject
+    allowed = budget.limited(task.limits.memory, task.limits.seconds)
+    with allowed, custom_ops(task.libraries):
+        program = load(subject.directory, allow_modified=subject.allow_modified)
+        samples = data.load(task.data, program_inputs(program)).part(task.first, task.stop)
+        return _digests(subject, program, task.metric, samples, task.truths, first=task.first)
 
 
-def _row(found: Array, exact: Array, labels: Array) -> dict[str, Any]:
-    """The result of one computation."""
-    right, reference = (ranks(values, labels) == 0 for values in (found, exact))
-    difference, low, high = paired_difference(reference, right)
-    return {
-        **task(found, labels),
-        "interval": list(interval(int(right.sum()), len(right))),
-        "agreement": agreement(exact, found),
-        "difference": difference,
-        "difference_interval": [low, high],
-    }
+def _merged(parts: Iterator[Digests]) -> Digests:
+    """The blocks one after the other."""
+    found: Digests = {}
+    for part in parts:
+        for name, digests in part.items():
+            found.setdefault(name, []).extend(digests)
+    return found
+
+
+def _digests(
+    subject: Subject,
+    program: Program,
+    metric: Metric,
+    samples: Samples,
+    truths: Array | None,
+    advance: Callable[[int], None] = lambda _: None,
+    first: int = 0,
+) -> Digests:
+    """What every computation leaves of every sample; truths: of these samples.
+
+    first: the number of the first sample. Raises DataError, naming the computation and the sample.
+    """
+    runs = _computations(subject, program, metric.judged)
+    found: Digests = {name: [] for name in runs}
+    for batch in samples.batches(batch_of(program)):
+        outputs = {name: run(batch) for name, run in runs.items()}
+        for at in range(len(batch)):
+            position = len(found[FP32])
+            truth = None if truths is None else truths[position]
+            for name, digests in found.items():
+                try:
+                    digests.append(metric.digest(outputs[name][at], outputs[FP32][at], truth))
+                except NpucError as error:
+                    raise error.within(f"{name}, sample {first + position}") from None
+        advance(len(batch))
+    return found
+
+
+Run = Callable[[Samples], Sequence[Outputs]]
+
+
+def _computations(subject: Subject, program: Program, judged: Sequence[str]) -> dict[str, Run]:
+    """What there is, by name: these outputs of each sample of a batch."""
+    evidence = load_evidence(subject.directory, program, allow_modified=subject.allow_modified)
+    models: dict[str, Any] = {FP32: read_model(subject.model)}
+    if subject.qdq is not None:
+        models["qdq"] = read_model(subject.qdq)
+    if program.precision not in FLOATING and "reference.onnx" in evidence:
+        models["integer"] = evidence["reference.onnx"]
+    found: dict[str, Run] = {name: _by_onnxruntime(model, judged) for name, model in models.items()}
+    target = target_of(program)
+    runner = target.runner(program, quickest(target))
+
+    def simulated(batch: Samples) -> list[Outputs]:
+        outputs = run_batches(runner, batch, batch=len(batch))
+        return [{name: outputs[name][at] for name in judged} for at in range(len(batch))]
+
+    return {**found, "simulator": simulated}
+
+
+def _by_onnxruntime(model: Any, judged: Sequence[str]) -> Run:
+    run, names = session(model, confined=True), list(judged)
+
+    def outputs(batch: Samples) -> list[Outputs]:
+        return [dict(zip(names, run.run(names, feed), strict=True)) for feed in batch.feeds()]
+
+    return outputs

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from npuc.verification.accuracy import interval, paired_difference
+from npuc.verification.judging.intervals import interval, paired_difference
 from tests.cli.process import Digits, npuc
 from tests.files import arrays
 

@@ -1,0 +1,41 @@
+"""Work on a Dask cluster, whose workers have npuc and see the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+from npuc.errors import ArtefactError, NpucError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def on_cluster(
+    function: Callable[[T], R],
+    tasks: Callable[[int], Sequence[T]],
+    scheduler: str,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Iterator[R]:
+    """What the function makes of every task, in their order.
+
+    tasks: given how many run side by side. advance: called with 1 after each.
+    Raises ArtefactError (E507) without Dask and where the cluster fails; an NpucError of a task as it is.
+    """
+    try:
+        distributed: Any = import_module("distributed")
+    except ImportError:
+        reason = "--scheduler needs Dask, which is not installed"
+        raise ArtefactError("E507", reason, remedy="pip install 'npuc[dask]', or leave --scheduler out") from None
+    try:
+        with distributed.Client(scheduler, timeout=10, set_as_default=False) as client:
+            side_by_side = sum(client.nthreads().values())
+            for future in client.map(function, tasks(side_by_side), pure=False):
+                yield future.result()
+                advance(1)
+    except NpucError:
+        raise
+    except Exception as error:  # whatever fails on a worker comes back as itself
+        reason = f"the Dask cluster at '{scheduler}' fails ({type(error).__name__}: {error})"
+        raise ArtefactError("E507", reason, remedy="check the address, and that its workers have npuc") from None

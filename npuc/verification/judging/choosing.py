@@ -1,0 +1,246 @@
+"""Which metric is meant: what the shapes of outputs and labels tell, and what the user says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from npuc.errors import DataError
+from npuc.ir import Array
+from npuc.program import OBJECT, STRING, Port, Program
+from npuc.storage.data import Samples
+from npuc.verification.judging.classes import Classes
+from npuc.verification.judging.decoding import Decoding
+from npuc.verification.judging.detections import Detections
+from npuc.verification.judging.metric import Metric
+from npuc.verification.judging.sequences import Sequences
+from npuc.verification.judging.values import Values
+
+METRICS = ("top1", "detections", "ctc", "regression")
+LAYOUTS = ("pair", "rows", "columns")
+LABELS, BY_FP32 = "labels", "fp32"
+STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+"""Of the maps on which detectors with one output place their boxes, in pixels of the image."""
+ANCHORS = (1, 3)
+"""Boxes at each place of them."""
+IMAGE_CHANNELS = (1, 3, 4)
+RECOGNISED = (
+    "one class label a sample (top1); labels of the first output's shape, or a single value (regression); "
+    "two outputs (N, 4) and (N, classes), or one (4 + classes, N) or (N, 5 + classes) with the N of a YOLO on the "
+    "input image (detections); one output (steps, classes) (ctc)"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of the outputs; None: what the metric takes by default."""
+
+    metric: str | None = None
+    truth: str | None = None
+    layout: str | None = None
+    box_format: str | None = None
+    score_threshold: float | None = None
+    nms_iou: float | None = None
+    background: str | None = None
+    score_function: str | None = None
+    blank: str | None = None
+
+
+USES = {
+    "detections": ("truth", "layout", "box_format", "score_threshold", "nms_iou", "background", "score_function"),
+    "ctc": ("truth", "layout", "blank"),
+    "regression": ("truth",),
+}
+"""What each metric takes of it."""
+
+
+class NotTaken(ValueError):
+    """An option that is of another metric, as the command line spells it."""
+
+
+def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
+    """The metric, why it is this one, and the labels that it takes, if any.
+
+    Raises DataError (E401, E402) where shapes do not tell, or do not fit what is asked; NotTaken for what the
+    metric does not take.
+    """
+    name, why = (asked.metric, "--metric") if asked.metric else _recognised(program, samples)
+    given = [key for key in (*USES["detections"], "blank") if getattr(asked, key) is not None]
+    foreign = [key for key in given if key not in USES.get(name, ())]
+    if foreign:
+        raise NotTaken(f"the metric {name} takes no --{foreign[0].replace('_', '-')}")
+    if name == "top1":
+        return _classes(program, samples), why, samples.labels
+    truths = _truths(samples, asked.truth)
+    match name:
+        case "detections":
+            return _detections(program, asked), why, truths
+        case "ctc":
+            return _sequences(program, asked), why, truths
+        case _:
+            return _values(program, labelled=truths is not None), why, truths
+
+
+def _truths(samples: Samples, asked: str | None) -> Array | None:
+    """The labels of any shape; None where fp32 is the truth. Raises DataError (E401) for missing labels."""
+    if asked == BY_FP32 or (asked is None and samples.truth is None and not samples.left_out):
+        return None
+    if samples.truth is None:
+        reason = samples.left_out or "the data has no labels 'y'"
+        raise DataError("E401", reason, tensor="y", remedy="save them in every file, or compare with --truth fp32")
+    return samples.truth
+
+
+def _recognised(program: Program, samples: Samples) -> tuple[str, str]:
+    first = program.outputs[0]
+    if samples.labels is not None and prod(first.shape) != 1:
+        return "top1", "the labels are one class a sample"
+    layout = _layout(program)
+    if layout is not None:
+        return "detections", layout[1]
+    if samples.truth is not None and _squeezed(samples.truth.shape[1:]) == _squeezed(first.shape):
+        return "regression", "the labels have the shape of the first output"
+    if len(program.outputs) == 1 and len(_squeezed(first.shape)) == 2:
+        return "ctc", f"one output of {_text(first)}: steps and classes"
+    if prod(first.shape) == 1:
+        return "regression", "the first output is one value"
+    if len(_squeezed(first.shape)) == 1:
+        raise _without_labels(samples)
+    shapes = ", ".join(f"'{port.name}' {_text(port)}" for port in program.outputs)
+    told = "" if samples.truth is None else f", labels {list(samples.truth.shape)}"
+    reason = f"no metric is recognised by the outputs {shapes}{told}"
+    remedy = "say what they are with --metric; --metric regression compares outputs of any shape"
+    raise DataError("E402", reason, tensor=first.name, limit=RECOGNISED, remedy=remedy)
+
+
+def _without_labels(samples: Samples) -> DataError:
+    reason = samples.left_out or "the data has no labels: an array 'y' with a class for every sample"
+    remedy = "save them with numpy.savez(..., y=labels), or compare values with fp32's: --metric regression"
+    return DataError("E401", reason, tensor="y", remedy=remedy)
+
+
+def _text(port: Port) -> str:
+    return f"({', '.join(map(str, port.shape))})"
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(extent for extent in shape if extent != 1)
+
+
+def _flat(port: Port) -> tuple[int, ...]:
+    """The shape without the batch axis."""
+    return port.shape[1:] if port.shape[:1] == (1,) else port.shape
+
+
+def _image(program: Program) -> tuple[int, int] | None:
+    """Height and width of the only input that looks like an image."""
+    found: list[tuple[int, int]] = []
+    for shape in (_flat(port) for port in program.inputs):
+        if len(shape) == 3 and min(shape) > 0:
+            if shape[0] in IMAGE_CHANNELS:
+                found.append((shape[1], shape[2]))
+            elif shape[2] in IMAGE_CHANNELS:
+                found.append((shape[0], shape[1]))
+    return found[0] if len(found) == 1 else None
+
+
+def _counts(image: tuple[int, int] | None) -> set[int]:
+    """How many boxes a detector with one output has on such an image."""
+    height, width = image or (0, 0)
+    sums = [
+        sum((height // each) * (width // each) for each in strides)
+        for strides in STRIDES
+        if height % strides[-1] == 0 and width % strides[-1] == 0
+    ]
+    return {anchors * places for anchors in ANCHORS for places in sums if places}
+
+
+def _layout(program: Program) -> tuple[str, str] | None:
+    """The layout of a detector's outputs by their shapes, and what tells it."""
+    ports = program.outputs
+    if len(ports) == 2 and (pair := _pair(ports)) is not None:
+        return "pair", f"boxes {_text(pair[0])} and scores {_text(pair[1])}"
+    counts, shape = _counts(_image(program)), _flat(ports[0])
+    if len(ports) == 1 and len(shape) == 2:
+        if shape[1] in counts and shape[0] > 4:
+            return (
+                "columns",
+                f"one output {_text(ports[0])}: 4 + {shape[0] - 4} classes by the boxes of this image",
+            )
+        if shape[0] in counts and shape[1] > 5:
+            return "rows", f"one output {_text(ports[0])}: the boxes of this image by 5 + {shape[1] - 5} classes"
+    return None
+
+
+def _pair(ports: Sequence[Port]) -> tuple[Port, Port] | None:
+    """Boxes and scores; None where either could be the other."""
+    shapes = [_flat(port) for port in ports]
+    if not all(len(shape) == 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] < 2:
+        return None
+    four = [port for port, shape in zip(ports, shapes, strict=True) if shape[1] == 4]
+    others = [port for port, shape in zip(ports, shapes, strict=True) if shape[1] != 4]
+    return (four[0], others[0]) if len(four) == 1 and min(map(min, shapes)) > 0 else None
+
+
+def _classes(program: Program, samples: Samples) -> Metric:
+    first = _numbers(program.outputs[0])
+    if samples.labels is None:
+        raise _without_labels(samples)
+    if prod(first.shape) < 2:
+        raise DataError("E402", "the output has one element: there are no classes to count", tensor=first.name)
+    return Classes(first.name, prod(first.shape))
+
+
+def _detections(program: Program, asked: Asked) -> Metric:
+    found = _layout(program)
+    layout = asked.layout or (found and found[0])
+    if layout is None:
+        reason = "the outputs are not recognised as a detector's"
+        limit = "two outputs (N, 4) and (N, classes); one output (4 + classes, N) or (N, 5 + classes)"
+        remedy = f"say which with --layout {', '.join(LAYOUTS)}; heat maps are compared with --metric regression"
+        raise DataError("E402", reason, tensor=program.outputs[0].name, limit=limit, remedy=remedy)
+    if layout == "pair":
+        pair = _pair(program.outputs) if len(program.outputs) == 2 else None
+        if pair is None:
+            raise _misfit(program.outputs[0], "two outputs (N, 4) and (N, classes), N of 2 or more, classes not 4")
+        boxes, scores = pair
+    else:
+        boxes = scores = _numbers(program.outputs[0])
+    shape = _flat(scores)
+    least = {"pair": (1, 1), "rows": (1, 6), "columns": (5, 1)}[layout]
+    if len(shape) != 2 or shape[0] < least[0] or shape[1] < least[1]:
+        raise _misfit(scores, "(N, 5 + classes)" if layout == "rows" else "(4 + classes, N)")
+    rest = {key: value for key in USES["detections"][3:] if (value := getattr(asked, key)) is not None}
+    box_format = asked.box_format or ("corners" if layout == "pair" else "centre")
+    decoding = Decoding(layout, boxes.name, scores.name, *shape, box_format, **rest)
+    if decoding.background and layout != "pair":
+        raise NotTaken(f"--background is of the layout pair, and this is {layout}")
+    if decoding.classes < 1:
+        raise _misfit(scores, "a class beside the background")
+    return Detections(decoding, _image(program))
+
+
+def _sequences(program: Program, asked: Asked) -> Metric:
+    port = _numbers(program.outputs[0])
+    shape, layout = _squeezed(port.shape), asked.layout or "rows"
+    if layout == "pair" or len(shape) != 2:
+        raise _misfit(port, "steps and classes: two axes longer than 1, --layout rows or columns")
+    steps, classes = shape if layout == "rows" else shape[::-1]
+    return Sequences(port.name, steps, classes, layout, asked.blank or "first")
+
+
+def _values(program: Program, *, labelled: bool) -> Metric:
+    names = tuple(_numbers(port).name for port in program.outputs)
+    return Values(names, labelled)
+
+
+def _numbers(port: Port) -> Port:
+    """The output, if it has numbers and a shape that is known. Raises DataError (E402)."""
+    if port.dtype in (STRING, OBJECT) or min(port.shape, default=1) < 1:
+        raise _misfit(port, "numbers in a shape that is known before the run")
+    return port
+
+
+def _misfit(port: Port, limit: str) -> DataError:
+    return DataError("E402", f"the output is {port.dtype} {_text(port)}", tensor=port.name, limit=limit)

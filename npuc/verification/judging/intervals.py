@@ -1,0 +1,70 @@
+"""95 % confidence intervals of what samples tell: closed forms of shares, the bootstrap of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import sqrt
+
+import numpy as np
+
+from npuc.ir import Array
+
+NORMAL_95 = 1.959964
+"""Of a normal variable's values 95 % are within so many deviations."""
+RESAMPLES = 1000
+SEED = 0
+
+Interval = tuple[float, float]
+
+
+def interval(right: int, count: int) -> Interval:
+    """The 95 % confidence interval of a share: right of count. Source: Wilson, 1927.
+
+    >>> low, high = interval(8, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.49, 0.943)
+    """
+    share, z2 = right / count, NORMAL_95**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = NORMAL_95 / (1 + z2 / count) * sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return max(min(centre - half, share), 0.0), min(max(centre + half, share), 1.0)
+
+
+def paired_difference(first: Array, second: Array) -> tuple[float, float, float]:
+    """The mean of second - first, both (samples,) bool, and its 95 % confidence interval.
+
+    Source: Agresti and Min, 2005: half a sample is added to each of the four cells of the table of pairs.
+    """
+    count = len(first) + 2
+    gained, lost = (float((a & ~b).sum()) + 0.5 for a, b in ((second, first), (first, second)))
+    mean = (gained - lost) / count
+    half = NORMAL_95 * sqrt(max((gained + lost) / count - mean**2, 0.0) / count)
+    return float(second.mean() - first.mean()), max(mean - half, -1.0), min(mean + half, 1.0)
+
+
+def bootstrap(statistic: Callable[[Array], Sequence[float]], samples: int) -> list[Interval | None]:
+    """The 95 % confidence interval of each value of a statistic: percentiles over drawings of the samples.
+
+    statistic: the values where sample i counts weights[i] times, (samples,) float64; NaN where there is none.
+    The drawings are the same for each call with as many samples, so that differences may be formed between what
+    two computations make of the same samples. None below two samples, or where no drawing has a value.
+    Source: Efron, 1979; the percentile interval.
+    """
+    if samples < 2:
+        return [None] * len(statistic(np.ones(samples)))
+    values = np.array([statistic(weights) for weights in _drawings(samples)], np.float64)
+    return [_percentiles(column[~np.isnan(column)]) for column in values.T]
+
+
+def _drawings(samples: int) -> Iterator[Array]:
+    random = np.random.default_rng(SEED)
+    for _ in range(RESAMPLES):
+        drawn = random.integers(0, samples, samples)
+        yield np.bincount(drawn, minlength=samples).astype(np.float64)
+
+
+def _percentiles(values: Array) -> Interval | None:
+    if not len(values):
+        return None
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(low), float(high)

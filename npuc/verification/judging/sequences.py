@@ -1,0 +1,137 @@
+"""CTC: what greedy decoding reads, and how many characters of it are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from npuc.errors import DataError
+from npuc.ir import Array
+from npuc.verification.judging.intervals import bootstrap, interval
+from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The character error rate of one output."""
+
+    output: str
+    steps: int
+    classes: int
+    layout: str = "rows"
+    """Where the steps of time are: rows, (steps, classes), or columns, (classes, steps)."""
+    blank: str = "first"
+    """Which class is no character: first or last."""
+    name: str = "ctc"
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The one output."""
+        return (self.output,)
+
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Array:  # noqa: ARG002
+        """The classes that greedy decoding reads: (characters,) int64."""
+        values = finite(outputs[self.output], self.output)
+        shape = (self.steps, self.classes)
+        steps = values.reshape(shape) if self.layout == "rows" else values.reshape(shape[::-1]).T
+        return greedy(steps, self._blank)
+
+    @property
+    def _blank(self) -> int:
+        return 0 if self.blank == "first" else self.classes - 1
+
+    def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
+        """Errors over characters of all samples; intervals by the bootstrap over samples."""
+        wanted = digests[FP32] if truths is None else self._labels(truths)
+        lengths = np.array([len(each) for each in wanted], np.float64)
+        if not lengths.sum():
+            where = "fp32 reads no character in any sample" if truths is None else "the labels have no characters"
+            raise DataError("E402", where, tensor=self.output, remedy="check --blank, --layout and the data")
+        errors = {name: _errors(found, wanted) for name, found in digests.items()}
+        return {
+            "truth": FP32 if truths is None else "labels",
+            "classes": self.classes,
+            "characters": int(lengths.sum()),
+            "decoding": {"output": self.output, "steps": self.steps, "layout": self.layout, "blank": self.blank},
+            **{
+                name: {
+                    **_row(errors[name], errors[FP32], lengths),
+                    "agreement": _alike(digests[name], digests[FP32]),
+                }
+                for name in digests
+            },
+        }
+
+    def _labels(self, truths: Array) -> list[Array]:
+        """The characters of every sample: classes up to the first that is negative. Raises DataError (E402)."""
+        if truths.ndim != 2 or truths.dtype.kind not in "iuf" or (truths != np.floor(truths)).any():
+            limit = "[samples, characters] of class numbers, -1 behind the last"
+            raise DataError("E402", f"the labels are {truths.dtype} {list(truths.shape)}", tensor="y", limit=limit)
+        if truths.size and (truths.max() >= self.classes or (truths == self._blank).any()):
+            limit = f"0..{self.classes - 1}, without the blank {self._blank}"
+            raise DataError("E402", "a label is no character of the output", tensor="y", limit=limit)
+        ends = [int(np.argmax(row < 0)) if (row < 0).any() else len(row) for row in truths]
+        return [row[:end].astype(np.int64) for row, end in zip(truths, ends, strict=True)]
+
+
+def greedy(steps: Array, blank: int) -> Array:
+    """The most probable class of every step, repeats joined and blanks left out. Source: Graves et al., 2006.
+
+    steps: (steps, classes).
+
+    >>> best = [0, 2, 2, 0, 2, 1, 1, 0]
+    >>> greedy(np.eye(3)[best], blank=0).tolist()
+    [2, 2, 1]
+    """
+    best: Array = steps.argmax(axis=1)
+    starts = np.concatenate([[True], best[1:] != best[:-1]])
+    return best[starts & (best != blank)].astype(np.int64)
+
+
+def edit_distance(found: Array, wanted: Array) -> int:
+    """How many characters to insert, delete or replace at least. Source: Levenshtein, 1966.
+
+    >>> text = lambda word: np.frombuffer(word.encode(), np.uint8)
+    >>> edit_distance(text("kitten"), text("sitting"))
+    3
+    """
+    columns = np.arange(len(wanted) + 1)
+    row = columns.copy()
+    for each in found:
+        changed = np.minimum(row[1:] + 1, row[:-1] + (wanted != each))
+        # what inserting costs: the least of the row so far, plus one for each column since
+        row = np.minimum.accumulate(np.concatenate([[row[0] + 1], changed]) - columns) + columns
+    return int(row[-1])
+
+
+def _errors(found: Sequence[Array], wanted: Sequence[Array]) -> Array:
+    return np.array([edit_distance(*each) for each in zip(found, wanted, strict=True)], np.float64)
+
+
+def _alike(found: Sequence[Array], exact: Sequence[Array]) -> float:
+    return float(np.mean([np.array_equal(*each) for each in zip(found, exact, strict=True)]))
+
+
+def _row(errors: Array, exact: Array, lengths: Array) -> dict[str, Any]:
+    """The figures of one computation; errors, exact, lengths: (samples,)."""
+
+    def of(weights: Array) -> tuple[float, float]:
+        characters = float(weights @ lengths)
+        if not characters:
+            return float("nan"), float("nan")
+        return float(weights @ errors) / characters, float(weights @ (errors - exact)) / characters
+
+    (cer, difference), limits = of(np.ones(len(errors))), bootstrap(of, len(errors))
+    own, apart = (None if each is None else list(each) for each in limits)
+    right = int((errors == 0).sum())
+    return {
+        "cer": cer,
+        "interval": own,
+        "right": right / len(errors),
+        "right_interval": list(interval(right, len(errors))),
+        "difference": difference,
+        "difference_interval": apart,
+    }
