@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from npuc.api import Compiled as Compiled
     from npuc.api import CompiledVariants as CompiledVariants
+    from npuc.api import accuracy as accuracy
     from npuc.api import check as check
     from npuc.api import compile as compile
     from npuc.api import compile_variants as compile_variants
@@ -35,7 +36,8 @@ if (_checkout / "pyproject.toml").is_file():
 
 _HOME = {
     **dict.fromkeys(
-        ("Compiled", "CompiledVariants", "check", "compile", "compile_variants", "load", "verify"), "npuc.api"
+        ("Compiled", "CompiledVariants", "accuracy", "check", "compile", "compile_variants", "load", "verify"),
+        "npuc.api",
     ),
     "Session": "npuc.session",
     "backend": "npuc.onnx_backend",

@@ -220,6 +220,26 @@ def verify(
         return verified(path, Path(folder) / "program", program.program, program.target, samples, asked)
 
 
+def accuracy(
+    model: Model, program: Compiled, inputs: Data, *, metric: str | None = None, **asked: Any
+) -> dict[str, Any]:
+    """What `npuc accuracy --json` prints: how good the program is at its task, beside the model in fp32.
+
+    Labels are `y` in the data. metric, asked: the options of the command by name (`score_threshold=0.3`).
+    Raises ArtefactError (E501) if the program is another model's, DataError (E401, E402) for data and outputs that
+    cannot be judged, ValueError for a value or an option that the metric does not take, TypeError for a name that
+    there is not.
+    """
+    from npuc.verification.accuracy import Subject
+    from npuc.verification.accuracy import accuracy as judged
+    from npuc.verification.judging.choosing import Asked
+
+    wanted = Asked(metric, **asked)
+    with _model_file(model) as path, _file(inputs) as samples, TemporaryDirectory() as folder:
+        program.save(Path(folder) / "program")
+        return judged(Subject(path, Path(folder) / "program"), program.program, [samples], wanted)
+
+
 def _shapes(shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
     return {name: tuple(int(extent) for extent in shape) for name, shape in (shapes or {}).items()}
 

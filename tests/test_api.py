@@ -52,6 +52,22 @@ def test_verification_is_that_of_the_command_line(program: npuc.Compiled, images
     assert npuc.verify(MODEL, program, images, min_sqnr_db=1000.0)["status"] == "mismatch"
 
 
+def test_accuracy_is_that_of_the_command_line(program: npuc.Compiled, images: Array) -> None:
+    labels = _expected(images).argmax(axis=1)
+    report = npuc.accuracy(MODEL, program, {"x": images, "y": labels})
+    assert report["metric"] == "top1" and report["fp32"]["top1"] == 1
+    assert report["simulator"]["top1"] == report["simulator"]["agreement"] >= 0.95
+    values = npuc.accuracy(MODEL, program, images, metric="regression")
+    assert values["truth"] == "fp32" and values["simulator"]["pearson"] > 0.99
+    with pytest.raises(DataError, match="no labels"):
+        npuc.accuracy(MODEL, program, images)
+    for wrong in ({"metric": "map"}, {"metric": "ctc", "nms_iou": 0.5}, {"score_threshold": 2.0}):
+        with pytest.raises(ValueError, match=r"may be|takes no"):
+            npuc.accuracy(MODEL, program, images, **wrong)
+    with pytest.raises(TypeError):
+        npuc.accuracy(MODEL, program, images, threshold=0.5)
+
+
 def test_a_saved_program_runs_as_before(program: npuc.Compiled, images: Array, tmp_path: Path) -> None:
     program.save(tmp_path / "digits.npu")
     loaded = npuc.load(tmp_path / "digits.npu")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 
 from npuc.escaping import Shown
 from npuc.reports.summaries import plural
 from npuc.text import count, table
 
+WIDTH = 80
 COMPUTATIONS = ("fp32", "qdq", "integer", "simulator")
 Cells = Callable[[Shown], Sequence[object]]
 
@@ -19,8 +21,8 @@ def as_text(report: Shown) -> str:
     lines = [table(("run", *header), rows), f"{plural(report['samples'], 'sample')}{_more(report)}"]
     if report["metric"] == "regression":
         lines += _outputs(report)
-    lines += _decoding(report)
-    return "\n".join([*lines, f"metric {report['metric']}: {report['chosen']}"])
+    told = [*_decoding(report), f"metric {report['metric']}: {report['chosen']}"]
+    return "\n".join([*lines, *(part for line in told for part in wrap(line, WIDTH))])
 
 
 def _more(report: Shown) -> str:
@@ -30,7 +32,7 @@ def _more(report: Shown) -> str:
             return f", {count(report['classes'])} classes"
         case "detections":
             boxes = f"{count(report['boxes'])} true boxes of {plural(report['classes'], 'class', 'classes')}"
-            return f", {boxes} ({_truth(report)}); recall and pixels against fp32"
+            return f", {boxes} ({_truth(report)})"
         case "ctc":
             return f", {count(report['characters'])} characters ({_truth(report)})"
         case _:
@@ -76,6 +78,7 @@ def _decoding(report: Shown) -> list[str]:
         f"background {known['background']}",
         f"detections: score {known['score_threshold']:g} or more, best class of a box, suppressed above IoU "
         f"{known['nms_iou']:g}",
+        "recall and box px: against the detections of fp32",
     ]
 
 

@@ -95,7 +95,9 @@ def accuracy(
     bar.begin("judging")
     report = metric.report(found, truths)
     rows = {name: report.pop(name, None) for name in COMPUTATIONS}
-    return {"status": "ok", "metric": metric.name, "chosen": why, "samples": len(samples), **report, **rows}
+    known = {"classes": None, "truth": FP32 if truths is None else "labels", "decoding": None}
+    what = {"status": "ok", "metric": metric.name, "chosen": why, "samples": len(samples)}
+    return {**what, **known, **report, **rows}
 
 
 def _tasks(

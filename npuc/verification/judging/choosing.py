@@ -19,7 +19,7 @@ from npuc.verification.judging.values import Values
 
 METRICS = ("top1", "detections", "ctc", "regression")
 LAYOUTS = ("pair", "rows", "columns")
-LABELS, BY_FP32 = "labels", "fp32"
+BY_FP32 = "fp32"
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Of the maps on which detectors with one output place their boxes, in pixels of the image."""
 ANCHORS = (1, 3)
@@ -30,6 +30,10 @@ RECOGNISED = (
     "two outputs (N, 4) and (N, classes), or one (4 + classes, N) or (N, 5 + classes) with the N of a YOLO on the "
     "input image (detections); one output (steps, classes) (ctc)"
 )
+
+
+class NotTaken(ValueError):
+    """An option that is of another metric, or has a value that there is not, as the command line spells it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,25 @@ class Asked:
     score_function: str | None = None
     blank: str | None = None
 
+    def __post_init__(self) -> None:
+        """Raises NotTaken for a value that there is not."""
+        for name, values in VALUES.items():
+            if (value := getattr(self, name)) is not None and value not in values:
+                raise NotTaken(f"{_option(name)} is {value!r}, and may be {', '.join(values)}")
+        for name in ("score_threshold", "nms_iou"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                raise NotTaken(f"{_option(name)} is {value!r}, and may be 0..1")
+
+
+VALUES = {
+    "metric": METRICS,
+    "truth": ("labels", BY_FP32),
+    "layout": LAYOUTS,
+    "box_format": ("corners", "centre"),
+    "background": ("first", "last", "none"),
+    "score_function": ("identity", "sigmoid", "softmax"),
+    "blank": ("first", "last"),
+}
 
 USES = {
     "detections": ("truth", "layout", "box_format", "score_threshold", "nms_iou", "background", "score_function"),
@@ -53,10 +76,6 @@ USES = {
     "regression": ("truth",),
 }
 """What each metric takes of it."""
-
-
-class NotTaken(ValueError):
-    """An option that is of another metric, as the command line spells it."""
 
 
 def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, str, Array | None]:
@@ -69,7 +88,7 @@ def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, st
     given = [key for key in (*USES["detections"], "blank") if getattr(asked, key) is not None]
     foreign = [key for key in given if key not in USES.get(name, ())]
     if foreign:
-        raise NotTaken(f"the metric {name} takes no --{foreign[0].replace('_', '-')}")
+        raise NotTaken(f"the metric {name} takes no {_option(foreign[0])}")
     if name == "top1":
         return _classes(program, samples), why, samples.labels
     truths = _truths(samples, asked.truth)
@@ -80,6 +99,10 @@ def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, st
             return _sequences(program, asked), why, truths
         case _:
             return _values(program, labelled=truths is not None), why, truths
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _truths(samples: Samples, asked: str | None) -> Array | None:

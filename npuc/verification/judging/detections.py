@@ -51,7 +51,6 @@ class Detections:
         near = {name: Matches.of(boxes, found[FP32]) for name, boxes in found.items()}
         in_pixels = self.image is not None or not unit
         return {
-            "truth": FP32 if truths is None else "labels",
             "classes": self.decoding.classes,
             "boxes": sum(map(len, wanted)),
             "decoding": {

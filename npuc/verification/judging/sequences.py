@@ -52,7 +52,6 @@ class Sequences:
             raise DataError("E402", where, tensor=self.output, remedy="check --blank, --layout and the data")
         errors = {name: _errors(found, wanted) for name, found in digests.items()}
         return {
-            "truth": FP32 if truths is None else "labels",
             "classes": self.classes,
             "characters": int(lengths.sum()),
             "decoding": {"output": self.output, "steps": self.steps, "layout": self.layout, "blank": self.blank},

@@ -39,10 +39,7 @@ class Values:
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:  # noqa: ARG002
         """A row of each output, and those of the first for the whole; intervals by the bootstrap over samples."""
         sums = {name: np.stack(found) for name, found in digests.items()}
-        return {
-            "truth": "labels" if self.labelled else FP32,
-            **{name: self._row(found, sums[FP32]) for name, found in sums.items()},
-        }
+        return {name: self._row(found, sums[FP32]) for name, found in sums.items()}
 
     def _row(self, found: Array, exact: Array) -> dict[str, Any]:
         """found, exact: (samples, outputs, 7)."""
