@@ -48,7 +48,7 @@ def _outputs(report: Shown) -> list[str]:
     if len(report["fp32"]["outputs"]) < 2:
         return []
     rows = [
-        (name, each["name"], each["pearson"], each["l1"])
+        (name, each["name"], each["pearson"], f"{each['l1']:.4g}")
         for name in COMPUTATIONS
         if report[name] is not None
         for each in report[name]["outputs"]

@@ -22,18 +22,19 @@ def test_average_precision_is_that_of_the_published_example() -> None:
     # detections of 15 objects, right at these ranks; AP over all points 24.56 % (of terms cut off behind 4 digits)
     right = np.zeros(24, bool)
     right[[0, 2, 9, 11, 12, 13, 22]] = True
-    assert average_precision(right, np.ones(24), 15) == pytest.approx(0.2456, abs=1e-4)
+    assert average_precision(right, np.ones((1, 24)), np.array([15.0])) == pytest.approx(0.2456, abs=1e-4)
     # by hand, the largest precision at each recall or beyond: 1, 2/3, four times 6/14, 7/23
     by_hand = (1 + 2 / 3 + 4 * 6 / 14 + 7 / 23) / 15
-    assert average_precision(right, np.ones(24), 15) == pytest.approx(by_hand, rel=1e-12)
+    assert average_precision(right, np.ones((1, 24)), np.array([15.0])) == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_a_sample_that_counts_twice_is_as_if_it_were_there_twice() -> None:
-    right, weights = np.array([True, False, True, False, True]), np.array([2.0, 1, 0, 3, 1])
-    repeated = np.repeat(right, weights.astype(int))
-    expected = average_precision(repeated, np.ones(len(repeated)), 8)
-    assert average_precision(right, weights, 8) == pytest.approx(expected, rel=1e-12)
-    assert average_precision(right, np.array([0.0, 0, 1, 1, 1]), 2) == pytest.approx((1 + 2 / 3) / 2)
+    right = np.array([True, False, True, False, True])
+    weights = np.array([[2.0, 1, 0, 3, 1], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]])
+    found = average_precision(right, weights, np.array([8.0, 2, 0]))
+    # twice right, wrong, three times wrong, right: precision 1 up to 2 of 8, 3 / 7 up to 3
+    assert found[:2] == pytest.approx([(2 + 3 / 7) / 8, (1 + 2 / 3) / 2], rel=1e-12)
+    assert np.isnan(found[2])
 
 
 def test_overlap_is_intersection_over_union() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from npuc.errors import DataError
-from npuc.verification.judging.intervals import bootstrap
+from npuc.verification.judging.intervals import estimated
 from npuc.verification.judging.sequences import Sequences, edit_distance, greedy
 from npuc.verification.judging.values import Values
 
@@ -155,10 +155,13 @@ def test_what_is_constant_has_no_correlation() -> None:
 
 def test_the_bootstrap_of_a_mean_is_nearly_the_normal_interval() -> None:
     values = np.random.default_rng(7).normal(10, 2, 400)
-    (found, nothing) = bootstrap(lambda weights: (float(weights @ values) / 400, float("nan")), 400)
-    assert found is not None and nothing is None
+
+    def statistic(weights: np.ndarray) -> np.ndarray:
+        return np.stack([weights @ values / 400, np.full(len(weights), np.nan)], axis=1)
+
+    (mean, limits), nothing = estimated(statistic, 400)
+    assert mean == pytest.approx(values.mean()) and limits is not None and nothing == (None, None)
     half = 1.96 * values.std() / 20
-    assert found == pytest.approx((values.mean() - half, values.mean() + half), abs=0.25 * half)
-    again = bootstrap(lambda weights: (float(weights @ values) / 400,), 400)
-    assert again == [found]
-    assert bootstrap(lambda weights: (float(weights.sum()),), 1) == [None]
+    assert limits == pytest.approx((values.mean() - half, values.mean() + half), abs=0.25 * half)
+    assert estimated(statistic, 400)[0] == (mean, limits)
+    assert estimated(lambda weights: weights, 1) == [(1.0, None)]

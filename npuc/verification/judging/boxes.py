@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from npuc.ir import Array
+from npuc.verification.judging.intervals import ratio
 
 LEAST_OVERLAP = 0.5
 """Intersection over union of a detection that is right."""
@@ -76,17 +77,18 @@ def matched(found: Boxes, wanted: Boxes) -> Array:
     return result
 
 
-def average_precision(right: Array, weights: Array, truths: float) -> float:
-    """The area under the precision that is reached at each recall or beyond, over all points of recall.
+def average_precision(right: Array, weights: Array, truths: Array) -> Array:
+    """The area under the precision that is reached at each recall or beyond: (drawings,).
 
-    right: (detections,) bool, the highest score first; weights: how often each counts; truths: the true boxes.
+    right: (detections,) bool, the highest score first; weights: how often each counts, (drawings, detections);
+    truths: the true boxes, (drawings,); where there are none the result is NaN.
     Source: VOC development kit from 2010 on, VOCap.m.
 
     >>> right = np.array([True, False, True, False])
-    >>> average_precision(right, np.ones(4), truths=4)  # precision 1 up to recall 1/4, then 2/3 up to 1/2
-    0.41666666666666663
+    >>> average_precision(right, np.ones((1, 4)), np.array([4.0])).tolist()  # 1 up to recall 1/4, 2/3 up to 1/2
+    [0.41666666666666663]
     """
-    hits, all_found = np.cumsum(weights * right), np.cumsum(weights)
+    hits, all_found = np.cumsum(weights * right, axis=1), np.cumsum(weights, axis=1)
     precision = np.divide(hits, all_found, out=np.zeros_like(hits), where=all_found > 0)
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return float((np.diff(hits, prepend=0.0) * envelope).sum() / truths)
+    envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    return ratio((weights * right * envelope).sum(axis=1), truths)

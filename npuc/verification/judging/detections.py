@@ -12,11 +12,13 @@ from npuc.errors import DataError
 from npuc.ir import Array
 from npuc.verification.judging.boxes import Boxes, average_precision, matched
 from npuc.verification.judging.decoding import SURE, Decoded, Decoding, decoded
-from npuc.verification.judging.intervals import bootstrap
+from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth
 
 UNIT = 2.0
 """Boxes whose coordinates all lie below are parts of the image; in pixels they would be smaller than two."""
+NAMES = ("map50", "difference", "recall", "box_error_px")
+"""The figures of a computation."""
 INSIDE = 0.9
 """The share of fp32's boxes whose centres lie in the image, at least, if the boxes are what they are taken for."""
 
@@ -167,19 +169,19 @@ class Matches:
         truths = np.array([len(each) for each in wanted], np.float64)
         return cls(tuple(_by_class(found, wanted, pairs)), hits, truths, np.array(apart))
 
-    def precision(self, weights: Array) -> float:
-        """Mean average precision where each sample counts so often; NaN without a true box."""
-        found = [
-            average_precision(each.right, weights[each.sample], truths)
-            for each in self.by_class
-            if (truths := float(weights @ each.truths)) > 0
-        ]
-        return float(np.mean(found)) if found else np.nan
+    def precision(self, weights: Array) -> Array:
+        """Mean average precision of each row of weights (drawings, samples); NaN without a true box."""
+        total, classes = np.zeros(len(weights)), np.zeros(len(weights))
+        for each in self.by_class:
+            found = average_precision(each.right, weights[:, each.sample], weights @ each.truths)
+            total += np.nan_to_num(found)
+            classes += ~np.isnan(found)
+        return ratio(total, classes)
 
-    def recall(self, weights: Array) -> tuple[float, float]:
-        """The share of the true boxes that are found, and the mean error of those; NaN for none."""
-        hits, truths = float(weights @ self.hits), float(weights @ self.truths)
-        return hits / truths if truths else np.nan, float(weights @ self.apart) / hits if hits else np.nan
+    def recall(self, weights: Array) -> tuple[Array, Array]:
+        """The share of the true boxes that are found, and the mean error of those: (drawings,), NaN for none."""
+        hits = weights @ self.hits
+        return ratio(hits, weights @ self.truths), ratio(weights @ self.apart, hits)
 
 
 def _by_class(found: Sequence[Boxes], wanted: Sequence[Boxes], pairs: Sequence[Array]) -> list[ClassMatches]:
@@ -200,15 +202,15 @@ def _by_class(found: Sequence[Boxes], wanted: Sequence[Boxes], pairs: Sequence[A
 def _row(precise: Matches, reference: Matches, near: Matches, *, in_pixels: bool) -> dict[str, Any]:
     """precise, reference: this computation and fp32 against the truth; near: this one against fp32."""
 
-    def of(weights: Array) -> tuple[float, ...]:
+    def of(weights: Array) -> Array:
         precision = precise.precision(weights)
-        return precision, precision - reference.precision(weights), *near.recall(weights)
+        difference = precision - reference.precision(weights)
+        return np.stack([precision, difference, *near.recall(weights)], axis=1)
 
-    names = ("map50", "difference", "recall", "box_error_px")
-    values, limits = of(np.ones(len(near.hits))), bootstrap(of, len(near.hits))
     row: dict[str, Any] = {}
-    for name, value, ends in zip(names, values, limits, strict=True):
-        known = not np.isnan(value) and (in_pixels or name != "box_error_px")
+    for name, (value, ends) in zip(NAMES, estimated(of, len(near.hits)), strict=True):
         key = "interval" if name == "map50" else f"{name}_interval"
-        row |= {name: float(value) if known else None, key: list(ends) if known and ends is not None else None}
+        row |= {name: value, key: None if ends is None else list(ends)}
+    if not in_pixels:
+        row |= {"box_error_px": None, "box_error_px_interval": None}
     return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import sqrt
 
 import numpy as np
@@ -11,7 +11,7 @@ from npuc.ir import Array
 
 NORMAL_95 = 1.959964
 """Of a normal variable's values 95 % are within so many deviations."""
-RESAMPLES = 1000
+RESAMPLES, AT_ONCE = 1000, 50
 SEED = 0
 
 Interval = tuple[float, float]
@@ -42,25 +42,37 @@ def paired_difference(first: Array, second: Array) -> tuple[float, float, float]
     return float(second.mean() - first.mean()), max(mean - half, -1.0), min(mean + half, 1.0)
 
 
-def bootstrap(statistic: Callable[[Array], Sequence[float]], samples: int) -> list[Interval | None]:
-    """The 95 % confidence interval of each value of a statistic: percentiles over drawings of the samples.
+Statistic = Callable[[Array], Array]
+"""Values, (drawings, values), of weights, (drawings, samples) float64: sample i counts weights[:, i] times.
+NaN where there is no value."""
 
-    statistic: the values where sample i counts weights[i] times, (samples,) float64; NaN where there is none.
+
+def estimated(statistic: Statistic, samples: int) -> list[tuple[float | None, Interval | None]]:
+    """Each value of a statistic with its 95 % confidence interval: percentiles over drawings of the samples.
+
     The drawings are the same for each call with as many samples, so that differences may be formed between what
-    two computations make of the same samples. None below two samples, or where no drawing has a value.
+    two computations make of the same samples. None for what has no value; no interval below two samples.
     Source: Efron, 1979; the percentile interval.
     """
+    (values,) = statistic(np.ones((1, samples)))
+    known = [None if np.isnan(value) else float(value) for value in values]
     if samples < 2:
-        return [None] * len(statistic(np.ones(samples)))
-    values = np.array([statistic(weights) for weights in _drawings(samples)], np.float64)
-    return [_percentiles(column[~np.isnan(column)]) for column in values.T]
+        return [(value, None) for value in known]
+    drawn = np.concatenate([statistic(weights) for weights in _drawings(samples)])
+    return [(value, _percentiles(column[~np.isnan(column)])) for value, column in zip(known, drawn.T, strict=True)]
+
+
+def ratio(above: Array, below: Array) -> Array:
+    """above / below, NaN where below is 0."""
+    return np.divide(above, below, out=np.full(np.broadcast(above, below).shape, np.nan), where=below != 0)
 
 
 def _drawings(samples: int) -> Iterator[Array]:
+    """Some at a time."""
     random = np.random.default_rng(SEED)
-    for _ in range(RESAMPLES):
-        drawn = random.integers(0, samples, samples)
-        yield np.bincount(drawn, minlength=samples).astype(np.float64)
+    for _ in range(RESAMPLES // AT_ONCE):
+        drawn = random.integers(0, samples, (AT_ONCE, samples))
+        yield np.stack([np.bincount(each, minlength=samples) for each in drawn]).astype(np.float64)
 
 
 def _percentiles(values: Array) -> Interval | None:

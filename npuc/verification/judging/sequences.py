@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.ir import Array
-from npuc.verification.judging.intervals import bootstrap, interval
+from npuc.verification.judging.intervals import estimated, interval, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
 
 
@@ -117,20 +117,16 @@ def _alike(found: Sequence[Array], exact: Sequence[Array]) -> float:
 def _row(errors: Array, exact: Array, lengths: Array) -> dict[str, Any]:
     """The figures of one computation; errors, exact, lengths: (samples,)."""
 
-    def of(weights: Array) -> tuple[float, float]:
-        characters = float(weights @ lengths)
-        if not characters:
-            return float("nan"), float("nan")
-        return float(weights @ errors) / characters, float(weights @ (errors - exact)) / characters
+    def of(weights: Array) -> Array:
+        return ratio(weights @ np.stack([errors, errors - exact], axis=1), (weights @ lengths)[:, None])
 
-    (cer, difference), limits = of(np.ones(len(errors))), bootstrap(of, len(errors))
-    own, apart = (None if each is None else list(each) for each in limits)
+    (cer, own), (difference, apart) = estimated(of, len(errors))
     right = int((errors == 0).sum())
     return {
         "cer": cer,
-        "interval": own,
+        "interval": own and list(own),
         "right": right / len(errors),
         "right_interval": list(interval(right, len(errors))),
         "difference": difference,
-        "difference_interval": apart,
+        "difference_interval": apart and list(apart),
     }

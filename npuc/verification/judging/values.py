@@ -10,7 +10,7 @@ import numpy as np
 
 from npuc.errors import DataError
 from npuc.ir import Array
-from npuc.verification.judging.intervals import bootstrap
+from npuc.verification.judging.intervals import estimated, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
 
 CONSTANT = 1e-12
@@ -58,27 +58,21 @@ def _sums(found: Array, wanted: Array) -> Array:
 def _figures(found: Array, exact: Array) -> dict[str, Any]:
     """found, exact: (samples, 7)."""
 
-    def of(weights: Array) -> tuple[float, float, float]:
-        total = weights @ found
-        return _pearson(total), _l1(total), _l1(total) - _l1(weights @ exact)
+    def of(weights: Array) -> Array:
+        total, reference = weights @ found, weights @ exact
+        l1, own = (each[:, 6] / each[:, 0] for each in (total, reference))
+        return np.stack([_pearson(total), l1, l1 - own], axis=1)
 
-    names = ("pearson", "l1", "difference")
-    values, limits = of(np.ones(len(found))), bootstrap(of, len(found))
     row: dict[str, Any] = {}
-    for name, value, ends in zip(names, values, limits, strict=True):
-        row[name] = None if np.isnan(value) else value
-        row[f"{name}_interval"] = None if ends is None else list(ends)
+    for name, (value, ends) in zip(("pearson", "l1", "difference"), estimated(of, len(found)), strict=True):
+        row |= {name: value, f"{name}_interval": None if ends is None else list(ends)}
     return row
 
 
-def _l1(total: Array) -> float:
-    return float(total[6] / total[0])
-
-
-def _pearson(total: Array) -> float:
-    """The correlation; NaN where one side is constant."""
-    count, x, y, xx, yy, xy, _ = (float(each) for each in total)
+def _pearson(total: Array) -> Array:
+    """The correlation of each row of sums; NaN where one side is constant."""
+    count, x, y, xx, yy, xy, _ = total.T
     spread_x, spread_y = xx - x * x / count, yy - y * y / count
-    if spread_x <= CONSTANT * xx or spread_y <= CONSTANT * yy:
-        return float("nan")
-    return min(max((xy - x * y / count) / float(np.sqrt(spread_x * spread_y)), -1.0), 1.0)
+    varied = (spread_x > CONSTANT * xx) & (spread_y > CONSTANT * yy)
+    scale = np.sqrt(np.where(varied, spread_x * spread_y, 0))
+    return np.clip(ratio(xy - x * y / count, scale), -1, 1)
