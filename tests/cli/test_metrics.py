@@ -132,21 +132,12 @@ def test_the_detections_of_fp32_given_as_labels_are_found_and_others_are_not(pai
 
 
 def test_tables_fit_80_columns_and_say_what_is_assumed(pair: Made, steps: Made) -> None:
-    for made, words in (
-        (
-            pair,
-            (
-                "mAP50",
-                "corners in pixels",
-                "score 0.25 or more",
-                "IoU 0.45",
-                "background none",
-                "detections of fp32",
-            ),
-        ),
-        (steps, ("CER", "20 steps", "first class is blank")),
+    boxes = "mAP50", "corners in pixels", "score 0.25 or more", "IoU 0.45", "background none", "detections of fp32"
+    for made, options, words in (
+        (pair, (), boxes),
+        (steps, ("--metric", "ctc"), ("CER", "20 steps", "first class is blank")),
     ):
-        text = made.judged("--truth", "fp32").done()
+        text = made.judged("--truth", "fp32", *options).done()
         assert all(word in text for word in words), text
         assert max(map(len, text.splitlines())) <= 80, text
     text = pair.judged("--metric", "regression", "--truth", "fp32").done()
@@ -168,8 +159,9 @@ def test_one_output_with_the_boxes_of_the_image_is_a_yolo(tmp_path: Path) -> Non
 
 
 def test_steps_and_classes_are_a_sequence(steps: Made) -> None:
-    found = steps.judged("--json", "--truth", "fp32").json
-    assert found["metric"] == "ctc" and found["truth"] == "fp32" and found["fp32"]["cer"] == 0
+    assert "no probabilities" in steps.judged("--truth", "fp32").refused("E402")
+    found = steps.judged("--json", "--metric", "ctc", "--truth", "fp32").json
+    assert found["truth"] == "fp32" and found["fp32"]["cer"] == 0
     read = [_collapsed(each[0][0]) for each in steps.exact]
     assert found["characters"] == sum(map(len, read))
     assert 0 <= found["simulator"]["cer"] < 0.5 and found["integer"] == found["simulator"]
@@ -177,6 +169,7 @@ def test_steps_and_classes_are_a_sequence(steps: Made) -> None:
     for row, each in zip(labels, read, strict=True):
         row[: len(each)] = each
     labelled = steps.judged("--json", y=labels).json
+    assert labelled["metric"] == "ctc" and "a sequence of labels" in labelled["chosen"]
     assert labelled["truth"] == "labels" and labelled["fp32"]["cer"] == 0
     assert labelled["simulator"] == found["simulator"]
 

@@ -175,6 +175,13 @@ def test_units_of_the_image_are_scaled_to_pixels_and_labels_may_be_in_either() -
         Detections(pair(), None).report(both, np.array([[[0, 8, 8, 24, 24.0]]]))
 
 
+def test_what_nobody_calls_boxes_must_be_in_pixels() -> None:
+    metric = Detections(pair(), (64, 64), certain=False)
+    assert metric.report({"fp32": digests((CORNERS, SCORES))}, None)["boxes"] == 2
+    with pytest.raises(DataError, match="--metric detections"):
+        metric.report({"fp32": digests((CORNERS / 64, SCORES))}, None)
+
+
 def test_one_sample_has_no_interval() -> None:
     exact = digests((CORNERS, SCORES))
     row = Detections(pair(), (64, 64)).report({"fp32": exact}, None)["fp32"]
@@ -189,8 +196,8 @@ def test_one_sample_has_no_interval() -> None:
         (CENTRES[[0, 1, 1]], SCORES * 0.9, {}, "end before they begin"),
         (CORNERS, SCORES / 9, {}, "detects nothing"),
         (CORNERS, SCORES / SCORES.sum(axis=1, keepdims=True), {"background": ""}, "sum to 1"),
-        (CORNERS + 60, SCORES * 0.9, {}, "centre in the image"),
-        (CORNERS / 64 - 1, SCORES * 0.9, {}, "centre in the image"),
+        (CORNERS + 60, SCORES * 0.9, {}, "touch the image"),
+        (CORNERS / 64 - 1.5, SCORES * 0.9, {}, "touch the image"),
     ],
 )
 def test_outputs_that_are_not_what_they_are_taken_for_are_refused(

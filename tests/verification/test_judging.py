@@ -84,10 +84,25 @@ def test_cer_is_errors_over_characters_of_labels_or_of_fp32() -> None:
 
 
 def test_columns_and_the_last_class_as_blank_read_the_same() -> None:
-    rows = Sequences("o", 5, 4).digest({"o": output("ab-b-")}, {}, None)
+    rows = Sequences("o", 5, 4).digest({"o": output("ab-b-")}, {}, None).characters
     turned = np.roll(output("ab-b-"), -1, axis=2).transpose(0, 2, 1)
-    columns = Sequences("o", 5, 4, "columns", "last").digest({"o": turned}, {}, None)
+    columns = Sequences("o", 5, 4, "columns", "last").digest({"o": turned}, {}, None).characters
     assert rows.tolist() == word("abb").tolist() and (columns + 1).tolist() == rows.tolist()
+
+
+def test_steps_that_nobody_names_must_be_probabilities() -> None:
+    logits = output("ab-b-")
+    powers = np.exp(logits)
+    shares = powers / powers.sum(axis=2, keepdims=True)
+    for values, sound in ((logits, False), (shares, True), (np.log(shares), True), (shares - 0.02, False)):
+        for certain in (False, True):
+            metric = Sequences("o", 5, 4, certain=certain)
+            digests = {"fp32": [metric.digest({"o": values}, {}, None)] * 2}
+            if sound or certain:
+                assert metric.report(digests, None)["characters"] == 6
+            else:
+                with pytest.raises(DataError, match="no probabilities"):
+                    metric.report(digests, None)
 
 
 @pytest.mark.parametrize(

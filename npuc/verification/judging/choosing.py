@@ -28,7 +28,8 @@ IMAGE_CHANNELS = (1, 3, 4)
 RECOGNISED = (
     "one class label a sample (top1); labels of the first output's shape, or a single value (regression); "
     "two outputs (N, 4) and (N, classes), or one (4 + classes, N) or (N, 5 + classes) with the N of a YOLO on the "
-    "input image (detections); one output (steps, classes) (ctc)"
+    "input image (detections); one output (steps, classes) of probabilities, or with "
+    "sequences of labels (ctc)"
 )
 
 
@@ -96,7 +97,8 @@ def chosen(program: Program, samples: Samples, asked: Asked) -> tuple[Metric, st
         case "detections":
             return _detections(program, asked), why, truths
         case "ctc":
-            return _sequences(program, asked), why, truths
+            certain = asked.metric is not None or _are_sequences(truths)
+            return _sequences(program, asked, certain=certain), why, truths
         case _:
             return _values(program, labelled=truths is not None), why, truths
 
@@ -119,12 +121,15 @@ def _recognised(program: Program, samples: Samples) -> tuple[str, str]:
     first = program.outputs[0]
     if samples.labels is not None and prod(first.shape) != 1:
         return "top1", "the labels are one class a sample"
+    steps = len(program.outputs) == 1 and len(_squeezed(first.shape)) == 2
+    if steps and _are_sequences(samples.truth):
+        return "ctc", f"one output of {_text(first)}: steps and classes; a sequence of labels a sample"
     layout = _layout(program)
     if layout is not None:
         return "detections", layout[1]
     if samples.truth is not None and _squeezed(samples.truth.shape[1:]) == _squeezed(first.shape):
         return "regression", "the labels have the shape of the first output"
-    if len(program.outputs) == 1 and len(_squeezed(first.shape)) == 2:
+    if steps:
         return "ctc", f"one output of {_text(first)}: steps and classes"
     if prod(first.shape) == 1:
         return "regression", "the first output is one value"
@@ -135,6 +140,10 @@ def _recognised(program: Program, samples: Samples) -> tuple[str, str]:
     reason = f"no metric is recognised by the outputs {shapes}{told}"
     remedy = "say what they are with --metric; --metric regression compares outputs of any shape"
     raise DataError("E402", reason, tensor=first.name, limit=RECOGNISED, remedy=remedy)
+
+
+def _are_sequences(truth: Array | None) -> bool:
+    return truth is not None and truth.ndim == 2 and truth.dtype.kind in "iu"
 
 
 def _without_labels(samples: Samples) -> DataError:
@@ -171,12 +180,12 @@ def _image(program: Program) -> tuple[int, int] | None:
 def _counts(image: tuple[int, int] | None) -> set[int]:
     """How many boxes a detector with one output has on such an image."""
     height, width = image or (0, 0)
-    sums = [
+    places = [
         sum((height // each) * (width // each) for each in strides)
         for strides in STRIDES
-        if height % strides[-1] == 0 and width % strides[-1] == 0
+        if not (height % strides[-1] or width % strides[-1])
     ]
-    return {anchors * places for anchors in ANCHORS for places in sums if places}
+    return {anchors * count for anchors in ANCHORS for count in places if count}
 
 
 def _layout(program: Program) -> tuple[str, str] | None:
@@ -241,16 +250,17 @@ def _detections(program: Program, asked: Asked) -> Metric:
         raise NotTaken(f"--background is of the layout pair, and this is {layout}")
     if decoding.classes < 1:
         raise _misfit(scores, "a class beside the background")
-    return Detections(decoding, _image(program))
+    certain = asked.metric is not None or layout == "pair"
+    return Detections(decoding, _image(program), certain)
 
 
-def _sequences(program: Program, asked: Asked) -> Metric:
+def _sequences(program: Program, asked: Asked, *, certain: bool) -> Metric:
     port = _numbers(program.outputs[0])
     shape, layout = _squeezed(port.shape), asked.layout or "rows"
     if layout == "pair" or len(shape) != 2:
         raise _misfit(port, "steps and classes: two axes longer than 1, --layout rows or columns")
     steps, classes = shape if layout == "rows" else shape[::-1]
-    return Sequences(port.name, steps, classes, layout, asked.blank or "first")
+    return Sequences(port.name, steps, classes, layout, asked.blank or "first", certain)
 
 
 def _values(program: Program, *, labelled: bool) -> Metric:

@@ -20,7 +20,7 @@ UNIT = 2.0
 NAMES = ("map50", "difference", "recall", "box_error_px")
 """The figures of a computation."""
 INSIDE = 0.9
-"""The share of fp32's boxes whose centres lie in the image, at least, if the boxes are what they are taken for."""
+"""The share of fp32's boxes that touch the image, at least, if the boxes are what they are taken for."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Detections:
     decoding: Decoding
     image: tuple[int, int] | None
     """Height and width of the input image; None where no input tells them."""
+    certain: bool = True
+    """Whether the user or two outputs say that these are boxes; else fp32's must be in pixels."""
     name: str = "detections"
 
     @property
@@ -46,6 +48,9 @@ class Detections:
         exact: Sequence[Decoded] = digests[FP32]
         _expect_sound(exact, self.decoding)
         unit = _in_units([each.boxes for each in exact])
+        if unit and not self.certain:
+            reason = f"the output may be {self.decoding.layout} of boxes, but has none in pixels of the image"
+            raise _wrong(self.decoding.boxes, reason, "say what it is: --metric detections, ctc or another")
         self._expect_inside([each.boxes for each in exact], unit=unit)
         found = {name: [self._pixels(each.boxes, unit) for each in all_of] for name, all_of in digests.items()}
         wanted = found[FP32] if truths is None else self._labels(truths, unit=unit)
@@ -68,15 +73,14 @@ class Detections:
         return boxes.scaled(width, height)
 
     def _expect_inside(self, exact: Sequence[Boxes], *, unit: bool) -> None:
-        """Raises DataError (E402) where fp32's boxes lie beside the image."""
+        """Raises DataError (E402) where fp32's boxes do not touch the image."""
         if not unit and self.image is None:
             return
         height, width = (1, 1) if unit or self.image is None else self.image
         corners = np.concatenate([each.corners for each in exact])
-        centres = (corners[:, :2] + corners[:, 2:]) / 2
-        inside = ((centres >= 0) & (centres <= (width, height))).all(axis=1).mean()
+        inside = ((corners[:, 2:] >= 0) & (corners[:, :2] <= (width, height))).all(axis=1).mean()
         if inside < INSIDE:
-            reason = f"only {inside:.0%} of fp32's boxes have their centre in the image: these are no such boxes"
+            reason = f"only {inside:.0%} of fp32's boxes touch the image: these are no such boxes"
             raise _wrong(self.decoding.boxes, reason, "check --box-format; boxes must be decoded in the model")
 
     def _labels(self, truths: Array, *, unit: bool) -> list[Boxes]:

@@ -13,6 +13,19 @@ from npuc.ir import Array
 from npuc.verification.judging.intervals import estimated, interval, ratio
 from npuc.verification.judging.metric import FP32, Outputs, Truth, finite
 
+SURE = 1e-2
+"""How far from 1 the probabilities of a step may sum up to."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What greedy decoding reads of one sample."""
+
+    characters: Array
+    """(characters,) int64 classes."""
+    probable: bool
+    """Whether every step has probabilities, or logarithms of them."""
+
 
 @dataclass(frozen=True)
 class Sequences:
@@ -25,6 +38,8 @@ class Sequences:
     """Where the steps of time are: rows, (steps, classes), or columns, (classes, steps)."""
     blank: str = "first"
     """Which class is no character: first or last."""
+    certain: bool = True
+    """Whether user or labels say that these are sequences; else fp32's probabilities must show it."""
     name: str = "ctc"
 
     @property
@@ -32,12 +47,12 @@ class Sequences:
         """The one output."""
         return (self.output,)
 
-    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Array:  # noqa: ARG002
-        """The classes that greedy decoding reads: (characters,) int64."""
+    def digest(self, outputs: Outputs, exact: Outputs, truth: Truth) -> Read:  # noqa: ARG002
+        """What greedy decoding reads."""
         values = finite(outputs[self.output], self.output)
         shape = (self.steps, self.classes)
         steps = values.reshape(shape) if self.layout == "rows" else values.reshape(shape[::-1]).T
-        return greedy(steps, self._blank)
+        return Read(greedy(steps, self._blank), _probable(steps))
 
     @property
     def _blank(self) -> int:
@@ -45,12 +60,17 @@ class Sequences:
 
     def report(self, digests: Mapping[str, Sequence[Any]], truths: Array | None) -> dict[str, Any]:
         """Errors over characters of all samples; intervals by the bootstrap over samples."""
-        wanted = digests[FP32] if truths is None else self._labels(truths)
+        if not self.certain and not all(each.probable for each in digests[FP32]):
+            reason = f"the outputs may be {self.steps} steps of {self.classes} classes, but are no probabilities"
+            remedy = "say what they are: --metric ctc, detections (with --layout) or regression"
+            raise DataError("E402", reason, tensor=self.output, remedy=remedy)
+        read = {name: [each.characters for each in found] for name, found in digests.items()}
+        wanted = read[FP32] if truths is None else self._labels(truths)
         lengths = np.array([len(each) for each in wanted], np.float64)
         if not lengths.sum():
             where = "fp32 reads no character in any sample" if truths is None else "the labels have no characters"
             raise DataError("E402", where, tensor=self.output, remedy="check --blank, --layout and the data")
-        errors = {name: _errors(found, wanted) for name, found in digests.items()}
+        errors = {name: _errors(found, wanted) for name, found in read.items()}
         return {
             "classes": self.classes,
             "characters": int(lengths.sum()),
@@ -58,9 +78,9 @@ class Sequences:
             **{
                 name: {
                     **_row(errors[name], errors[FP32], lengths),
-                    "agreement": _alike(digests[name], digests[FP32]),
+                    "agreement": _alike(read[name], read[FP32]),
                 }
-                for name in digests
+                for name in read
             },
         }
 
@@ -74,6 +94,14 @@ class Sequences:
             raise DataError("E402", "a label is no character of the output", tensor="y", limit=limit)
         ends = [int(np.argmax(row < 0)) if (row < 0).any() else len(row) for row in truths]
         return [row[:end].astype(np.int64) for row, end in zip(truths, ends, strict=True)]
+
+
+def _probable(steps: Array) -> bool:
+    """Whether each row sums to 1, or the exponentials of it do."""
+    return any(
+        bool((each >= 0).all() and (np.abs(each.sum(axis=1) - 1) < SURE).all())
+        for each in (steps, np.exp(np.minimum(steps, 1)))
+    )
 
 
 def greedy(steps: Array, blank: int) -> Array:
