@@ -1,6 +1,6 @@
 """CPU seconds and peak memory of npuc's commands as whole processes, beside onnxruntime's quantize_static.
 
-    python benchmarks/compile.py [--repeat N] [--json] [--check]
+    python benchmarks/compile.py [--repeat N] [--json] [--check] [--history compare|append]
 
 Of several runs the least CPU time (user and system) and the most memory count.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
+from history import follow, history_option, note_option
 from networks import Network, light, networks
 from outcome import conclude
 
@@ -140,13 +141,17 @@ def proofs(found: Sequence[Network], repeat: int, folder: str) -> Iterator[Row]:
 @click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each command.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
 @click.option("--check", is_flag=True, help="Exit code 1 if a limit is exceeded.")
-def main(repeat: int, json_wanted: bool, check: bool) -> None:
+@history_option
+@note_option
+def main(repeat: int, json_wanted: bool, check: bool, history: str | None, note: str) -> None:
     """Measure npuc's commands as whole processes."""
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = [*rows(found, repeat, folder), *proofs(found, repeat, folder)]
     header = ("command", "network", "CPU s", "peak MB", "of quantize_static's", "limit s", "limit MB")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)
+    known = {f"{row.command}, {row.network}": row.ratio for row in measured if row.ratio is not None}
+    follow("compile", {name: ratio for name, ratio in known.items() if ratio != 1}, history, note)
 
 
 if __name__ == "__main__":

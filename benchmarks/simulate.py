@@ -1,6 +1,6 @@
 """CPU time a sample of npuc's simulator, beside onnxruntime on the fp32 model: one thread, loading excluded.
 
-    python benchmarks/simulate.py [--samples N] [--json] [--check]
+    python benchmarks/simulate.py [--samples N] [--json] [--check] [--history compare|append]
 
 Both see the same samples: the simulator in its batches and one by one, onnxruntime one by one as models want it.
 """
@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import onnxruntime
+from history import follow, history_option, note_option
 from networks import Network, networks
 from outcome import conclude
 
@@ -94,13 +95,19 @@ def _seconds(run: Callable[[Any], Any], feeds: Sequence[Any]) -> float:
 @click.option("--samples", type=click.IntRange(min=1), default=128, show_default=True, help="Samples a round.")
 @click.option("--json", "json_wanted", is_flag=True, help="One JSON object on stdout.")
 @click.option("--check", is_flag=True, help="Exit code 1 if the limit is exceeded.")
-def main(samples: int, json_wanted: bool, check: bool) -> None:
+@history_option
+@note_option
+def main(samples: int, json_wanted: bool, check: bool, history: str | None, note: str) -> None:
     """Measure the simulator's CPU time a sample."""
     with TemporaryDirectory() as folder:
         found = networks(folder)
         measured = [row(network, samples, Path(folder)) for network in found]
     header = ("network", "samples", "npuc ms", "onnxruntime ms", "ratio", "limit", "one by one", "limit")
     conclude(header, measured, found, json_wanted=json_wanted, check=check)
+    ratios = {row.network: row.ratio for row in measured} | {
+        f"{row.network}, alone": row.alone for row in measured
+    }
+    follow("simulate", ratios, history, note)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""benchmarks/history.json: the ratios of each release, a line a benchmark, so that a regression is seen.
+
+    python benchmarks/history.py [BENCHMARK]
+
+prints the file. A benchmark with `--history compare` says which of its ratios have grown by more than NOISE since
+the last release (or, where there is none, since the last line of this one) and ends with exit code 1 if any has;
+with `--history append` it says so and writes its line, in place of one of the same version. Ratios are to a
+yardstick in the same run, so that machine and load matter little; seconds are not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from npuc import __version__
+from npuc.text import table
+
+FILE = Path(__file__).with_name("history.json")
+NOISE = 1.2
+"""A ratio that grows by less may be chance."""
+history_option = click.option(
+    "--history",
+    type=click.Choice(("compare", "append")),
+    help="Compare the ratios with benchmarks/history.json; append writes them too.",
+)
+
+
+note_option = click.option(
+    "--note", default="", help="What a reader of the history must know: the machine, its load."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a benchmark: smaller ratios are better."""
+
+    benchmark: str
+    version: str
+    commit: str
+    date: str
+    note: str
+    ratios: Mapping[str, float]
+
+
+def entries() -> list[Entry]:
+    """The lines of the file, the oldest first."""
+    return [Entry(**each) for each in json.loads(FILE.read_text(encoding="utf-8"))] if FILE.exists() else []
+
+
+def regressions(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """What has grown by more than chance, a sentence each.
+
+    >>> regressions({"a": 1.0, "b": 2.0, "gone": 1.0}, {"a": 1.1, "b": 2.5, "new": 9.0})
+    ['b: 2.500, before 2.000 (+25 %)']
+    """
+    return [
+        f"{name}: {ratio:.3f}, before {before[name]:.3f} (+{100 * (ratio / before[name] - 1):.0f} %)"
+        for name, ratio in now.items()
+        if name in before and ratio > NOISE * before[name]
+    ]
+
+
+def follow(benchmark: str, ratios: Mapping[str, float], asked: str | None, note: str = "") -> None:
+    """What `--history` asks for; nothing where it is None. note: what a reader of the line must know."""
+    if asked is None:
+        return
+    known = entries()
+    own = [each for each in known if each.benchmark == benchmark]
+    before = next((each for each in reversed(own) if each.version != __version__), own[-1] if own else None)
+    grown = regressions(before.ratios, ratios) if before else []
+    if before is not None:
+        since = f"since {before.version} ({before.commit}, {before.date})"
+        click.echo("\n".join([f"ratios that have grown {since}: {len(grown)}", *grown]), err=True)
+    if asked == "append":
+        kept = [each for each in known if (each.benchmark, each.version) != (benchmark, __version__)]
+        today = datetime.now(timezone.utc).date().isoformat()
+        rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
+        _write([*kept, Entry(benchmark, __version__, _commit(), today, note, rounded)])
+    elif grown:
+        sys.exit(1)
+
+
+def _write(lines: list[Entry]) -> None:
+    text = ",\n".join(json.dumps(asdict(each)) for each in lines)
+    FILE.write_text(f"[\n{text}\n]\n", encoding="utf-8")
+
+
+def _commit() -> str:
+    """The commit that is measured, with a + where files differ from it."""
+    command = ("git", "-C", str(FILE.parent), "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*")
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+
+
+@click.command()
+@click.argument("benchmark", required=False)
+def main(benchmark: str | None) -> None:
+    """Print what is known of a benchmark, or of all."""
+    found = [each for each in entries() if benchmark in (None, each.benchmark)]
+    rows = [
+        (each.benchmark, each.version, each.commit, each.date, name, ratio)
+        for each in found
+        for name, ratio in each.ratios.items()
+    ]
+    click.echo(table(("benchmark", "version", "commit", "date", "what", "ratio"), rows))
+    click.echo("\n".join(f"{each.benchmark} {each.version}: {each.note}" for each in found if each.note))
+
+
+if __name__ == "__main__":
+    main()
