@@ -3,7 +3,7 @@
     python benchmarks/workers.py [--samples N] [--workers N ...] [--json] [--check] [--history compare|append]
 
 The network is MobileNetV1-0.25 on EasyNPU, the cluster distributed.LocalCluster with a process a worker, which has
-run a few samples before the clock starts. Needs npuc[dask]. The reports are compared: they must be the same to the last byte.
+run a few samples before the clock starts. Needs npuc[dask]. The reports must be the same to the last bit.
 """
 
 from __future__ import annotations

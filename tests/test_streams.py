@@ -117,3 +117,28 @@ def test_an_array_in_fortran_s_order_is_read_whole(tmp_path: Path) -> None:
     found = load([tmp_path / "f.npz"], TYPES)
     assert not isinstance(found.inputs, Streamed)
     np.testing.assert_array_equal(_values(found)[:, 0], VALUES.astype(np.float32))
+
+
+def test_a_part_is_what_slices_of_an_array_are(saved: Callable[..., Path]) -> None:
+    paths = [saved(x=VALUES), saved("b.npz", x=VALUES[:2]), saved("c.npz", x=VALUES[3:12])]
+    found = load(paths, TYPES)
+    wanted = np.concatenate([VALUES, VALUES[:2], VALUES[3:12]]).astype(np.float32).reshape(61, 1, 3, 4)
+    for first, stop in ((0, 61), (7, 33), (49, 53), (50, 51), (52, 61), (60, 99), (61, 61)):
+        part = found.part(first, stop)
+        assert len(part) == len(wanted[first:stop])
+        if len(part):
+            np.testing.assert_array_equal(_values(part), wanted[first:stop])
+            batches = [each.inputs["input"] for each in part.batches(4)]
+            assert [len(each) for each in batches[:-1]] == [4] * (len(batches) - 1)
+            np.testing.assert_array_equal(np.concatenate(batches), wanted[first:stop])
+    np.testing.assert_array_equal(_values(found.part(5, 40).part(3, 20).first(9)), wanted[8:17])
+
+
+def test_damage_before_a_part_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=VALUES)
+    content = bytearray(path.read_bytes())
+    content[200:260] = bytes(60)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npz"):
+        list(load([path], TYPES).part(40, 50).feeds())
