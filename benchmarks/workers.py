@@ -73,7 +73,7 @@ def main(
         rows = [Row(0, report["samples"], alone, 1.0, same=True)]
         for count in workers:
             with distributed.LocalCluster(
-                n_workers=count, threads_per_worker=1, dashboard_address=None
+                n_workers=count, threads_per_worker=1, dashboard_address=":0"
             ) as cluster:
                 _seconds(subject, loaded, files / "0.npz", cluster.scheduler_address)
                 taken, other = _seconds(subject, loaded, files, cluster.scheduler_address)

@@ -281,7 +281,7 @@ def test_a_dask_cluster_gives_the_same_report_to_the_last_bit(
     folder = split(tmp_path / "parts", images, (7, 1, 30, 7))
     command = ("accuracy", pair.model, pair.program, "--data", folder, "--json")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
     ) as cluster:
         address = ("--scheduler", cluster.scheduler_address)
         there = npuc(*command, *address).out

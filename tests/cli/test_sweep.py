@@ -160,7 +160,7 @@ def test_a_cluster_without_dask_or_without_answer_is_refused(model: Path) -> Non
 def test_a_dask_cluster_gives_the_same_points(model: Path) -> None:
     distributed = pytest.importorskip("distributed", reason="npuc[dask] is not installed")
     with distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=None
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
     ) as cluster:
         there = sweep(model, *GRID, "--json", "--scheduler", cluster.scheduler_address).out
     assert there == sweep(model, *GRID, "--json").out
