@@ -232,7 +232,7 @@ def check(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """List every node that a target does not run, and whether the host can. Nodes are grouped by cause.
+    """List every node that a target does not run, and if the host can. Nodes are grouped by cause.
 
     The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 
