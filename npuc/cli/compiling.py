@@ -234,7 +234,7 @@ def check(
     as_json: bool,
     **flags: Any,
 ) -> int:
-    """List every node that a target does not run, and whether the host can. Nodes are grouped by cause.
+    """List every node that a target does not run. Nodes are grouped by cause, with whether the host can.
 
     The exit code is 1 if a node runs nowhere; with --strict, if a node does not run on the target.
 

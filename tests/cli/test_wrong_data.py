@@ -66,10 +66,10 @@ def test_a_single_array_is_refused(digits: Digits, data: Path) -> None:
     expect_refusal(digits, data.with_suffix(".npy"), "E401", "single array", "numpy.savez")
 
 
-def test_a_missing_file_and_a_folder_are_refused(digits: Digits, data: Path) -> None:
+def test_a_missing_file_and_a_folder_without_samples_are_refused(digits: Digits, data: Path) -> None:
     expect_refusal(digits, data, "E401", "No such file")
     data.mkdir()
-    expect_refusal(digits, data, "E401", "directory")
+    expect_refusal(digits, data, "E401", "the folder", "has no .npz files")
 
 
 def test_one_bad_file_of_two_is_refused_by_name(digits: Digits, data: Path) -> None:
