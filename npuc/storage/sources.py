@@ -20,6 +20,13 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
 
 
 def _files(path: Path) -> list[Path]:
+    try:
+        return _matching(path)
+    except OSError:  # a name that is too long, or a folder that may not be entered
+        return [path]
+
+
+def _matching(path: Path) -> list[Path]:
     if path.is_dir():
         pattern = str(Path(escape(str(path)), "*.npz"))
         reason, remedy = f"the folder '{path}' has no .npz files", "name a folder, a pattern or files with samples"
