@@ -98,7 +98,8 @@ def expect_compiles(folder: Path) -> int:
         preprocessed = subprocess.run(
             [*command, "-E", "-P"], capture_output=True, text=True, check=True, timeout=120
         )
-        assert "boom" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", preprocessed.stdout)
+        code = re.sub(r'"(?:[^"\\]|\\.)*"', "", preprocessed.stdout)
+        assert not re.search(r"\bboom\b", code)  # constants may be named after tensors, as AT_static_void_boom
     return len(found)
 
 

@@ -52,9 +52,9 @@ class Copies:
         to, start, shape, to_stride, from_stride = each.call.args
         assert isinstance(to, Address) and isinstance(start, System)
         dims = ", ".join(_dim(dim) for dim in (shape, to_stride, from_stride))
-        what = c_comment(f"for {each.tensor}")
+        note = c_comment(f"for {each.tensor}")
         self.rows.append(
-            f"    {{{write(to)}, {self.regions.index(start.region)}, {start.offset:#x}, {dims}}},  {what}"
+            f"    {{{write(to)}, {self.regions.index(start.region)}, {start.offset:#x}, {dims}}},  {note}"
         )
         self.count += 1
 
@@ -62,7 +62,7 @@ class Copies:
         """The table and the function; nothing without rows."""
         if not self.count:
             return ""
-        fields = ", ".join(f"to->{name}" for name in self.regions)
+        fields = ", ".join(f"to->{region}" for region in self.regions)
         table = "\n".join(("static const copy COPIES[] = {", *self.rows, "};\n"))
         return f"{TYPE}\n{table}\n{FUNCTION.format(regions=fields)}"
 

@@ -49,16 +49,16 @@ def layers(program: Program, calls: Sequence[Instruction], places: Places, copie
     waiting, found = iter(calls), list[Layer]()
     for number, (regions, what) in enumerate(zip(table_of(program).layers, layers_of(program), strict=True)):
         own = [(region, [next(waiting) for _ in region.calls]) for region in regions]
-        title = f"layer {number}: {what.op} {what.tensor}"
-        lines = [line for region, each in own for line in _lines(region, each, places, copies, title)]
+        heading = " ".join((f"layer {number}:", what.op, what.tensor))
+        lines = [line for region, each in own for line in _lines(region, each, places, copies, heading)]
         for_others = dict.fromkeys(call.tensor for _, each in own for call in each if call.tensor != what.tensor)
-        found.append(Layer(number, _comment(title, what, list(for_others)), tuple(rolled(lines))))
+        found.append(Layer(number, _comment(heading, what, list(for_others)), tuple(rolled(lines))))
     return found
 
 
-def _comment(title: str, what: Computed, others: Sequence[str]) -> str:
+def _comment(heading: str, what: Computed, others: Sequence[str]) -> str:
     """What a layer computes, of which ONNX nodes, and for what later layers it moves data beside that."""
-    lines = [f"{title}, of {_listed(what.nodes)}" if what.nodes else title]
+    lines = [f"{heading}, of {_listed(what.nodes)}" if what.nodes else heading]
     lines += [f"    beside it: data for {_listed(others)}"] if others else []
     return "\n".join(map(c_comment, lines))
 
@@ -113,9 +113,9 @@ def _fixed(statement: Statement) -> tuple[str, ...]:
 
 
 def _alone(layer: Layer) -> Function:
-    name = f"layer_{layer.number}"
-    text = _function(layer.comment, f"{name}(const arguments *to)", layer.lines)
-    return Function(text, {layer.number: f"{name}(to)"})
+    function = f"layer_{layer.number}"
+    text = _function(layer.comment, f"{function}(const arguments *to)", layer.lines)
+    return Function(text, {layer.number: f"{function}(to)"})
 
 
 def _shared(group: Sequence[Layer]) -> Function:
@@ -127,17 +127,17 @@ def _shared(group: Sequence[Layer]) -> Function:
     names = {column: f"at[{at}]" for at, column in enumerate(differing)}
     values = iter(names[column] if column in names else column[0].text for column in columns)
     body = [each.line([next(values) for _ in each.values]) for each in group[0].statements]
-    name, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
+    function, comment = f"layers_{group[0].number}", "\n".join(layer.comment for layer in group)
     if not differing:
-        text = _function(comment, f"{name}(const arguments *to)", body)
-        return Function(text, {layer.number: f"{name}(to)" for layer in group})
+        text = _function(comment, f"{function}(const arguments *to)", body)
+        return Function(text, {layer.number: f"{function}(to)" for layer in group})
     rows = [
         f"{INDENT}{{{', '.join(column[at].text for column in differing)}}},  {c_comment(f'layer {layer.number}')}"
         for at, layer in enumerate(group)
     ]
-    head = f"static const int {name}_at[{len(group)}][{len(differing)}] = {{"
-    text = _function(comment, f"{name}(const arguments *to, const int *at)", body)
-    calls = {layer.number: f"{name}(to, {name}_at[{at}])" for at, layer in enumerate(group)}
+    head = f"static const int {function}_at[{len(group)}][{len(differing)}] = {{"
+    text = _function(comment, f"{function}(const arguments *to, const int *at)", body)
+    calls = {layer.number: f"{function}(to, {function}_at[{at}])" for at, layer in enumerate(group)}
     return Function("\n".join((head, *rows, "};\n", text)), calls)
 
 
