@@ -370,3 +370,8 @@ def broadcast(node: Node, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 def along(values: Array, axis: int, rank: int) -> Array:
     """A vector shaped so that it broadcasts along one axis of a tensor with `rank` dimensions."""
     return values.reshape([-1 if each == axis else 1 for each in range(rank)])
+
+
+def has_elements(_node: Node, types: Sequence[TensorType]) -> bool:
+    """There is at least one element."""
+    return types[0].size > 0

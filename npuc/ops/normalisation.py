@@ -8,7 +8,7 @@ import numpy as np
 
 from npuc.ir import Array, Node
 from npuc.ops.attributes import EPSILON, LRN_ALPHA, LRN_BETA, LRN_BIAS, SIZE
-from npuc.ops.declaration import Meaning, Op, Parameter, along
+from npuc.ops.declaration import Meaning, Op, Parameter, Requirement, along, has_elements
 
 X, Y = Parameter("x", shape="N C *S"), Parameter("y", shape="N C *S")
 
@@ -38,9 +38,10 @@ def _lrn(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
     return (np.asarray(x / (LRN_BIAS(node) + LRN_ALPHA(node) / size * total) ** LRN_BETA(node), np.float32),)
 
 
-def _per_channel(name: str, summary: str, compute: Meaning, *vectors: str) -> Op:
+def _per_channel(name: str, summary: str, compute: Meaning, vectors: Sequence[str], *requires: Requirement) -> Op:
     """A normalisation whose other inputs are vectors over the channels."""
-    return Op(name, summary, (X, *(Parameter(each, shape="C") for each in vectors)), (Y,), compute, (EPSILON,))
+    inputs = (X, *(Parameter(each, shape="C") for each in vectors))
+    return Op(name, summary, inputs, (Y,), compute, (EPSILON,), requires)
 
 
 OPERATORS = (
@@ -48,13 +49,14 @@ OPERATORS = (
         "BatchNormalization",
         "Normalisation per channel with constant statistics.",
         _batch_normalization,
-        *("scale", "bias", "mean", "var"),
+        ("scale", "bias", "mean", "var"),
     ),
     _per_channel(
         "InstanceNormalization",
         "Normalisation per channel with the statistics of each sample.",
         _instance_normalization,
-        *("scale", "bias"),
+        ("scale", "bias"),
+        has_elements,  # onnxruntime ends the process where there is none
     ),
     Op(
         "LRN",

@@ -9,7 +9,7 @@ import numpy as np
 
 from npuc.ir import Array, Node, TensorType
 from npuc.ops.attributes import AXES, AXIS, KEEPDIMS, SELECT_LAST_INDEX
-from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement
+from npuc.ops.declaration import NUMBERS, Op, Parameter, Requirement, has_elements
 
 if TYPE_CHECKING:
     from npuc.export_onnx import Emitter
@@ -19,11 +19,6 @@ def _reduced(shape: Sequence[int], axes: Sequence[int], keepdims: bool) -> tuple
     if keepdims:
         return tuple(1 if axis in axes else extent for axis, extent in enumerate(shape))
     return tuple(extent for axis, extent in enumerate(shape) if axis not in axes)
-
-
-def _has_elements(_node: Node, types: Sequence[TensorType]) -> bool:
-    """There is at least one element."""
-    return types[0].size > 0
 
 
 def _reduce_types(node: Node, types: Sequence[TensorType]) -> tuple[TensorType, ...]:
@@ -82,10 +77,10 @@ def _arg_max(node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
 X, Y = Parameter("x", shape="*X"), Parameter("y", shape="*X")
 
 OPERATORS = (
-    _reduce("ReduceMean", "The mean over some axes.", np.mean, _has_elements),
+    _reduce("ReduceMean", "The mean over some axes.", np.mean, has_elements),
     _reduce("ReduceSum", "The sum over some axes.", np.sum),
-    _reduce("ReduceMax", "The largest element over some axes.", np.max, _has_elements),
-    _reduce("ReduceMin", "The smallest element over some axes.", np.min, _has_elements),
+    _reduce("ReduceMax", "The largest element over some axes.", np.max, has_elements),
+    _reduce("ReduceMin", "The smallest element over some axes.", np.min, has_elements),
     Op("Softmax", "Exponentials along one axis, scaled to the sum 1.", (X,), (Y,), _softmax, (AXIS,)),
     Op("LogSoftmax", "The logarithm of Softmax.", (X,), (Y,), _log_softmax, (AXIS,)),
     Op(
