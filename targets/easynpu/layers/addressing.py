@@ -37,7 +37,7 @@ def is_part(graph: Graph, node: Node) -> bool:
 
 
 def concat_offsets(graph: Graph, node: Node) -> list[int] | None:
-    """The offset of each operand along the axis; None for unaligned channels, axis 0 or fewer than 4 dimensions."""
+    """The offset of each operand along the axis; None for unaligned channels, axis 0 or under 4 dimensions."""
     axis = AXIS(node)
     extents = [graph.shape(name)[axis] for name in node.inputs]
     offsets = [sum(extents[:position]) for position in range(len(extents))]
