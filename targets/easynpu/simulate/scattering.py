@@ -29,7 +29,7 @@ class Scatter:
     starts: Array
     """Whether a piece begins with the lane."""
     first_of_last: Array
-    """Whether it is the first channel of the result's last group, whose write also zeroes the unused lanes."""
+    """Whether it is the first channel of the result's last group; unused lanes are zeroed with it."""
     unused: int
     """The first unused lane of the result's last group."""
 
