@@ -29,7 +29,7 @@ class Scatter:
     starts: Array
     """Whether a piece begins with the lane."""
     first_of_last: Array
-    """Whether it is the first channel of the result's last group; unused lanes are zeroed with it."""
+    """Whether it is the first channel of the result's last group, with which unused lanes are zeroed."""
     unused: int
     """The first unused lane of the result's last group."""
 
@@ -50,7 +50,7 @@ class Scatter:
         return cls(most_written(word), address, lane, starts, first, unused)
 
     def write(self, memory: Dtcm, tile: Tile, ozis: slice, results: Array) -> Array:
-        """Writes a tile's results (zs, positions, 16); returns the addresses per cycle: (zs, positions, writes)."""
+        """Writes a tile's results (zs, positions, 16); the addresses, cycle by cycle: (zs, positions, writes)."""
         rows, columns = slice(tile.oy, tile.oy + tile.y), slice(tile.ox, tile.ox + tile.x)
         address, lane, starts, first = (
             each[rows, columns, ozis].transpose(2, 0, 1, 3).reshape(results.shape)
