@@ -77,7 +77,7 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
 
 @dataclass(frozen=True)
 class Load:
-    """How the weights of a convolution are loaded: for so many outputs per job, together or part by part."""
+    """The loading of a convolution's weights: outputs per job, and whether parts are loaded together or in turn."""
 
     outputs: int
     most: int | None = None

@@ -118,7 +118,7 @@ class Scope:
         return view.window((channel, row, column), size)
 
     def operand(self, name: str, node: Node) -> View:
-        """The same of the second operand, broadcast over the map where it is smaller."""
+        """The part of the second operand for this window, broadcast over the map where it is smaller."""
         height, width = self.size(node)
         return self.aligned(name, node).broadcast_to(height, width)
 

@@ -87,7 +87,7 @@ def assemble(line: str, number: int = 1) -> Instruction | None:
 
 
 def statements(source: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The number and text of every instruction's line; a line of fields alone goes on the instruction before it.
+    """The line number and text of every instruction; a line with only fields continues the instruction before it.
 
     >>> list(statements(["conv Hk=3 ; a", "", " Wk=3"]))
     [(1, 'conv Hk=3   Wk=3')]

@@ -82,7 +82,7 @@ class Range:
         self.roomy: set[Grid] = set()
         """Grids whose tiles fit only in sections, if at all."""
         self.too_large: list[Grid] = []
-        """Those of them that turned out not to fit."""
+        """Those that were tried and did not fit."""
         self.strips = list(self._strips(shares))
         self.fitting: dict[Grid, bool] = {}
 
@@ -247,7 +247,7 @@ class Range:
                 yield Strip(self.nodes, grid, int(traffic[r, c]), int(sums[r, c] @ cycles))
 
     def _in_sections(self, words: Array, alive: Array) -> Array:
-        """Where a placement in sections is possible at best; words: (..., tensors).
+        """The grids for which a placement in sections is not ruled out; words: (..., tensors).
 
         Results that nothing reads leave the memory; pointwise functions write over their operands.
         """
@@ -263,7 +263,7 @@ class Range:
 
 
 def _may_fit(words: Array, alive: Array, capacities: Sequence[int]) -> Array:
-    """Where a placement is possible at best; words: (..., tensors), alive: (steps, tensors).
+    """The grids for which a placement is not ruled out; words: (..., tensors), alive: (steps, tensors).
 
     Two memories hold the live maps. Each has room for one map larger than half of the larger memory, and for two
     larger than a third.
