@@ -77,7 +77,7 @@ def _is_shared(scope: Scope, node: Node, w: Array, bias: Array, shift: Array) ->
 
 @dataclass(frozen=True)
 class Load:
-    """The loading of a convolution's weights: outputs per job, and whether parts are loaded together or in turn."""
+    """The loading of a convolution's weights: outputs per job, and whether its parts are loaded in turn."""
 
     outputs: int
     most: int | None = None

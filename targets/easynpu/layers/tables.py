@@ -122,7 +122,7 @@ def _least_slack(values: Array) -> tuple[Mapping[int, Sequence[int]], float]:
 
 
 def _partitions(values: Array, slack: float) -> dict[int, list[int]]:
-    """The first inputs (positions 0..255) of the longest segments, by shift, for shifts with at most SEGMENTS of them."""
+    """By shift, for shifts with at most SEGMENTS longest segments: the positions 0..255 at which these start."""
     slopes = Slopes.within(Limits.around(values, slack))
     last = np.arange(256)
     at = np.zeros(len(SHIFTS), np.int64)
